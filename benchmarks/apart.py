@@ -1,6 +1,8 @@
-"""A live run and a simulated one of the same events, stretch by stretch: steps, how long they took, and how late the first of them came.
+"""A live run and a simulated one of the same events, stretch by stretch: steps, how long they took, and how
+late the first of them came.
 
-Owns what is read off journals, and what a step takes besides its timeline as a live run shows it. Runs nothing.
+Owns what is read off journals, and what a step takes besides its timeline as a live run shows it. Runs
+nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ _WARM_UP = 2  # steps after a deployment in which memory is taken and links are 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Between two events: steps that count at its end beyond those at its beginning (after a rollback fewer than were made, or less than none),
-    seconds of one (the median; 0.0: none was committed), seconds from its beginning to the first commit, and how old the newest checkpoint was when
-    it began (None: there was none).
+    """Between two events: steps that count at its end beyond those at its beginning (after a rollback fewer
+    than were made, or less than none), seconds of one (the median; 0.0: none was committed), seconds from its
+    beginning to the first commit, and how old the newest checkpoint was when it began (None: there was none).
     """
 
     steps: int
@@ -59,7 +61,9 @@ def _after(entry: AnyEntry, steps: int) -> int:
 
 
 def stretch(entries: Sequence[AnyEntry], start: float, end: float) -> Stretch:
-    """From ``start`` to ``end``, in the seconds of the entries. A round of a simulation may stand for many steps."""
+    """From ``start`` to ``end``, in the seconds of the entries. A round of a simulation may stand for many
+    steps.
+    """
     taken: list[float] = []
     first_s, steps = end - start, 0
     for entry in entries:
@@ -83,14 +87,18 @@ def stretch(entries: Sequence[AnyEntry], start: float, end: float) -> Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What steps of a live run take besides their timeline, as a simulation is given it (``oobleckd.simulator.costs``)."""
+    """What steps of a live run take besides their timeline, as a simulation is given it
+    (``oobleckd.simulator.costs``).
+    """
 
     commit_s: float
     sums_bytes_per_s: float
 
 
 def interval_s(entries: Iterable[AnyEntry], until: float = inf) -> float:
-    """Seconds from commit to commit before anything happens (the median). Raises StatisticsError where there are too few steps."""
+    """Seconds from commit to commit before anything happens (the median). Raises StatisticsError where there
+    are too few steps.
+    """
     ends = [entry.at for entry in entries if isinstance(entry, StepEntry) and entry.at < until]
     return statistics.median(after - before for before, after in pairwise(ends[_WARM_UP:]))
 
@@ -100,8 +108,8 @@ def overhead(
 ) -> Overhead:
     """Of a run whose first event is at ``until``, and of one pipeline by itself before it.
 
-    A pipeline by itself has nobody to exchange sums with, so what its step takes besides the timeline is no matter of bytes. With
-    that known the steps until the first event say how fast sums travel.
+    A pipeline by itself has nobody to exchange sums with, so what its step takes besides the timeline is no
+    matter of bytes. With that known the steps until the first event say how fast sums travel.
     """
     commit_s = max(0.0, interval_s(alone) - _deployed(alone).plan.step_s)
     deployed = _deployed(entries)

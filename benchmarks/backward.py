@@ -2,9 +2,9 @@
 
     python benchmarks/backward.py [--pairs 40]
 
-A block of GPT-2 and one of Llama, width 256, one process with one thread: forward, backward and the sums of one micro-batch, the
-two ways in turns. Held: between I and W against between forward and backward. The last line is one JSON object; exits 1
-where a goal is missed.
+A block of GPT-2 and one of Llama, width 256, one process with one thread: forward, backward and the sums of
+one micro-batch, the two ways in turns. Held: between I and W against between forward and backward. The last
+line is one JSON object; exits 1 where a goal is missed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A family's block: the ratio of the times (median and its interval), I and W as shares of a backward, and what is held."""
+    """A family's block: the ratio of the times (median and its interval), I and W as shares of a backward,
+    and what is held.
+    """
 
     family: str
     time_ratio: float
@@ -147,7 +149,8 @@ def main() -> int:
     slow = statistics.fmean(row.time_ratio for row in rows)
     met = all(row.time_ratio <= MAX_TIME and row.held_ratio <= MAX_HELD for row in rows)
     print(
-        f"goals: time at most {MAX_TIME}, held at most {MAX_HELD}: {'met' if met else 'MISSED'} (mean {slow:.3f})"
+        f"goals: time at most {MAX_TIME}, held at most {MAX_HELD}: {'met' if met else 'MISSED'} (mean "
+        f"{slow:.3f})"
     )
     print(json.dumps({"rows": [asdict(row) for row in rows], "met": met, "load1": os.getloadavg()[0]}))
     return 0 if met else 1

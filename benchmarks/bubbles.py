@@ -2,10 +2,10 @@
 
     python benchmarks/bubbles.py [--rounds 5] [--steps 4]
 
-Four processes, four stages (or eight chunks, two a process), eight micro-batches, eight blocks that sleep 25 ms each in F, in I
-and in W, and compute next to nothing: so four processes on any machine are four devices. Efficiency: the sleep of a
-device's layers over the time of a step. The systems take turns, each in a window of its own; the last line is one JSON
-object; exits 1 where ours is not above torch's best.
+Four processes, four stages (or eight chunks, two a process), eight micro-batches, eight blocks that sleep 25
+ms each in F, in I and in W, and compute next to nothing: so four processes on any machine are four devices.
+Efficiency: the sleep of a device's layers over the time of a step. The systems take turns, each in a window
+of its own; the last line is one JSON object; exits 1 where ours is not above torch's best.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def report(found: dict[str, list[float]]) -> bool:
         ratios = [a / b for a, b in zip(found[best["oobleckd"][1]], found[best["torch"][1]], strict=True)]
         met = statistics.median(ratios) > 1.0
         print(
-            f"{best['oobleckd'][1]} / {best['torch'][1]}: {statistics.median(ratios):.3f}, goal > 1: {'met' if met else 'MISSED'}"
+            f"{best['oobleckd'][1]} / {best['torch'][1]}: {statistics.median(ratios):.3f}, goal > 1: "
+            f"{'met' if met else 'MISSED'}"
         )
     load1 = os.getloadavg()[0]
     print(json.dumps({"bench": "bubbles", "efficiency": medians, "found": found, "met": met, "load1": load1}))

@@ -1,8 +1,9 @@
-"""A text that changes while it is trained on, on a real cluster, in every way that we know of: not one wrong loss in what the job ends with.
+"""A text that changes while it is trained on, on a real cluster, in every way that we know of: not one wrong
+loss in what the job ends with.
 
-python benchmarks/changed_text.py                 300 steps each; every committed loss is compared with that of a single process
-python benchmarks/changed_text.py --only mmap,gone-and-back
-python benchmarks/changed_text.py --steps 60
+python benchmarks/changed_text.py 300 steps each; every committed loss is compared with that of a single
+process python benchmarks/changed_text.py --only mmap,gone-and-back python benchmarks/changed_text.py --steps
+60
 
 Exit code 1 if a loss is wrong, a job does not end, or a reason does not name the file.
 """
@@ -266,7 +267,9 @@ def rollback_to_nothing(case: Case) -> None:
 
 
 def killed_at_once(case: Case) -> None:
-    """Written to, all killed within a moment, put back: nobody is left who could say up to where it was right."""
+    """Written to, all killed within a moment, put back: nobody is left who could say up to where it was
+    right.
+    """
     case.begin()
     case.at(0.4)
     case.write()

@@ -1,16 +1,15 @@
 """Chaos on a real cluster: random failures by seed, or the whole kill matrix; every run compared bit by bit.
 
-python benchmarks/chaos.py --seeds 50          50 seeds from 0 on
-python benchmarks/chaos.py --seed 17           one seed again
-python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures
-python benchmarks/chaos.py --devices 2         only on nodes of two devices (else every fourth seed)
-python benchmarks/chaos.py --matrix [--cell N] every phase x victim x one or two at once
-python benchmarks/chaos.py --matrix --every    the same in every manner of training, some 2,100 cells
-python benchmarks/chaos.py --manner slipstream-decoupled-2-flushed   only so (else as the seed or the cell has it)
-python benchmarks/chaos.py --policies oobleck,slipstream   only cells, or seeds, that are theirs
-python benchmarks/chaos.py --points --seeds 30 deaths inside a backup, a validation and a copy, in all manners in turn
-python benchmarks/chaos.py --torn 20              a writer killed in the middle of a checkpoint file, 20 times
-python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle of training
+python benchmarks/chaos.py --seeds 50 50 seeds from 0 on python benchmarks/chaos.py --seed 17 one seed again
+python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures python benchmarks/chaos.py
+--devices 2 only on nodes of two devices (else every fourth seed) python benchmarks/chaos.py --matrix [--cell
+N] every phase x victim x one or two at once python benchmarks/chaos.py --matrix --every the same in every
+manner of training, some 2,100 cells python benchmarks/chaos.py --manner slipstream-decoupled-2-flushed only
+so (else as the seed or the cell has it) python benchmarks/chaos.py --policies oobleck,slipstream only cells,
+or seeds, that are theirs python benchmarks/chaos.py --points --seeds 30 deaths inside a backup, a validation
+and a copy, in all manners in turn python benchmarks/chaos.py --torn 20 a writer killed in the middle of a
+checkpoint file, 20 times python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle
+of training
 """
 
 from __future__ import annotations
@@ -118,7 +117,8 @@ def matrix(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
         except AssertionError as error:
             failed += 1
             print(
-                f"{cell.name}: FAILED {error}\n  again: python benchmarks/chaos.py --matrix --cell {cell.name}",
+                f"{cell.name}: FAILED {error}\n  again: python benchmarks/chaos.py --matrix --cell "
+                f"{cell.name}",
                 flush=True,
             )
             cluster.restart()

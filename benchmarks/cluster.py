@@ -1,4 +1,5 @@
-"""oobleckd for the benchmarks: a local cluster by ``oobleckctl up``, the benchmarks' job in a wanted shape, waits.
+"""oobleckd for the benchmarks: a local cluster by ``oobleckctl up``, the benchmarks' job in a wanted shape,
+waits.
 
 Owns what it starts and ends it. Drives the service as a user does, through its commands and its API.
 """
@@ -35,7 +36,8 @@ class ClusterFailed(Exception):
 
 
 class Cluster:
-    """``nodes`` nodes of one device of ``kind`` each, with a warm spare or without, and their state under ``state``.
+    """``nodes`` nodes of one device of ``kind`` each, with a warm spare or without, and their state under
+    ``state``.
 
     ``environment`` is set for its programs besides this one's.
     """

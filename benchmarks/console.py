@@ -1,13 +1,15 @@
-"""What the console costs: its share of a core, bytes to the terminal, and the time from a key to its picture, in a real pty.
+"""What the console costs: its share of a core, bytes to the terminal, and the time from a key to its picture,
+in a real pty.
 
     python benchmarks/console.py [--nodes 1000 10000] [--rate 200] [--seconds 20]
 
 The installed command on a terminal of 160 x 46, at 4 frames a second, before a daemon that only answers
-(``tests/helpers/busy.py``, another process) and tells of 200 changes a second. On the overview (the timeline of a step
-and the log are on it), and on the screens that draw most. Processor time is the scheduler's own count for the
-console's process. Ends with 1 where a goal is missed: 5 % of a core at 1,000 nodes and 10 % at 10,000, 100 kB/s, and at 1,000 nodes
-100 ms from a key to its picture in 95 of 100 cases. At 10,000 it is told without a goal: now and then a key waits while
-the op times of 10,000 devices are decoded. The last line is one JSON object.
+(``tests/helpers/busy.py``, another process) and tells of 200 changes a second. On the overview (the timeline
+of a step and the log are on it), and on the screens that draw most. Processor time is the scheduler's own
+count for the console's process. Ends with 1 where a goal is missed: 5 % of a core at 1,000 nodes and 10 % at
+10,000, 100 kB/s, and at 1,000 nodes 100 ms from a key to its picture in 95 of 100 cases. At 10,000 it is told
+without a goal: now and then a key waits while the op times of 10,000 devices are decoded. The last line is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _PRESSES = 60
 _SCHEDULED = 2  # the clock of a process that the scheduler keeps, to the nanosecond: clock_getcpuclockid(3)
 # Key, and words that are on its screen alone.
 _SCREENS = {
-    "overview": ("1", "Last incident"), "nodes": ("2", "Live copies of each layer"), "pipelines": ("3", "Fleet"),
+    "overview": ("1", "Last incident"), "nodes": ("2", "Live copies of each layer"),
+    "pipelines": ("3", "Fleet"),
     "events": ("7", "all levels"), "job": ("6", "Where the time went"),
 }  # fmt: skip
 # The overview, which the goals are about, comes last: by then nothing is left of the start.
@@ -93,8 +96,9 @@ class Seat:
         os.write(self.master, key.encode())
 
     def cpu_s(self) -> float:
-        """Processor time of the console so far, of all its threads. What /proc/PID/stat has is counted in ticks of the kernel,
-        and a console that wakes by a timer is often at work in a tick: it was told 5.1 % of what took 3.8 %.
+        """Processor time of the console so far, of all its threads. What /proc/PID/stat has is counted in
+        ticks of the kernel, and a console that wakes by a timer is often at work in a tick: it was told 5.1 %
+        of what took 3.8 %.
         """
         return time.clock_gettime(~self.process.pid << 3 | _SCHEDULED)
 
@@ -130,7 +134,8 @@ def measure(num_nodes: int, rate: float, seconds: float) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "s"
         busy = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.busy", str(socket), "--nodes", str(num_nodes), "--rate", str(rate)],
+            [sys.executable, "-m", "tests.helpers.busy", str(socket), "--nodes", str(num_nodes), "--rate",
+            str(rate)],
             stdout=subprocess.PIPE, cwd=_ROOT,
         )  # fmt: skip
         try:
@@ -189,7 +194,8 @@ def main() -> int:
     print(table(["nodes", "screen", "of a core", "kB/s"], rows))
     for found in results:
         print(
-            f"{found['nodes']:,} nodes: key to picture {found['key_p50_s'] * 1e3:.0f} ms, p95 {found['key_p95_s'] * 1e3:.0f} ms"  # type: ignore[operator]
+            f"{found['nodes']:,} nodes: key to picture {found['key_p50_s'] * 1e3:.0f} ms, p95 "
+            f"{found['key_p95_s'] * 1e3:.0f} ms"  # type: ignore[operator]
         )
     missed = [said for found in results for said in misses(found)]
     for said in missed:

@@ -14,10 +14,10 @@ class Cost:
 
     ``step_s`` is the normal step before it. ``samples_short``: samples missing from the batches of committed
     steps until the job was whole again after ``whole_s``. ``redone_share``: of the interrupted step's work,
-    what gradients were computed again; 1 where whole attempts are thrown away; ``forwards_share`` of its forward passes. ``phases``: seconds of
-    each phase of the recovery. ``missing``: largest share of the devices
-    that had no part in a committed step, and ``missing_s`` that share summed up over the time until the job was
-    whole. ``copied_bytes``: state that devices sent each other.
+    what gradients were computed again; 1 where whole attempts are thrown away; ``forwards_share`` of its
+    forward passes. ``phases``: seconds of each phase of the recovery. ``missing``: largest share of the
+    devices that had no part in a committed step, and ``missing_s`` that share summed up over the time until
+    the job was whole. ``copied_bytes``: state that devices sent each other.
     """
 
     step_s: float
@@ -58,7 +58,9 @@ class Cost:
 
 
 def missing_of(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Largest missing share, and its sum over time, of (end, share of the devices that had no part in it) by step."""
+    """Largest missing share, and its sum over time, of (end, share of the devices that had no part in it) by
+    step.
+    """
     spans = [(later - earlier) * share for (earlier, _), (later, share) in pairwise(steps)]
     return max((share for _, share in steps), default=0.0), sum(spans)
 

@@ -1,4 +1,5 @@
-"""The best order of a small step over routes that cross, by mixed-integer programming (HiGHS): its makespan, or its period.
+"""The best order of a small step over routes that cross, by mixed-integer programming (HiGHS): its makespan,
+or its period.
 
 Pure. Shares nothing with the planner's search but the definition of a shop.
 """
@@ -15,8 +16,8 @@ Place = tuple[tuple[tuple[str, int, int], ...], int, str, int]
 
 
 def shortest_step(shop: Shop, horizon_s: float, limit_s: float) -> Verdict:
-    """The makespan of the best order, in seconds. ``horizon_s``: some order takes no longer. Ends after ``limit_s`` seconds,
-    perhaps without a proof.
+    """The makespan of the best order, in seconds. ``horizon_s``: some order takes no longer. Ends after
+    ``limit_s`` seconds, perhaps without a proof.
     """
     program = Program()
     _ops(program, shop, horizon_s)
@@ -26,9 +27,9 @@ def shortest_step(shop: Shop, horizon_s: float, limit_s: float) -> Verdict:
 
 
 def shortest_period(shop: Shop, horizon_s: float, limit_s: float) -> Verdict:
-    """From step to step with staggered updates, all steps alike: forwards begin when their device has updated, which may be before
-    the vote of the step before, all else behind that vote. Times are moved by ``horizon_s``, at which that vote is; some order has
-    a period no longer.
+    """From step to step with staggered updates, all steps alike: forwards begin when their device has
+    updated, which may be before the vote of the step before, all else behind that vote. Times are moved by
+    ``horizon_s``, at which that vote is; some order has a period no longer.
     """
     program = Program()
     _ops(program, shop, 2 * horizon_s)
@@ -51,8 +52,8 @@ def shortest_period(shop: Shop, horizon_s: float, limit_s: float) -> Verdict:
 
 
 def _ops(program: Program, shop: Shop, horizon_s: float) -> None:
-    """Each op after its source, one at a time on a device, and room for what is held when a forward begins. Micro-batches that take the same way are alike, so
-    those of a kind and a hop run in order.
+    """Each op after its source, one at a time on a device, and room for what is held when a forward begins.
+    Micro-batches that take the same way are alike, so those of a kind and a hop run in order.
     """
     seconds = shop.seconds
     for op, source in enumerate(shop.source):

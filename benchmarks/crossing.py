@@ -1,7 +1,8 @@
-"""Real processes after a loss: layers that sleep, nodes killed, steps in the planner's order against its timeline.
+"""Real processes after a loss: layers that sleep, nodes killed, steps in the planner's order against its
+timeline.
 
-Owns the live part of ``rerouted.py``. A job is killed from once it has run a few steps; what counts are the steps
-after the planner's order is in force, which is when the incident is over.
+Owns the live part of ``rerouted.py``. A job is killed from once it has run a few steps; what counts are the
+steps after the planner's order is in force, which is when the incident is over.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _STEP = re.compile(r"step ([0-9.e+-]+) s as modelled")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``pipelines`` of ``stages``, ``micro_batches`` in all; ``dead``: (pipeline, stage) of those who are killed."""
+    """``pipelines`` of ``stages``, ``micro_batches`` in all; ``dead``: (pipeline, stage) of those who are
+    killed.
+    """
 
     pipelines: int
     stages: int
@@ -50,8 +53,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds of a step: before the loss as the template has it (0 with staggered updates: it has none) and as
-    measured; after it as measured, the median and the fastest, and as the planner's timeline has it.
+    """Seconds of a step: before the loss as the template has it (0 with staggered updates: it has none) and
+    as measured; after it as measured, the median and the fastest, and as the planner's timeline has it.
     """
 
     name: str
@@ -98,7 +101,9 @@ def job_of(name: str, shape: Shape, schedule: str) -> Job:
 
 
 def measure(names: list[str], steps: int, times: int, folder: Path) -> list[Measured]:
-    """A row for each shape and schedule, medians of ``times`` jobs; one cluster for shapes of as many nodes."""
+    """A row for each shape and schedule, medians of ``times`` jobs; one cluster for shapes of as
+    many nodes.
+    """
     environment = environment_asleep(folder / "asleep.json")
     found = []
     for num_nodes in sorted({LIVE[name].pipelines * LIVE[name].stages for name in names}):

@@ -1,10 +1,11 @@
-"""The README's picture: one job trained twice on this machine, with nodes that die and without; both loss curves in one plot.
+"""The README's picture: one job trained twice on this machine, with nodes that die and without; both loss
+curves in one plot.
 
-    python benchmarks/curve.py                          train both, draw docs/images/loss-with-kills.svg, print JSON
+    python benchmarks/curve.py                   train both, draw docs/images/loss-with-kills.svg, print JSON
     python benchmarks/curve.py --redraw FILE            draw again from the JSON that a run printed
 
-Seven nodes of one CPU device each and the demo's job with more steps. Ends with 1 where the two runs differ in one bit
-of one loss: such a picture is not drawn.
+Seven nodes of one CPU device each and the demo's job with more steps. Ends with 1 where the two runs differ
+in one bit of one loss: such a picture is not drawn.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class Disturbed:
 
 
 def draw(measured: dict[str, Any], to: Path) -> None:
-    """Both curves, kills beside them, and below how many nodes were alive. A light card, so that a dark page shows it too."""
+    """Both curves, kills beside them, and below how many nodes were alive. A light card, so that a dark page
+    shows it too.
+    """
     mpl.rcParams.update({"svg.hashsalt": "oobleck", "font.size": 11})
     values = [[float.fromhex(bits) for bits in measured[run]] for run in ("without", "with_kills")]
     steps = range(1, len(values[0]) + 1)
@@ -144,8 +147,8 @@ def draw(measured: dict[str, Any], to: Path) -> None:
         words = f" {num} node{'s' if num > 1 else ''} killed"
         loss.text(step, max(values[0]), words, color=RED, va="top", size=10)
     loss.set_title(
-        f"{len(steps)} steps, {sum(num for _, num in kills)} nodes killed, {measured['steps_lost']} steps lost: "
-        "every loss is the same, bit for bit",
+        f"{len(steps)} steps, {sum(num for _, num in kills)} nodes killed, "
+        f"{measured['steps_lost']} steps lost: every loss is the same, bit for bit",
         size=12, loc="left",
     )  # fmt: skip
     loss.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.16, 0.9))

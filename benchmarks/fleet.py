@@ -1,12 +1,16 @@
-"""What the daemon costs with many nodes: agents that send heartbeats once a second as idle nodes do, beside a real training job; then kill -9 of the daemon.
+"""What the daemon costs with many nodes: agents that send heartbeats once a second as idle nodes do, beside a
+real training job; then kill -9 of the daemon.
 
     python benchmarks/fleet.py [--nodes 1000] [--seconds 30] [--minutes 0]
 
-The daemon is the real program with a probe of its loop (``probed.py``); the agents are ``idle_agents.py``'s, which do nothing but live, four
-processes of them; the job runs on two real workers. They send heartbeats for so many ``--minutes`` (ten where there are more than 1,000 of them), and what is
-measured are the last ``--seconds`` of it, so that memory is what it stays: libzmq's queues fill for ten minutes where heartbeats go through them. Processor time is the daemon's own, of all its threads, as the scheduler has it. *Back*: from
-the start of a new daemon until it has welcomed everybody again. Ends with 1 where a goal is missed: with up to 1,000 nodes 10 % of a core and
-5 ms (p99) of lag; with more 35 %, 512 MB, and all back within 30 s. Nobody may be lost. The last line is one JSON object.
+The daemon is the real program with a probe of its loop (``probed.py``); the agents are ``idle_agents.py``'s,
+which do nothing but live, four processes of them; the job runs on two real workers. They send heartbeats for
+so many ``--minutes`` (ten where there are more than 1,000 of them), and what is measured are the last
+``--seconds`` of it, so that memory is what it stays: libzmq's queues fill for ten minutes where heartbeats go
+through them. Processor time is the daemon's own, of all its threads, as the scheduler has it. *Back*: from
+the start of a new daemon until it has welcomed everybody again. Ends with 1 where a goal is missed: with up
+to 1,000 nodes 10 % of a core and 5 ms (p99) of lag; with more 35 %, 512 MB, and all back within 30 s. Nobody
+may be lost. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -80,8 +84,10 @@ class Daemon:
     def start(self) -> None:
         """Until it answers."""
         command = [
-            sys.executable, "-m", "benchmarks.probed", str(self.lags), "--state-dir", str(self.folder / "state"), "--keys-dir",
-            str(self.folder / "keys"), "--socket", str(self.folder / "d.sock"), "--endpoint", self.endpoint, "--heartbeat-s", "1", "--lease-s", "10",
+            sys.executable, "-m", "benchmarks.probed", str(self.lags), "--state-dir",
+            str(self.folder / "state"), "--keys-dir",
+            str(self.folder / "keys"), "--socket", str(self.folder / "d.sock"), "--endpoint", self.endpoint,
+            "--heartbeat-s", "1", "--lease-s", "10",
         ]  # fmt: skip
         with (self.folder / "d.log").open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, cwd=_ROOT)
@@ -125,7 +131,8 @@ def agents(daemon: Daemon, names: list[str]) -> Iterator[list[subprocess.Popen[s
     groups = [names[first::_PROCESSES] for first in range(_PROCESSES)]
     found = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.idle_agents", "--starting", daemon.endpoint, str(daemon.folder / "keys"), *group],
+            [sys.executable, "-m", "benchmarks.idle_agents", "--starting", daemon.endpoint,
+            str(daemon.folder / "keys"), *group],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT,
         )
         for group in groups
@@ -156,8 +163,10 @@ def workers(daemon: Daemon) -> Iterator[None]:
     found = []
     for name in _WORKERS:
         command = [
-            Path(sys.executable).with_name("oobleck-worker"), "--node", name, "--daemon", daemon.endpoint, "--key",
-            keys.node_secret_path(folder / "keys", name), "--server-key", keys.server_public_path(folder / "keys"), "--devices", "1",
+            Path(sys.executable).with_name("oobleck-worker"), "--node", name, "--daemon", daemon.endpoint,
+            "--key",
+            keys.node_secret_path(folder / "keys", name), "--server-key",
+            keys.server_public_path(folder / "keys"), "--devices", "1",
             "--kind", "cpu", "--no-spare", "--run-dir", folder / name,
         ]  # fmt: skip
         (folder / name).mkdir()

@@ -1,11 +1,15 @@
-"""What is left of a cluster's work when its nodes fail: every policy, simulated, on traces and on failures that are drawn.
+"""What is left of a cluster's work when its nodes fail: every policy, simulated, on traces and on failures
+that are drawn.
 
-    python benchmarks/goodput.py [--traces DIR] [--seeds 5] [--hours 24] [--jobs J] [--only WORD ...] [--keep FILE] [-o json]
+python benchmarks/goodput.py [--traces DIR] [--seeds 5] [--hours 24] [--jobs J] [--only WORD ...] [--keep
+FILE] [-o json]
 
-Jobs are GPT shapes of 350M, 2.7B and 6.7B parameters, as in Oobleck (SOSP'23), section 7, on 32 nodes of one A40 each. Every policy at its best
-setting (our engine's costs, the better of two schedules) and as published (costs with that name, docs/simulator.md). All policies of a cell meet the same failures, seed
-by seed; the bound is the oracle, which has the best plan for whoever is alive at once and at no cost. ``--traces DIR``: the .csv files below it, as cells of their own.
-``--keep FILE``: what has been simulated is kept there, job by job, and not simulated again while the code is what it was.
+Jobs are GPT shapes of 350M, 2.7B and 6.7B parameters, as in Oobleck (SOSP'23), section 7, on 32 nodes of one
+A40 each. Every policy at its best setting (our engine's costs, the better of two schedules) and as published
+(costs with that name, docs/simulator.md). All policies of a cell meet the same failures, seed by seed; the
+bound is the oracle, which has the best plan for whoever is alive at once and at no cost. ``--traces DIR``:
+the .csv files below it, as cells of their own. ``--keep FILE``: what has been simulated is kept there, job by
+job, and not simulated again while the code is what it was.
 """
 
 from __future__ import annotations
@@ -78,8 +82,8 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A policy in a cell. ``setting``: best or published; ``schedule``: which was the better one. Without a ``line`` there is a ``problem``: it
-    cannot run the job there, with either schedule.
+    """A policy in a cell. ``setting``: best or published; ``schedule``: which was the better one. Without a
+    ``line`` there is a ``problem``: it cannot run the job there, with either schedule.
     """
 
     setting: str
@@ -171,7 +175,9 @@ def results_of(wanted: Sequence[Cell], num_jobs: int, told: Told | None = None) 
 def kept_results(
     wanted: Sequence[Cell], num_jobs: int, kept: Kept[Result], told: Told | None = None
 ) -> list[Result]:
-    """As ``results_of``, job by job; what ``kept`` has is not simulated, and all else is kept when its job is through."""
+    """As ``results_of``, job by job; what ``kept`` has is not simulated, and all else is kept when its job is
+    through.
+    """
     keys = {
         id(cell): kept.key([cell, *(_asked(cell, setting) for setting in (BEST, PUBLISHED))])
         for cell in wanted
@@ -262,14 +268,17 @@ def compared(results: Sequence[Result]) -> str:
         return ""
     num_better, num_same = sum(share > 1 for share in shares), sum(share == 1 for share in shares)
     return (
-        f"adaptive against the best single policy: better in {num_better} of {len(shares)} cells, the same in {num_same}, "
-        f"{percent(shares[0])} to {percent(shares[-1])} of it, {percent(shares[len(shares) // 2])} in the median"
+        f"adaptive against the best single policy: better in {num_better} of {len(shares)} cells, the same "
+        f"in {num_same}, "
+        f"{percent(shares[0])} to {percent(shares[-1])} of it, {percent(shares[len(shares) // 2])} in the "
+        "median"
     )
 
 
 def shown(results: Sequence[Result]) -> str:
     header = (
-        "job, failures", "policy", "setting", "schedule", "samples/s", "of ideal", "worst", "of oracle", "redone",
+        "job, failures", "policy", "setting", "schedule", "samples/s", "of ideal", "worst", "of oracle",
+        "redone",
         "reconfigure + copy", "degraded", "waiting",
     )  # fmt: skip
     rows = [
@@ -293,7 +302,8 @@ def numbers(row: Row) -> tuple[str, ...]:
     lost = line.lost
     moved = lost["reconfigure"] + lost["copy"]
     shares = (
-        line.of_ideal, line.worst_of_ideal, line.of_oracle, lost["redone"], moved, lost["degraded"], lost["waiting"],
+        line.of_ideal, line.worst_of_ideal, line.of_oracle, lost["redone"], moved, lost["degraded"],
+        lost["waiting"],
     )  # fmt: skip
     return (f"{line.samples_per_s:.2f}", *map(percent, shares))
 

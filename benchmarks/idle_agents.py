@@ -1,10 +1,12 @@
-"""Many agents that do nothing but live: they join the daemon, and send heartbeats as often as it tells them, as idle agents do: by UDP where answers come
-(``oobleckd.worker.agent.heartbeat``), over ZeroMQ else. All of a process share one UDP socket.
+"""Many agents that do nothing but live: they join the daemon, and send heartbeats as often as it tells them,
+as idle agents do: by UDP where answers come (``oobleckd.worker.agent.heartbeat``), over ZeroMQ else. All of a
+process share one UDP socket.
 
     python -m benchmarks.idle_agents [--starting] ENDPOINT KEYS NODE...
 
-Prints ``joined`` when the daemon has welcomed all of them; lives until it is killed. A line on its standard input says that the daemon
-is another process from now on: all say Hello again, as soon as they are connected, and ``joined`` is printed once more.
+Prints ``joined`` when the daemon has welcomed all of them; lives until it is killed. A line on its standard
+input says that the daemon is another process from now on: all say Hello again, as soon as they are connected,
+and ``joined`` is printed once more.
 """
 
 from __future__ import annotations
@@ -123,7 +125,9 @@ class Agents:
             self._listen()
 
     def _listen(self) -> None:
-        """Take in Welcomes, and send heartbeats for those who are welcome. A Hello may go down with its connection: it is said again."""
+        """Take in Welcomes, and send heartbeats for those who are welcome. A Hello may go down with its
+        connection: it is said again.
+        """
         for socket, _ in self._poller.poll(_LISTEN_MS):
             message = codec.decode_to_worker(socket.recv())
             if isinstance(message, Welcome):

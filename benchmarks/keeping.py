@@ -1,7 +1,7 @@
 """Results of long simulations, kept in a file, so that a run that was ended goes on where it was.
 
-Owns the file: result by the digest of what was asked and of the code that answers. What other code answered, or what was asked otherwise, is not found. Does
-not know what is asked (``goodput``).
+Owns the file: result by the digest of what was asked and of the code that answers. What other code answered,
+or what was asked otherwise, is not found. Does not know what is asked (``goodput``).
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""How late the daemon's event loop is while the pool plans: 1,000 agents that send heartbeats, a model of 128 blocks.
+"""How late the daemon's event loop is while the pool plans: 1,000 agents that send heartbeats, a model of 128
+blocks.
 
     python benchmarks/lag.py [--nodes 1000]
 
-The daemon's own service in this process, real sockets with CURVE, the agents in another process. The lag is how much
-later than asked for the loop comes back from a sleep of 5 ms; first with heartbeats alone, then while templates and the
-catalogue of sizes for up to so many nodes are planned. Ends with 1 if the 99th percentile is over 10 ms, or a node
-was lost. The last line is one JSON object.
+The daemon's own service in this process, real sockets with CURVE, the agents in another process. The lag is
+how much later than asked for the loop comes back from a sleep of 5 ms; first with heartbeats alone, then
+while templates and the catalogue of sizes for up to so many nodes are planned. Ends with 1 if the 99th
+percentile is over 10 ms, or a node was lost. The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""No false deaths on a bad network: two namespaces, one packet in ten lost each way, and 20 ms on the way. Needs root.
+"""No false deaths on a bad network: two namespaces, one packet in ten lost each way, and 20 ms on the way.
+Needs root.
 
 python benchmarks/lossy.py --minutes 10
 
-Two nodes and the daemon live in one network namespace, two nodes in the other. Between them lies a TUN device each and a
-forwarder of our own, which drops and delays packets: it needs no kernel module (netem and nftables are missing in
-some). Ends with 1 if any node was lost.
+Two nodes and the daemon live in one network namespace, two nodes in the other. Between them lies a TUN device
+each and a forwarder of our own, which drops and delays packets: it needs no kernel module (netem and nftables
+are missing in some). Ends with 1 if any node was lost.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ ADDRESS = {"a": "10.213.77.1", "b": "10.213.77.2"}
 
 
 class Tunnels(threading.Thread):
-    """Carries packets between two TUN devices, drops each with probability ``loss``, and takes ``delay_s``."""
+    """Carries packets between two TUN devices, drops each with probability ``loss``, and takes
+    ``delay_s``.
+    """
 
     def __init__(self, ends: tuple[int, int], loss: float, delay_s: float) -> None:
         super().__init__(daemon=True)

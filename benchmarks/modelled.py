@@ -2,9 +2,9 @@
 
     python benchmarks/modelled.py [--steps 12] [--only NAME,...]
 
-Layers that sleep, on up to four nodes of this machine, in pipelines of different depth; then layers that compute, on two
-nodes. The modelled time is that of the templates in use, for their pipelines' micro-batches. The last line is one JSON
-object; exits 1 when the median error of those that sleep is above the goal.
+Layers that sleep, on up to four nodes of this machine, in pipelines of different depth; then layers that
+compute, on two nodes. The modelled time is that of the templates in use, for their pipelines' micro-batches.
+The last line is one JSON object; exits 1 when the median error of those that sleep is above the goal.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Tokens/s of one device on one GPU, without failures, beside a plain loop of torch; in pairs that take turns.
+"""Tokens/s of one device on one GPU, without failures, beside a plain loop of torch; in pairs that take
+turns.
 
     python benchmarks/one_gpu.py [--pairs 5] [--steps 10] [--kind cuda]
 
-A GPT-2 of 124 M parameters and an untied head, bf16, 64 sequences of 1,024 tokens in 8 micro-batches. Ours is a job as a user submits it: exact sums,
-digests and guards as they are by default; and the same with float sums. Torch's loop is once as it comes and once with its deterministic algorithms.
-The last line is one JSON object. ``--kind cpu`` shrinks all of it, to try the script out and for nothing else.
+A GPT-2 of 124 M parameters and an untied head, bf16, 64 sequences of 1,024 tokens in 8 micro-batches. Ours is
+a job as a user submits it: exact sums, digests and guards as they are by default; and the same with float
+sums. Torch's loop is once as it comes and once with its deterministic algorithms. The last line is one JSON
+object. ``--kind cpu`` shrinks all of it, to try the script out and for nothing else.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class Program:
 def shortest(
     works: Sequence[StageWork], num_micro_batches: int, horizon_s: float, limit_s: float, chunks: int = 1
 ) -> Verdict:
-    """The makespan of the best schedule of F, I and W within the memory of ``works``, in seconds. With two ``chunks`` a
-    device has the stages that are as far from the beginning as from the end.
+    """The makespan of the best schedule of F, I and W within the memory of ``works``, in seconds. With two
+    ``chunks`` a device has the stages that are as far from the beginning as from the end.
 
     ``horizon_s``: some schedule takes no longer. Ends after ``limit_s`` seconds, perhaps without a proof.
     Micro-batches are alike, so those of a kind run in order; a send follows its op at once.

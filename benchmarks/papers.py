@@ -1,12 +1,14 @@
-"""The ratios in the papers' headlines, and where they come out in the simulator: results as JSON, and docs/papers.md made of them.
+"""The ratios in the papers' headlines, and where they come out in the simulator: results as JSON, and
+docs/papers.md made of them.
 
     python benchmarks/papers.py run [--jobs J] > benchmarks/papers-results.json
     python benchmarks/papers.py dials            # anew in that file: what somebody's seconds must be for a ratio to come out
     python benchmarks/papers.py page > docs/papers.md
 
-``papers.json`` has what the papers claim. A setting is a job of ``goodput``, costs (as published, or our engine's), and an MTBF of the cluster of 32 nodes, each
-back after ten minutes on average. All policies of a setting meet the same failures. A *dial* is the number of seconds that a ratio hangs on most, and that
-we assume: it is turned up until the ratio comes out.
+``papers.json`` has what the papers claim. A setting is a job of ``goodput``, costs (as published, or our
+engine's), and an MTBF of the cluster of 32 nodes, each back after ten minutes on average. All policies of a
+setting meet the same failures. A *dial* is the number of seconds that a ratio hangs on most, and that we
+assume: it is turned up until the ratio comes out.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ MAX_TURNS, HALVINGS = 8, 4
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """``above`` over ``below``. ``dial``: the one of the costs of ``below`` that it hangs on most. ``up_to``: of the best case. ``on-demand`` is the job on nodes that never fail, and cost more."""
+    """``above`` over ``below``. ``dial``: the one of the costs of ``below`` that it hangs on most. ``up_to``:
+    of the best case. ``on-demand`` is the job on nodes that never fail, and cost more.
+    """
 
     above: str
     below: str
@@ -66,7 +70,9 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """``ran``, ``unable``: by policy, its numbers or why there are none. ``undisturbed``: without failures."""
+    """``ran``, ``unable``: by policy, its numbers or why there are none. ``undisturbed``: without
+    failures.
+    """
 
     job: str
     costs: str
@@ -82,7 +88,9 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Dialled(msgspec.Struct, frozen=True):
-    """``ratio`` with ``value_s`` seconds of the dial of a claim (by its place among them), in the setting ``failures`` as published; ``assumed_s`` there."""
+    """``ratio`` with ``value_s`` seconds of the dial of a claim (by its place among them), in the setting
+    ``failures`` as published; ``assumed_s`` there.
+    """
 
     claim: int
     failures: str
@@ -189,7 +197,9 @@ def dials(claims: Sequence[Claim]) -> Iterator[Dialled]:
 
 
 def ratio_of(claim: Claim, setting: Setting, price: Price) -> float | None:
-    """What the claim is about, in ``setting``; inf where ``below`` commits nothing, None where one of the two cannot run."""
+    """What the claim is about, in ``setting``; inf where ``below`` commits nothing, None where one of the two
+    cannot run.
+    """
     above = setting.ran.get(claim.above)
     below = setting.undisturbed if claim.below == "on-demand" else setting.ran.get(claim.below)
     if above is None or below is None:

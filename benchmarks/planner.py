@@ -4,7 +4,8 @@
     python benchmarks/planner.py --write FILE
 
 Exits 1 when a row of the reference is missed or a case differs from brute force. Times are CPU seconds of one
-core; the first row is a fixed numpy kernel in the same run, to compare machines. The last line is one JSON object.
+core; the first row is a fixed numpy kernel in the same run, to compare machines. The last line is one JSON
+object.
 """
 
 from __future__ import annotations

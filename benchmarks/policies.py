@@ -2,9 +2,10 @@
 
     python benchmarks/policies.py [--only adaptive,oobleck] [--steps 8]
 
-Layers sleep 25 ms in F, I and W, so that six processes are six devices: three pipelines of two stages, 12 micro-batches. The script, the same for each: kill -9
-of a node (first pipeline, second stage) at a moment of a step; kill -9 of another (second pipeline, first stage) once that is over; both come back. Definitions: README.md.
-The last line is one JSON object.
+Layers sleep 25 ms in F, I and W, so that six processes are six devices: three pipelines of two stages, 12
+micro-batches. The script, the same for each: kill -9 of a node (first pipeline, second stage) at a moment of
+a step; kill -9 of another (second pipeline, first stage) once that is over; both come back. Definitions:
+README.md. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from oobleckd.protocol.api import IncidentView, JobView, StepView
 LOOK_S = 0.02
 """Between two looks at what device processes hold."""
 WIDE = 768
-"""Width of the job whose memory is looked at: what the layers are trained with is then hundreds of MiB, and what else a process has is little beside it."""
+"""Width of the job whose memory is looked at: what the layers are trained with is then hundreds of MiB, and
+what else a process has is little beside it.
+"""
 LOOKED_AT = 6
 """Steps of it."""
 DEAD = ((0, 1), (1, 0))
@@ -49,8 +52,9 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """After one event of the script: ``stall_s`` beyond a normal step until the next commit; what was done again, in steps; steps rolled back;
-    seconds until the last step that the event still disturbed; ``step_s`` from then on.
+    """After one event of the script: ``stall_s`` beyond a normal step until the next commit; what was done
+    again, in steps; steps rolled back; seconds until the last step that the event still disturbed; ``step_s``
+    from then on.
     """
 
     what: str
@@ -65,8 +69,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy through the script. ``normal_s``: a step before any failure; bytes of the fullest device, as measured and as planned, in a job
-    of its own of ``WIDE`` layers that writes no checkpoints: the plan has room for a device that alone is left to write all it holds.
+    """One policy through the script. ``normal_s``: a step before any failure; bytes of the fullest device, as
+    measured and as planned, in a job of its own of ``WIDE`` layers that writes no checkpoints: the plan has
+    room for a device that alone is left to write all it holds.
     """
 
     policy: str
@@ -180,7 +185,9 @@ def _held_bytes(cluster: Cluster) -> dict[str, int]:
 
 
 def _max_bytes(cluster: Cluster, policy: str) -> tuple[int, int]:
-    """The most that a device process of a job holds beyond what it held before, of many looks in some steps; and as it was planned."""
+    """The most that a device process of a job holds beyond what it held before, of many looks in some steps;
+    and as it was planned.
+    """
     idle = _held_bytes(cluster)
     job = cluster.submit(job_of(policy, width=WIDE, checkpoint_every=0))
     cluster.in_state(job, "running")
@@ -206,15 +213,18 @@ def rows_of(run: Run) -> list[list[str]]:
     """Lines of the table, one a phase."""
     return [
         [
-            run.policy, phase.what, f"{phase.stall_s:.2f}", f"{phase.again:.1%}", str(phase.rolled_back), f"{phase.settled_s:.1f}",
-            f"{phase.copied_bytes / 2**20:.1f}", f"{run.normal_s / phase.step_s:.0%}", f"{run.memory_bytes / 2**20:.0f}", f"{run.planned_bytes / 2**20:.0f}",
+            run.policy, phase.what, f"{phase.stall_s:.2f}", f"{phase.again:.1%}", str(phase.rolled_back),
+            f"{phase.settled_s:.1f}",
+            f"{phase.copied_bytes / 2**20:.1f}", f"{run.normal_s / phase.step_s:.0%}",
+            f"{run.memory_bytes / 2**20:.0f}", f"{run.planned_bytes / 2**20:.0f}",
         ]
         for phase in run.phases
     ]  # fmt: skip
 
 
 HEADER = (
-    "policy", "event", "stall s", "again", "steps back", "settled after s", "copied MiB", "throughput then", "MiB a device", "planned",
+    "policy", "event", "stall s", "again", "steps back", "settled after s", "copied MiB", "throughput then",
+    "MiB a device", "planned",
 )  # fmt: skip
 
 

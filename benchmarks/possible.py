@@ -1,7 +1,8 @@
-"""Whether bubbles suffice: is there any flushed step as short as asked, by constraint programming (OR-tools' CP-SAT)?
+"""Whether bubbles suffice: is there any flushed step as short as asked, by constraint programming (OR-tools'
+CP-SAT)?
 
-Pure. Shares nothing with the planner: who computes a dead place's share of which micro-batch is open, and so is every order. A yes
-comes with a step, a no is proven.
+Pure. Shares nothing with the planner: who computes a dead place's share of which micro-batch is open, and so
+is every order. A yes comes with a step, a no is proven.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``micro_batches`` of every pipeline through ``stages`` equal stages, the ``dead`` of which their peers compute. Whole units of
-    time: ``forward``, and ``backwards`` as parts that follow each other at their stage (B, or I and W), the first of which the stage before waits for.
+    """``micro_batches`` of every pipeline through ``stages`` equal stages, the ``dead`` of which their peers
+    compute. Whole units of time: ``forward``, and ``backwards`` as parts that follow each other at their
+    stage (B, or I and W), the first of which the stage before waits for.
 
-    A place has room for ``room`` units of memory; of a micro-batch ``held`` of them are taken from its forward on, ``kept`` between I and W.
+    A place has room for ``room`` units of memory; of a micro-batch ``held`` of them are taken from its
+    forward on, ``kept`` between I and W.
     """
 
     micro_batches: tuple[int, ...]
@@ -106,8 +109,9 @@ class _Model:
 
 
 def least(step: Step) -> int:
-    """No order is shorter, whoever computes what: of the places that share a stage one has at least its part of the work, cannot begin before
-    a micro-batch has come to it, and behind its last backward those before it have theirs.
+    """No order is shorter, whoever computes what: of the places that share a stage one has at least its part
+    of the work, cannot begin before a micro-batch has come to it, and behind its last backward those before
+    it have theirs.
     """
     found, total = 0, sum(step.micro_batches)
     first, rest = step.backwards[0], sum(step.backwards[1:])
@@ -121,7 +125,9 @@ def least(step: Step) -> int:
 
 
 def possible(step: Step, within: int, limit_s: float, workers: int = 2) -> Verdict:
-    """Whether ``step`` can be done in ``within`` units of time. ``unknown`` where ``limit_s`` seconds do not tell."""
+    """Whether ``step`` can be done in ``within`` units of time. ``unknown`` where ``limit_s`` seconds do not
+    tell.
+    """
     if least(step) > within:
         return "no"
     made = _Model(step, within)

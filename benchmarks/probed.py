@@ -1,6 +1,7 @@
 """``oobleckd`` as it is, with a probe of its loop: python -m benchmarks.probed LAGS [flags of oobleckd]
 
-How much later than asked for the loop comes back from a sleep of 20 ms is appended to the file LAGS, as doubles in seconds.
+How much later than asked for the loop comes back from a sleep of 20 ms is appended to the file LAGS, as
+doubles in seconds.
 """
 
 from __future__ import annotations

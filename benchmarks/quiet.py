@@ -1,9 +1,10 @@
-"""No false deaths: train under load for a while, and count nodes that were given up without a reason. Must be none.
+"""No false deaths: train under load for a while, and count nodes that were given up without a reason. Must be
+none.
 
 python benchmarks/quiet.py --minutes 30 --load 2
 
-The load is what makes it a test: processes that never sleep, and one that writes and syncs. The cluster has five
-nodes; job after job trains on it until the time is up. Ends with 1 if any node was lost.
+The load is what makes it a test: processes that never sleep, and one that writes and syncs. The cluster has
+five nodes; job after job trains on it until the time is up. Ends with 1 if any node was lost.
 """
 
 from __future__ import annotations

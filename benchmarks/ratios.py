@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Median of ``count`` ratios; the true median lies in [low, high] with probability ``confidence`` or more."""
+    """Median of ``count`` ratios; the true median lies in [low, high] with probability ``confidence`` or
+    more.
+    """
 
     count: int
     median: float
@@ -22,9 +24,9 @@ class Interval:
 def median_interval(ratios: Sequence[float], wanted: float = 0.95) -> Interval:
     """The narrowest interval between order statistics with at least ``wanted`` confidence.
 
-    Between the k-th smallest and the k-th largest of n values the median lies with probability
-    1 - 2 P(Binomial(n, 1/2) < k) (David and Nagaraja, Order Statistics, section 7.1). With fewer than 6 values
-    even the smallest and the largest give less than 0.95, and ``confidence`` says so.
+    Between the k-th smallest and the k-th largest of n values the median lies with probability 1 - 2
+    P(Binomial(n, 1/2) < k) (David and Nagaraja, Order Statistics, section 7.1). With fewer than 6 values even
+    the smallest and the largest give less than 0.95, and ``confidence`` says so.
     """
     ordered, n = sorted(ratios), len(ratios)
     coverage = {k: 1 - 2 * sum(math.comb(n, i) for i in range(k)) / 2**n for k in range(1, (n + 1) // 2 + 1)}

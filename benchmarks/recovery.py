@@ -88,7 +88,8 @@ def measure_all(plan: list[tuple[str, int]], python: Path | None, rng: random.Ra
                 for cost in measures[system](Path(folder) / "run", rounds, rng):
                     costs.setdefault(system, []).append(cost)
                     print(
-                        f"{NAMES[system]}: next step after {cost.next_step_s:.2f} s = {cost.in_steps:.2f} normal ones",
+                        f"{NAMES[system]}: next step after {cost.next_step_s:.2f} s "
+                        f"= {cost.in_steps:.2f} normal ones",
                         file=sys.stderr, flush=True,
                     )  # fmt: skip
             except (ClusterFailed, PeerFailed) as error:
@@ -98,7 +99,9 @@ def measure_all(plan: list[tuple[str, int]], python: Path | None, rng: random.Ra
 
 
 def plan_of(only: list[str], rounds: int, peer_rounds: int) -> list[tuple[str, int]]:
-    """Our kills before and after the others, half of the rounds each, so that a drift of the machine shows on both."""
+    """Our kills before and after the others, half of the rounds each, so that a drift of the machine shows on
+    both.
+    """
     peers = [(system, peer_rounds) for system in (*OTHER_FAULTS, *PEERS) if system in only]
     if OURS not in only:
         return peers
@@ -146,7 +149,10 @@ def row_of_ours(name: str, summary: Summary) -> list[str]:
         fault.name, fault.policy, "kept" if fault.kept else "not kept",
         f"{fault.sum_copies} copies" if fault.sum_copies else "not copied",
         *("" if share is None else f"{share:.1%}" for share in shares),
-        *(f"{1000 * summary.median_phases[phase]:.1f} ms" if phase in summary.median_phases else "" for phase in PHASES),
+        *(
+            f"{1000 * summary.median_phases[phase]:.1f} ms" if phase in summary.median_phases else ""
+            for phase in PHASES
+        ),
     ]  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Exact optima in a file, and whether the planner meets them.
 
-The format: ``templates`` (public models, whose layers lie in profiles.json beside the file), ``instantiation``,
-``small_bruteforced``, ``guarantee`` and ``original_planner_partitions``; each may be missing. Times in ms,
-18 bytes of state a parameter, 25e9 bytes/s and 0.02 ms between nodes. ``write`` makes such a file with brute force.
+The format: ``templates`` (public models, whose layers lie in profiles.json beside the file),
+``instantiation``, ``small_bruteforced``, ``guarantee`` and ``original_planner_partitions``; each may be
+missing. Times in ms, 18 bytes of state a parameter, 25e9 bytes/s and 0.02 ms between nodes. ``write`` makes
+such a file with brute force.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""Throughput with dead stages: what the planner makes of routes that cross, against bounds, the optimum, and real processes.
+"""Throughput with dead stages: what the planner makes of routes that cross, against bounds, the optimum, and
+real processes.
 
     python benchmarks/rerouted.py [--live] [--only "2x4 one,..."]
 
-First the model: equal stages, D pipelines of P of them, one or several dead, in memory for twice as many micro-batches as 1F1B has on its
-first stage. ``lost``: the step after the loss over the 1F1B step that the field has without one. Where bubbles suffice at most 1 % may be
-lost. They do where staggered updates let the busiest device do its share within a 1F1B step; of a flushed step, where there is a step that
-loses so little at all: ours, or one that constraint programming finds, free to choose who computes for the dead. What it cannot
-decide counts as if they did. Then small cases by mixed-integer programming, whose optimum is to be within 3 %. With ``--live`` real processes too,
-of layers that sleep 25 ms in F, I and W: nodes are killed, and once the planner's order is in force steps are to take what
-the planner said, within 5 %. The last line is one JSON object; exits 1 where a goal is missed.
+First the model: equal stages, D pipelines of P of them, one or several dead, in memory for twice as many
+micro-batches as 1F1B has on its first stage. ``lost``: the step after the loss over the 1F1B step that the
+field has without one. Where bubbles suffice at most 1 % may be lost. They do where staggered updates let the
+busiest device do its share within a 1F1B step; of a flushed step, where there is a step that loses so little
+at all: ours, or one that constraint programming finds, free to choose who computes for the dead. What it
+cannot decide counts as if they did. Then small cases by mixed-integer programming, whose optimum is to be
+within 3 %. With ``--live`` real processes too, of layers that sleep 25 ms in F, I and W: nodes are killed,
+and once the planner's order is in force steps are to take what the planner said, within 5 %. The last line is
+one JSON object; exits 1 where a goal is missed.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ Dead = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``pipelines`` of ``stages`` equal stages, ``micro_batches`` in all; seconds of F, I and W ``unit_s`` each, where not ``times_s``."""
+    """``pipelines`` of ``stages`` equal stages, ``micro_batches`` in all; seconds of F, I and W ``unit_s``
+    each, where not ``times_s``.
+    """
 
     pipelines: int
     stages: int
@@ -69,7 +74,9 @@ class Case:
         return f"{self.pipelines}x{self.stages}"
 
     def setup(self) -> Setup:
-        """Layers that are a stage each, in memory for twice as many micro-batches as 1F1B has on the first."""
+        """Layers that are a stage each, in memory for twice as many micro-batches as 1F1B has on
+        the first.
+        """
         times = self.times_s or ((UNIT_S,) * 3,) * self.stages
         layers = tuple(
             LayerCost(f"layer{n}", f, i + w, 4, STATE_BYTES, HELD_BYTES, 0, weight_s=w, kept_bytes=KEPT_BYTES)
@@ -108,9 +115,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A case in seconds: ``plain_s`` 1F1B without failures, ``before_s`` its own kind without, ``ready_s`` ready-first after the
-    loss, ``step_s`` what is run, ``bound_s`` no order is shorter, ``busiest_s`` the busiest device works; ``took_s`` to plan.
-    ``suffice``: whether bubbles do.
+    """A case in seconds: ``plain_s`` 1F1B without failures, ``before_s`` its own kind without, ``ready_s``
+    ready-first after the loss, ``step_s`` what is run, ``bound_s`` no order is shorter, ``busiest_s`` the
+    busiest device works; ``took_s`` to plan. ``suffice``: whether bubbles do.
     """
 
     case: Case
@@ -130,7 +137,9 @@ class Row:
 
 
 def suffice(case: Case, plain_s: float, step_s: float, busiest_s: float, limit_s: float) -> Verdict:
-    """Whether the bubbles of a 1F1B step of ``plain_s`` are enough for the work of the dead. ``step_s``: of ours."""
+    """Whether the bubbles of a 1F1B step of ``plain_s`` are enough for the work of the dead. ``step_s``: of
+    ours.
+    """
     if busiest_s > plain_s * (1 + 1e-9):
         return "no"
     if case.kind == "staggered" or step_s <= plain_s * (1 + LOST):
@@ -210,21 +219,24 @@ def show_sweep(rows: list[tuple[str, Row]]) -> list[Goal]:
                 ]
             )
     header = [
-        "schedule", "dead", "cases", "ready-first/1F1B", "step/1F1B", "step/own", "over the bound: median, most",
+        "schedule", "dead", "cases", "ready-first/1F1B", "step/1F1B", "step/own",
+        "over the bound: median, most",
         "bubbles suffice", "most lost there", "above 1 %", "CPU s",
     ]  # fmt: skip
     print("steps after a loss, medians; 1F1B and own: without failures")
     print(table(header, kinds), end="\n\n")
     shown = [
         [
-            row.case.kind, row.case.name, str(row.case.micro_batches), what, f"{row.plain_s:.3f}", f"{row.before_s:.3f}",
+            row.case.kind, row.case.name, str(row.case.micro_batches), what, f"{row.plain_s:.3f}",
+            f"{row.before_s:.3f}",
             f"{row.ready_s:.3f}", f"{row.step_s:.3f}", f"{row.bound_s:.3f}", f"{row.lost:+.1%}", row.suffice,
         ]
         for what, row in rows
         if row.case.stages in {4, 8} and row.case.micro_batches in {16, 64} and row.case.pipelines in {2, 4}
     ]  # fmt: skip
     header = [
-        "schedule", "shape", "micro-batches", "dead", "1F1B s", "own s", "ready-first s", "step s", "bound s", "lost", "bubbles suffice",
+        "schedule", "shape", "micro-batches", "dead", "1F1B s", "own s", "ready-first s", "step s", "bound s",
+        "lost", "bubbles suffice",
     ]  # fmt: skip
     print(table(header, shown), end="\n\n")
     goals = []
@@ -232,7 +244,8 @@ def show_sweep(rows: list[tuple[str, Row]]) -> list[Goal]:
         enough = [row for _, row in rows if row.case.kind == kind and row.suffice != "no"]
         open_ = sum(row.suffice == "unknown" for row in enough)
         print(
-            f"{kind}: bubbles suffice in {len(enough)} of {len(rows) // len(KINDS)} cases, {open_} of them undecided"
+            f"{kind}: bubbles suffice in {len(enough)} of {len(rows) // len(KINDS)} cases, {open_} of them "
+            "undecided"
         )
         goals.append(Goal(f"{kind}: lost where the bubbles suffice", max(row.lost for row in enough), LOST))
     print()
@@ -278,7 +291,9 @@ def live(names: list[str], steps: int, times: int) -> tuple[list[Measured], list
     with tempfile.TemporaryDirectory(prefix="oobleck-bench-") as folder:
         found = measure(names, steps, times, Path(folder))
     rows = [
-        [row.name, row.schedule, f"{row.before_s * 1e3:.0f}", "-" if row.error_before is None else f"{row.error_before:+.1%}", f"{row.measured_s * 1e3:.0f}", f"{row.fastest_s * 1e3:.0f}", f"{row.modelled_s * 1e3:.0f}", f"{row.error:+.1%}"]
+        [row.name, row.schedule, f"{row.before_s * 1e3:.0f}",
+        "-" if row.error_before is None else f"{row.error_before:+.1%}", f"{row.measured_s * 1e3:.0f}",
+        f"{row.fastest_s * 1e3:.0f}", f"{row.modelled_s * 1e3:.0f}", f"{row.error:+.1%}"]
         for row in found
     ]  # fmt: skip
     header = ["shape, dead", "schedule", "before ms", "error", "after ms", "fastest", "timeline ms", "error"]
@@ -325,7 +340,8 @@ def main() -> int:
         )
     report = {
         "bench": "rerouted", "model": [{"loss": what, **asdict(row)} for what, row in rows],
-        "live": [asdict(row) for row in measured], "goals": [asdict(goal) for goal in goals], "load1": os.getloadavg()[0],
+        "live": [asdict(row) for row in measured], "goals": [asdict(goal) for goal in goals],
+        "load1": os.getloadavg()[0],
     }  # fmt: skip
     print(json.dumps(report))
     return 0 if all(goal.met for goal in goals) else 1

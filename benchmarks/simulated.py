@@ -1,11 +1,14 @@
-"""The simulator against a live cluster: the same small job, the same events at the same times, the live run's profile.
+"""The simulator against a live cluster: the same small job, the same events at the same times, the live run's
+profile.
 
     python benchmarks/simulated.py [--only adaptive,varuna]
 
-Layers sleep 25 ms in F, I and W, so that six processes are six devices. The live run comes first: nodes are killed and started again (``SCRIPT``); then the
-simulator is given what the workers measured of the layers, when each event happened, and what a step takes besides its timeline, as it was before the first of
-them (``apart``). Compared are samples committed until the end, and the decisions that the core made durable, in their order, by the names of the nodes;
-shown besides is where both are apart. Definitions: README.md. The last line is one JSON object.
+Layers sleep 25 ms in F, I and W, so that six processes are six devices. The live run comes first: nodes are
+killed and started again (``SCRIPT``); then the simulator is given what the workers measured of the layers,
+when each event happened, and what a step takes besides its timeline, as it was before the first of them
+(``apart``). Compared are samples committed until the end, and the decisions that the core made durable, in
+their order, by the names of the nodes; shown besides is where both are apart. Definitions: README.md. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -44,9 +47,11 @@ from oobleckd.simulator.traces import Trace, TraceEvent
 from oobleckd.simulator.world import World
 
 SCRIPT = ((8.0, (0, 1)), (24.0, (1, 0)), (36.0, None), (52.0, (2, 1)), (63.0, None))
-"""(seconds after the first step began, whose node is killed: (pipeline, stage) of the first plan). None: whoever is dead starts again.
+"""(seconds after the first step began, whose node is killed: (pipeline, stage) of the first plan). None:
+whoever is dead starts again.
 
-No kill near where ``varuna`` ends a checkpoint: ten steps more or less would hang on milliseconds. The table has how old the newest one is.
+No kill near where ``varuna`` ends a checkpoint: ten steps more or less would hang on milliseconds. The table
+has how old the newest one is.
 """
 END_S = 86.0
 ALONE_STEPS = 7
@@ -57,7 +62,9 @@ CLOSE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What happened, in the daemon's time: the job's ``entries``, those of a pipeline that was ``alone`` before it, and the events."""
+    """What happened, in the daemon's time: the job's ``entries``, those of a pipeline that was ``alone``
+    before it, and the events.
+    """
 
     entries: list[AnyEntry]
     alone: list[AnyEntry]
@@ -68,7 +75,9 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One policy: committed steps of both, the decisions in which they differ, what the simulator was given of steps, and every stretch between events."""
+    """One policy: committed steps of both, the decisions in which they differ, what the simulator was given
+    of steps, and every stretch between events.
+    """
 
     policy: str
     live_steps: int
@@ -183,7 +192,9 @@ def trace_of(found: Live, began_s: float) -> Trace:
 
 
 def simulated(question: Question, found: Live) -> tuple[Recorder, float]:
-    """The same events in simulation, and when its first step began: what comes before is no part of it, neither did it count live."""
+    """The same events in simulation, and when its first step began: what comes before is no part of it,
+    neither did it count live.
+    """
     calm = Recorder(msgspec.structs.replace(question, trace=Trace("calm", question.trace.nodes, (), 60.0)))
     calm.run()
     began_s = next(entry.at for entry in calm.entries if isinstance(entry, LayoutDeployed))
@@ -238,10 +249,13 @@ def compared(policy: str, found: Live) -> Compared:
 def show(row: Compared) -> None:
     """Where both are apart."""
     print(
-        f"{row.policy}: besides its timeline a step takes {row.given.commit_s * 1e3:.0f} ms, and sums travel at {row.given.sums_bytes_per_s / 1e6:.0f} MB/s"
+        f"{row.policy}: besides its timeline a step takes {row.given.commit_s * 1e3:.0f} ms, and sums travel "
+        f"at {row.given.sums_bytes_per_s / 1e6:.0f} MB/s"
     )
-    print(table(("from", "at s", "steps live", "simulated", "a step ms", "simulated", "first commit after s", "simulated", "checkpoint s ago", "simulated"), [
-        [each.began, f"{each.at_s:.1f}", str(each.live.steps), str(each.simulated.steps), f"{each.live.step_s * 1e3:.0f}",
+    print(table(("from", "at s", "steps live", "simulated", "a step ms", "simulated", "first commit after s",
+        "simulated", "checkpoint s ago", "simulated"), [
+        [each.began, f"{each.at_s:.1f}", str(each.live.steps), str(each.simulated.steps),
+        f"{each.live.step_s * 1e3:.0f}",
          f"{each.simulated.step_s * 1e3:.0f}", f"{each.live.first_s:.2f}", f"{each.simulated.first_s:.2f}",
          ago(each.live), ago(each.simulated)]
         for each in row.stretches
@@ -266,7 +280,8 @@ def main() -> int:
     for row in rows:
         show(row)
     print(table(("policy", "steps live", "simulated", "apart", "decisions", "the same"), [
-        [row.policy, str(row.live_steps), str(row.simulated_steps), f"{row.apart:+.1%}", str(row.decisions), "no" if row.differ else "yes"]
+        [row.policy, str(row.live_steps), str(row.simulated_steps), f"{row.apart:+.1%}", str(row.decisions),
+        "no" if row.differ else "yes"]
         for row in rows
     ]))  # fmt: skip
     met = all(abs(row.apart) <= CLOSE and not row.differ for row in rows)

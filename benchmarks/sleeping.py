@@ -1,7 +1,7 @@
 """Layers that sleep, and one policy after the other on clusters of such: what live benchmarks share.
 
-Owns the environment in which layers sleep, the job of ``policies.py`` and ``simulated.py``, and which policies a command line names. What is
-measured is theirs; how layers sleep is ``asleep``'s.
+Owns the environment in which layers sleep, the job of ``policies.py`` and ``simulated.py``, and which
+policies a command line names. What is measured is theirs; how layers sleep is ``asleep``'s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ CHECKPOINT_EVERY = 10
 
 
 def environment_asleep(times: Path, seconds: Sequence[float] = (0.0, ASLEEP_S, 0.0)) -> dict[str, str]:
-    """The environment of programs in which a forward pass of embedding, block and head sleeps so many ``seconds``, as ``times`` says from now on."""
+    """The environment of programs in which a forward pass of embedding, block and head sleeps so many
+    ``seconds``, as ``times`` says from now on.
+    """
     times.write_text(json.dumps(seconds))
     return {"OOBLECK_BENCH_ASLEEP": str(times), "PYTHONPATH": str(Path(__file__).parent / "asleep")}
 
@@ -73,7 +75,8 @@ def policies_of(parser: argparse.ArgumentParser, only: str) -> list[str]:
 
 
 def under_each(names: Sequence[str], measure: Callable[[str, Path, dict[str, str]], T]) -> list[T]:
-    """``measure(policy, folder, environment)`` one after the other, each with a folder of its own; what is found is shown at once.
+    """``measure(policy, folder, environment)`` one after the other, each with a folder of its own; what is
+    found is shown at once.
 
     Raises ClusterFailed as ``measure`` does.
     """

@@ -1,4 +1,5 @@
-"""Bad weather in simulated worlds, seed after seed, on every core: the real machine and executor on a virtual clock.
+"""Bad weather in simulated worlds, seed after seed, on every core: the real machine and executor on a virtual
+clock.
 
 python benchmarks/soak.py --seeds 5000         from 0 on; one line of what was seen at the end
 python benchmarks/soak.py --seed 17            one seed again; if it fails, what it takes

@@ -27,9 +27,9 @@ _DAEMON_AWAY_S = 2.0
 class Fault:
     """A kind of failure: ``strike`` fails a node, ``mend`` is what a service manager would do afterwards.
 
-    The job wants two pipelines of ``depth`` nodes; ``standby`` more are there, with warm spares or without. The job's policy
-    is ``policy``; with ``kept`` devices keep what they send until the commit, and their sums are copied to a peer ``sum_copies``
-    times in a step.
+    The job wants two pipelines of ``depth`` nodes; ``standby`` more are there, with warm spares or without.
+    The job's policy is ``policy``; with ``kept`` devices keep what they send until the commit, and their sums
+    are copied to a peer ``sum_copies`` times in a step.
     """
 
     name: str
@@ -141,7 +141,9 @@ def rounds_of(fault: Fault, cluster: Cluster, rounds: int, rng: random.Random) -
 
 
 def _normal(cluster: Cluster, job: str, fault: Fault) -> JobView:
-    """Wait for some steps that nothing disturbs, on two pipelines of two stages, spares and standby at hand."""
+    """Wait for some steps that nothing disturbs, on two pipelines of two stages, spares and
+    standby at hand.
+    """
     start = -1
 
     def check() -> JobView | None:
@@ -203,8 +205,9 @@ def cost_of(
     """What a failure cost, from the steps around it.
 
     ``epoch`` was in force when it struck, so the first step of a later one is the first that was committed
-    without the failed device; ``whole_epoch`` is that of the plan with all devices again. ``devices`` of ``num_devices`` in the plan
-    by epoch; an epoch that nobody saw has those of the next. The interrupted step is finished under the old plan.
+    without the failed device; ``whole_epoch`` is that of the plan with all devices again. ``devices`` of
+    ``num_devices`` in the plan by epoch; an epoch that nobody saw has those of the next. The interrupted step
+    is finished under the old plan.
     """
     earlier = [step.at for step in steps if step.at <= struck_at][-_STEPS_FOR_MEDIAN:]
     after = [step for step in steps if step.epoch > epoch]
@@ -271,7 +274,9 @@ def _cost_of_absence(cluster: Cluster, job: str, before: JobView) -> Cost:
 
 
 def absence(steps: Sequence[StepView], last_before: int, incidents: int) -> Cost:
-    """The longest of the steps after ``last_before`` stands for the next step; an incident counts as a discarded step."""
+    """The longest of the steps after ``last_before`` stands for the next step; an incident counts as a
+    discarded step.
+    """
     longest = max(step.step_s for step in steps if step.step > last_before)
     return Cost(
         step_s=statistics.median(step.step_s for step in steps if step.step <= last_before),

@@ -186,7 +186,8 @@ def report(rates: dict[str, list[float]]) -> dict[str, object]:
                 {"ours": ours, "peer": comparison.peer, "goal": goal, "met": met, **asdict(interval)}
             )
             rows.append([
-                f"{ours} / {comparison.peer}", f"{interval.median:.3f}", f"{interval.low:.3f}-{interval.high:.3f}",
+                f"{ours} / {comparison.peer}", f"{interval.median:.3f}",
+                f"{interval.low:.3f}-{interval.high:.3f}",
                 f"{interval.confidence:.1%}", f">= {goal}" if goal else "", verdict,
             ])  # fmt: skip
     print(table(["ratio", "median", "interval", "confidence", "goal", ""], rows), end="\n\n")

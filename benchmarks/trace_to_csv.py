@@ -2,8 +2,9 @@
 
     python benchmarks/trace_to_csv.py p3-trace.csv > examples/traces/bamboo-p3.csv
 
-Nothing but the format changes: times count from the first instant, in seconds; what joins then is the cluster as it begins; a removal is a ``fail``, since
-those files do not tell a crash from a preemption with notice. The notice of the licence belongs beside what is written (examples/traces/NOTICE).
+Nothing but the format changes: times count from the first instant, in seconds; what joins then is the cluster
+as it begins; a removal is a ``fail``, since those files do not tell a crash from a preemption with notice.
+The notice of the licence belongs beside what is written (examples/traces/NOTICE).
 """
 
 from __future__ import annotations

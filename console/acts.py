@@ -1,4 +1,5 @@
-"""What the console may do to a cluster: each act with its oobleckctl command, why it is refused, how it is done and what came of it.
+"""What the console may do to a cluster: each act with its oobleckctl command, why it is refused, how it is
+done and what came of it.
 
 Acts are data until somebody has confirmed them. Owns no dialog (``screens.prompt``).
 """
@@ -71,14 +72,18 @@ def refusal(act: ConsoleAct, view: View, *, read_only: bool) -> str:
 
 
 def to_socket(command: str, socket: str) -> str:
-    """The same commands, to the daemon on ``socket``; to the one that oobleckctl finds by itself where that is ""."""
+    """The same commands, to the daemon on ``socket``; to the one that oobleckctl finds by itself where that
+    is "".
+    """
     if not socket:
         return command
     return _PROGRAM.sub(lambda found: f"{found[0]}--socket {shlex.quote(socket)} ", command)
 
 
 def perform(client: Client, act: ConsoleAct) -> ActOutcome:
-    """Do it to each of its names, whatever becomes of the others, and say what the daemon said; where some went wrong, of whom."""
+    """Do it to each of its names, whatever becomes of the others, and say what the daemon said; where some
+    went wrong, of whom.
+    """
     found = {name: _tried(client, act, name) for name in act.names}
     names: dict[str, list[str]] = {}
     for name, outcome in found.items():

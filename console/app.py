@@ -31,7 +31,8 @@ _PIPE_WIDTH = 120
 @click.option("--once", is_flag=True, help="Print the overview as text, once, and end.")
 @click.option(
     "--at", metavar="TIME",
-    help="Begin in the past: 12:04, 12:04:31, -5m (from the daemon's history; with --bundle, of its incident's day).",
+    help="Begin in the past: 12:04, 12:04:31, -5m (from the daemon's history; with --bundle, of its "
+         "incident's day).",
 )  # fmt: skip
 @click.option(
     "--bundle", "file", type=click.Path(path_type=Path), metavar="FILE",
@@ -142,7 +143,8 @@ def _watch(
 
     try:
         code = run(
-            client, at, file, theme=theme, ascii_only=ascii_only, rate_hz=rate, read_only=read_only, socket=socket
+            client, at, file, theme=theme, ascii_only=ascii_only, rate_hz=rate, read_only=read_only,
+            socket=socket
         )  # fmt: skip
     except BundleError as error:
         _end(error.problem, error.hint, FAILED)
@@ -165,7 +167,8 @@ def _web(words: list[str], port: int) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether there is somebody to draw for: a terminal, or the driver that Textual was told to use instead (a browser's).
+    """Whether there is somebody to draw for: a terminal, or the driver that Textual was told to use instead
+    (a browser's).
 
     Textual draws on stderr, so that must be a terminal as well.
     """

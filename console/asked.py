@@ -1,7 +1,8 @@
-"""What screens ask for beyond the lists: op times, layers, goodput, what would follow. When to ask, and what came back.
+"""What screens ask for beyond the lists: op times, layers, goodput, what would follow. When to ask, and what
+came back.
 
-Only what the screen in sight wants is fetched: a schedule of a thousand devices is half a megabyte. A daemon that
-does not know such a question is there all the same, so a refusal is a fact of its own and no absence.
+Only what the screen in sight wants is fetched: a schedule of a thousand devices is half a megabyte. A daemon
+that does not know such a question is there all the same, so a refusal is a fact of its own and no absence.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ TOUCHES: dict[str, frozenset[str]] = {
     "incident": frozenset({"layers", "goodput"}),
     "gap": frozenset(PERIODS_S),
 }
-# Nodes come and go in bursts, and for an answer about what would follow the daemon has to plan: not again within so many seconds. What is
+# Nodes come and go in bursts, and for an answer about what would follow the daemon has to plan: not again
+# within so many seconds. What is
 # about another plan is asked at once.
 # In a shaken cluster some change always touches these: the console would be the load. Who died is in the
 # change itself and is shown at once. (D-console-011)
@@ -43,7 +45,9 @@ REFUSED_S = 15.0
 
 
 def is_of_one_question(error: ClientError) -> bool:
-    """Whether the daemon is there all the same: it said no, or what nobody can read, or takes its time over this one question."""
+    """Whether the daemon is there all the same: it said no, or what nobody can read, or takes its time over
+    this one question.
+    """
     return not isinstance(error, Unreachable) or isinstance(error.__cause__, TimeoutError)
 
 
@@ -96,7 +100,9 @@ class ConsoleQueries:
             )
 
     def answers(self, job: JobView | None, now: float) -> Iterator[AnyFact]:
-        """What is due by ``now``, one fact each; after an answer that was too late the rest is left for the next time. Raises Unreachable."""
+        """What is due by ``now``, one fact each; after an answer that was too late the rest is left for the
+        next time. Raises Unreachable.
+        """
         if job is None:
             with self._lock:
                 self._due = {name: now + period_s for name, period_s in PERIODS_S.items()}

@@ -1,7 +1,7 @@
 """An incident in a file: reading it, with one clear line for every file that cannot be shown.
 
-Owns which formats this console reads. A file of a later format is refused by its number before its contents are
-looked at, so that the reason is never a puzzle of missing fields.
+Owns which formats this console reads. A file of a later format is refused by its number before its contents
+are looked at, so that the reason is never a puzzle of missing fields.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ def read(path: Path) -> Bundle:
         wanted = (
             "a newer oobleck-console" if head.version > BUNDLE_VERSION else "the oobleck-console of that time"
         )
-        problem = f"{path} is of format {head.version}, by {head.made_by}; this console reads format {BUNDLE_VERSION}"
+        problem = (
+            f"{path} is of format {head.version}, by {head.made_by}; this console reads format "
+            f"{BUNDLE_VERSION}"
+        )
         raise BundleError(problem, f"open it with {wanted}, or {_ANEW}")
     try:
         return msgspec.json.decode(data, type=Bundle)
@@ -58,7 +61,9 @@ def read(path: Path) -> Bundle:
 
 
 def write(path: Path, bundle: Bundle) -> Path:
-    """Put ``bundle`` into a new file: ``path``, or where that is there already ``inc-1-2.json`` and so on; which one. Raises OSError."""
+    """Put ``bundle`` into a new file: ``path``, or where that is there already ``inc-1-2.json`` and so on;
+    which one. Raises OSError.
+    """
     data = msgspec.json.encode(bundle)
     free, number = path, 1
     while True:

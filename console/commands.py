@@ -28,7 +28,9 @@ class Say(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Goto | Say:
-    """What ``text`` asks for; a beginning that fits one screen alone is enough. Raises ValueError with one sentence."""
+    """What ``text`` asks for; a beginning that fits one screen alone is enough. Raises ValueError with one
+    sentence.
+    """
     word, _, rest = text.strip().partition(" ")
     word = word.casefold()
     if word in WORDS:

@@ -1,4 +1,5 @@
-"""Writes docs/console.md: ``python -m oobleckd.console.docs [FILE]``. Keys, screens and options come from the code.
+"""Writes docs/console.md: ``python -m oobleckd.console.docs [FILE]``. Keys, screens and options come from the
+code.
 
 Owns the page's words around them. A test compares the page with what this would write.
 """

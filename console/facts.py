@@ -73,16 +73,20 @@ class Watched(Fact, frozen=True):
 
 
 class QueryRefused(Fact, frozen=True):
-    """A question that the daemon does not answer, and why in one sentence. ``what``: the field of ``Fetched`` or ``Watched``, or steps (``PastHistory``)."""
+    """A question that the daemon does not answer, and why in one sentence. ``what``: the field of ``Fetched``
+    or ``Watched``, or steps (``PastHistory``).
+    """
 
     what: str
     problem: str
 
 
 class Rewound(Fact, frozen=True):
-    """A moment of the past, ``at``. ``start``: its facts begin anew with these (none: they go on); then ``changes``.
+    """A moment of the past, ``at``. ``start``: its facts begin anew with these (none: they go on); then
+    ``changes``.
 
-    The past reaches from ``begins`` to ``until``; ``playing``: time goes on there. ``sampled``: when those steps began whose op times are known there.
+    The past reaches from ``begins`` to ``until``; ``playing``: time goes on there. ``sampled``: when those
+    steps began whose op times are known there.
     """
 
     begins: float
@@ -94,7 +98,9 @@ class Rewound(Fact, frozen=True):
 
 
 class Unshown(Fact, frozen=True):
-    """The past ``at`` that time cannot be shown, though whoever keeps it is there: ``problem`` in one sentence and, where there is one, ``hint``."""
+    """The past ``at`` that time cannot be shown, though whoever keeps it is there: ``problem`` in one
+    sentence and, where there is one, ``hint``.
+    """
 
     problem: str
     hint: str = ""

@@ -1,8 +1,8 @@
 """What the console learns, and when it asks: the event stream and the answers of the API, turned into facts.
 
 Two threads share one ``Feed``: ``follow`` reads the event stream, ``poll`` fetches. What an event may have
-changed is fetched at once, the rest now and then; every fact goes to ``deliver`` in the thread that learnt it.
-``poll`` alone says whether the daemon is there. Owns no state of the picture (``model``) and no widget.
+changed is fetched at once, the rest now and then; every fact goes to ``deliver`` in the thread that learnt
+it. ``poll`` alone says whether the daemon is there. Owns no state of the picture (``model``) and no widget.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import Change
 from oobleckd.unixhttp import ApiProblem, BadAnswer, ClientError, Unreachable
 
-# How old an answer may get while no event touches it, in seconds; what grows with the cluster less often. Incidents are fetched all at once,
+# How old an answer may get while no event touches it, in seconds; what grows with the cluster less often.
+# Incidents are fetched all at once,
 # and after a month they are many: each has its event when it begins and when it is over.
 PERIODS_S = {
     "status": 2.0,
@@ -44,16 +45,19 @@ TOUCHES: dict[str, frozenset[str]] = {
     "daemon": frozenset(),
     "gap": ALL,
 }
-# From so many nodes on all that is not steady is fetched less often, so that a large cluster costs no more bytes.
+# From so many nodes on all that is not steady is fetched less often, so that a large cluster costs no more
+# bytes.
 NODES_AT_FULL_RATE = 250
-# Of a large cluster this is not fetched again within so many seconds of one at full rate, whatever happens in it: among two hundred changes
+# Of a large cluster this is not fetched again within so many seconds of one at full rate, whatever happens in
+# it: among two hundred changes
 # a second there is always one that touches it.
 LARGE = ALL - {"incidents"}
 # In a shaken cluster some change always touches the lists of a thousand nodes. (D-console-011)
 MIN_S = 0.5
 SETTLE_S = 0.2  # Events come in bursts: one fetch for all of them.
 OPEN_INCIDENT_S = 0.25  # The phases of an open incident grow while one looks.
-# Changes that come one by one would wake a thread for each; so they are read for a moment, and then gather for a while that nobody sees.
+# Changes that come one by one would wake a thread for each; so they are read for a moment, and then gather
+# for a while that nobody sees.
 READ_S, GATHER_S = 0.01, 0.1
 RETRY_S = 0.5
 STREAM_RETRY_S = 5.0  # It reconnects by itself; this is for answers that cannot be read.
@@ -137,7 +141,9 @@ class Feed:
                 self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """The stream of another cluster, from its first change on: numbers that were heard of the one before say nothing of this one."""
+        """The stream of another cluster, from its first change on: numbers that were heard of the one before
+        say nothing of this one.
+        """
         self._other_history = False
         now = self._clock()
         said = "another cluster: its changes from the beginning"
@@ -219,7 +225,9 @@ class Feed:
                 self._due["incidents"] = min(self._due["incidents"], now + OPEN_INCIDENT_S)
 
     def _answers(self, due: Iterable[str]) -> tuple[dict[str, Any], dict[str, ClientError]]:
-        """By name what was answered, and what could not be. Raises where this version can read nothing at all of what it asked last."""
+        """By name what was answered, and what could not be. Raises where this version can read nothing at all
+        of what it asked last.
+        """
         answers: dict[str, Any] = {}
         refused: dict[str, ClientError] = {}
         for name in due:

@@ -13,12 +13,15 @@ from oobleckd.protocol.changes import Change
 # With 200 in all, a rack's aftermath pushed out every error. (D-console-014)
 EVENTS_KEPT = 4000
 MIN_OF_LEVEL = 1000
-# So many more are there before they are thinned: to look through all of them at every change would take longer than the rest.
+# So many more are there before they are thinned: to look through all of them at every change would take
+# longer than the rest.
 SLACK = 400
 
 
 def kept(events: tuple[Change, ...], change: Change) -> tuple[Change, ...]:
-    """``events`` and ``change``. An ordinary step is a point of the curves; among the events it would push out all others."""
+    """``events`` and ``change``. An ordinary step is a point of the curves; among the events it would push
+    out all others.
+    """
     if change.kind == "step" and change.level == "info":
         return events
     if change.kind == "console":  # what it has to say of itself it says again and again

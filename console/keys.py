@@ -1,7 +1,8 @@
-"""Every key of the console, in one place: where it works, what it does, and the same act as an oobleckctl command.
+"""Every key of the console, in one place: where it works, what it does, and the same act as an oobleckctl
+command.
 
-Pure. The bindings of the screens, the footer, ``?`` and docs/console.md are made from it, so that none of them can
-know a key that another does not. Does not know what an action's code is (``screens``).
+Pure. The bindings of the screens, the footer, ``?`` and docs/console.md are made from it, so that none of
+them can know a key that another does not. Does not know what an action's code is (``screens``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Literal, get_args
 import msgspec
 
 ScreenName = Literal["overview", "nodes", "pipelines", "templates", "incidents", "job", "events", "whatif"]
-Scope = Literal["everywhere", "list", "overview", "nodes", "pipelines", "templates", "incidents", "job", "events", "whatif", "prompt"]  # fmt: skip
+Scope = Literal["everywhere", "list", "overview", "nodes", "pipelines", "templates", "incidents", "job",
+    "events", "whatif", "prompt"]  # fmt: skip
 
 SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
 TITLES: dict[ScreenName, str] = {
@@ -274,7 +276,8 @@ def _screens() -> Iterator[Key]:
         ("i",),
         "inject",
         "Inject",
-        "let the marked nodes die, after a look at what follows; asks for the job's name where that stops it or takes it back",
+        "let the marked nodes die, after a look at what follows; asks for the job's name where that stops it "
+        "or takes it back",
         7,
         "oobleckctl kill-node NODE… --how HOW",
     )

@@ -1,8 +1,9 @@
 """What the console knows: facts in, one frozen ``View`` out. Pure.
 
-Owns how facts add up, and the questions that panels ask of the result (which job, how
-fresh). Does not know what facts there are (``facts``), which events stay (``kept``), does not fetch (``feed``), does not draw (``widgets``), and has no clock:
-every fact bears its time, every question that depends on time takes ``now``. Times are POSIX seconds.
+Owns how facts add up, and the questions that panels ask of the result (which job, how fresh). Does not know
+what facts there are (``facts``), which events stay (``kept``), does not fetch (``feed``), does not draw
+(``widgets``), and has no clock: every fact bears its time, every question that depends on time takes ``now``.
+Times are POSIX seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ LISTS = ("status", "jobs", "nodes", "pipelines", "templates", "incidents")
 
 
 class StepPoint(msgspec.Struct, frozen=True):
-    """A committed step (the first is 1): when, and with which loss (NaN where it is no number). ``skipped``: it made no update."""
+    """A committed step (the first is 1): when, and with which loss (NaN where it is no number). ``skipped``:
+    it made no update.
+    """
 
     step: int
     at: float
@@ -54,7 +57,9 @@ class StepPoint(msgspec.Struct, frozen=True):
 
 
 class Tape(msgspec.Struct, frozen=True):
-    """Of a picture of the past: how far it reaches, and whether time goes on. ``sampled``: when steps with known op times began."""
+    """Of a picture of the past: how far it reaches, and whether time goes on. ``sampled``: when steps with
+    known op times began.
+    """
 
     begins: float
     until: float
@@ -65,9 +70,10 @@ class Tape(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """Everything that the console shows.
 
-    ``heard_at`` is when the daemon last answered (0: never), ``points`` the newest committed steps of ``job``, ``num_queued`` how many others wait,
-    ``events`` the newest changes, ``seq`` the number of the newest one. ``problem``: why it is not live, or why a moment of the past is not shown.
-    ``schedule`` is measured, ``modelled`` of the plan in force; ``refused`` names questions that had no answer, and why.
+    ``heard_at`` is when the daemon last answered (0: never), ``points`` the newest committed steps of
+    ``job``, ``num_queued`` how many others wait, ``events`` the newest changes, ``seq`` the number of the
+    newest one. ``problem``: why it is not live, or why a moment of the past is not shown. ``schedule`` is
+    measured, ``modelled`` of the plan in force; ``refused`` names questions that had no answer, and why.
     ``tape`` is there while the past is shown.
     """
 

@@ -30,7 +30,9 @@ def overview(client: Client, now: float, width: int) -> str:
 
 
 def past(client: Client, at: float | None, file: Path | None, width: int) -> str:
-    """What it would show of the past: the end of ``file``, or the daemon's history at ``at``. Raises BundleError too."""
+    """What it would show of the past: the end of ``file``, or the daemon's history at ``at``. Raises
+    BundleError too.
+    """
     load = replay.of_daemon(client)
     if file is not None:
         load, began = replay.of_file(file)

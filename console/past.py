@@ -1,7 +1,7 @@
 """The past as facts: what a moment of it looked like, and what came until the next one. Pure.
 
-The daemon's ``Past`` is a snapshot and the changes after it; ``Walk`` goes along it, so that live data, a time of day
-and a file end in the same fold and the same screens. Does not load anything (``replay``).
+The daemon's ``Past`` is a snapshot and the changes after it; ``Walk`` goes along it, so that live data, a
+time of day and a file end in the same fold and the same screens. Does not load anything (``replay``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from oobleckd.protocol.watch import Past, SampledSteps, ScheduleView
 
 @dataclass(slots=True)
 class Walk:
-    """A place ``at`` in a ``past``. ``told``: how many changes came by then, ``schedule``: the index of the newest one."""
+    """A place ``at`` in a ``past``. ``told``: how many changes came by then, ``schedule``: the index of the
+    newest one.
+    """
 
     past: Past
     at: float

@@ -1,7 +1,7 @@
 """A source of facts that are past: at a time of day from the daemon's history, or from a file.
 
-Owns the place on the tape and the clock that moves it. What a moment is made of is ``past``'s; nothing here knows
-whether somebody looks.
+Owns the place on the tape and the clock that moves it. What a moment is made of is ``past``'s; nothing here
+knows whether somebody looks.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ class Replay:
         self._deliver(walk.begin(at, self._playing))
 
     def _refuse(self, at: float, error: ClientError) -> None:
-        """Say why ``at`` is not shown; where nobody is there to ask it is sought again, unless something else is by now."""
+        """Say why ``at`` is not shown; where nobody is there to ask it is sought again, unless something else
+        is by now.
+        """
         said = f"the past cannot be shown: {error.problem}"
         if not isinstance(error, Unreachable):
             self._deliver(Unshown(at, said, error.hint))

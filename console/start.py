@@ -61,7 +61,8 @@ def run(
         socket=socket,
     )
     app = ConsoleApp(opened, options=options)
-    # What is loaded by now stays. To look through all of it again and again for what nobody needs costs more than the frames.
+    # What is loaded by now stays. To look through all of it again and again for what nobody needs costs more
+    # than the frames.
     gc.collect()
     gc.freeze()
     app.run()

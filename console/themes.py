@@ -1,8 +1,8 @@
 """What roles look like: dark, light, for colour-blind eyes, and without any colour.
 
-The only place that knows colours. Whatever a colour says, a sign or a word says as well (``draw.lines``), so that
-``plain`` is a theme like the others. The colour-blind one uses the eight colours of Okabe and Ito (2008), which keep
-apart under protanopia, deuteranopia and tritanopia.
+The only place that knows colours. Whatever a colour says, a sign or a word says as well (``draw.lines``), so
+that ``plain`` is a theme like the others. The colour-blind one uses the eight colours of Okabe and Ito
+(2008), which keep apart under protanopia, deuteranopia and tritanopia.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ PALETTES: dict[ThemeName, Palette] = {
 def _inks(palette: Palette) -> dict[str, str]:
     return {
         "": palette.text, "dim": palette.dim, "strong": f"bold {palette.strong}", "good": palette.good,
-        "warn": f"bold {palette.warn}", "bad": f"bold {palette.bad}", "note": palette.note, "bar": palette.bar,
+        "warn": f"bold {palette.warn}", "bad": f"bold {palette.bad}", "note": palette.note,
+        "bar": palette.bar,
         "detect": palette.warn, "plan": palette.note, "reconfigure": palette.violet, "copy": palette.good,
         "resume": palette.cyan, "bubble": palette.edge,
     }  # fmt: skip

@@ -17,8 +17,8 @@ _OF_DAY = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}(?:\.\d+)?))?")
 
 
 def moment(text: str, now: float, shown: float | None = None) -> float:
-    """POSIX seconds of ``text``. A time of day is the one nearest to what is ``shown`` of the past, else the last one that was; ``+10s`` counts from
-    what is shown. A moment of 0 shows nothing.
+    """POSIX seconds of ``text``. A time of day is the one nearest to what is ``shown`` of the past, else the
+    last one that was; ``+10s`` counts from what is shown. A moment of 0 shows nothing.
 
     Raises ValueError with one sentence.
     """

@@ -1,8 +1,9 @@
-"""The Textual application: the feed's threads on one side, screens on the other, a few frames a second between.
+"""The Textual application: the feed's threads on one side, screens on the other, a few frames a second
+between.
 
-Owns the newest view, the frozen one, the past that is looked at, and the frame. Facts arrive in queues from threads and
-are folded here, so that widgets and threads never meet. What keys do everywhere is here; what they do on one
-screen is that screen's.
+Owns the newest view, the frozen one, the past that is looked at, and the frame. Facts arrive in queues from
+threads and are folded here, so that widgets and threads never meet. What keys do everywhere is here; what
+they do on one screen is that screen's.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ OpenSource = Callable[[Callable[[AnyFact], None]], Source]
 class Options(msgspec.Struct, frozen=True):
     """How the console was started.
 
-    ``client``: for acts and exports (None: a file is shown); ``load``: the past; ``begin``: a time of it to begin with;
-    ``socket``: the daemon's, where it was named.
+    ``client``: for acts and exports (None: a file is shown); ``load``: the past; ``begin``: a time of it to
+    begin with; ``socket``: the daemon's, where it was named.
     """
 
     read_only: bool = False
@@ -95,7 +96,8 @@ class ConsoleApp(App[None]):
         self.pages: dict[ScreenName, Page] = {
             page.TAG: page
             for page in (
-                Overview(self), NodesPage(self), Pipelines(self), Templates(self), Incidents(self), JobPage(self), EventsPage(self),
+                Overview(self), NodesPage(self), Pipelines(self), Templates(self), Incidents(self),
+                JobPage(self), EventsPage(self),
                 WhatIf(self),
             )
         }  # fmt: skip
@@ -281,7 +283,8 @@ class ConsoleApp(App[None]):
             return
         doing: dict[str, Callable[[str], Any]] = {
             "q": lambda _rest: self.exit(), "quit": lambda _rest: self.exit(),
-            "help": lambda _rest: self.action_help(), "theme": self._theme, "at": self._time, "filter": self._filter,
+            "help": lambda _rest: self.action_help(), "theme": self._theme, "at": self._time,
+            "filter": self._filter,
         }  # fmt: skip
         doing[said.word](said.rest)
 

@@ -1,9 +1,10 @@
 """The demo: seven nodes on this machine, a small GPT-2, nodes that die, and a comparison to the last bit.
 
-Everything is done by the installed commands, as a user would do it; only what is shown meanwhile comes from the API.
-The cluster lives in a temporary folder. However this ends (also by Ctrl-C or SIGTERM), it ends the cluster that it
-started; with ``--keep`` one that came to its end stays, to be looked at. At the end it says what was proven, and what
-restarts from checkpoints would have lost: an estimate from the numbers of this run alone.
+Everything is done by the installed commands, as a user would do it; only what is shown meanwhile comes from
+the API. The cluster lives in a temporary folder. However this ends (also by Ctrl-C or SIGTERM), it ends the
+cluster that it started; with ``--keep`` one that came to its end stays, to be looked at. At the end it says
+what was proven, and what restarts from checkpoints would have lost: an estimate from the numbers of this run
+alone.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Nodes killed after ``step`` committed steps, when the last checkpoint had ``checkpoint_step`` (0: there was none)
-    and a step took ``step_s``, the median of the last ones.
+    """Nodes killed after ``step`` committed steps, when the last checkpoint had ``checkpoint_step`` (0: there
+    was none) and a step took ``step_s``, the median of the last ones.
     """
 
     nodes: tuple[str, ...]
@@ -102,9 +103,11 @@ def proven(verdict: Verdict, view: JobView, kills: Sequence[Kill], incidents: Se
         "What was proven\n"
         f"  Same bits.         {losses} losses and {weights} weight tensors are those of the run without\n"
         "                     failures, bit for bit.\n"
-        f"  Each sample once.  {verdict.samples:,} samples were counted, {view.steps} steps of {batch}: in each step the same\n"
+        f"  Each sample once.  {verdict.samples:,} samples were counted, {view.steps} steps of {batch}: in "
+        "each step the same\n"
         "                     ones as without failures.\n"
-        f"  No step lost.      {num_killed} nodes were killed with SIGKILL; {view.steps_lost} committed steps were thrown away. The\n"
+        f"  No step lost.      {num_killed} nodes were killed with SIGKILL; {view.steps_lost} committed "
+        "steps were thrown away. The\n"
         f"                     steps that were running committed {waits} after the failure was seen."
     )
 
@@ -126,9 +129,11 @@ def restarts(kills: Sequence[Kill], start: Start, incidents: Sequence[IncidentVi
     return (
         "What restarts from the last checkpoint would have lost: an estimate, from the numbers of this run\n"
         f"{each}\n"
-        f"  Together: {steps} steps computed again, {total_s:.1f} s. Here: {steps_lost} steps; the recoveries took {recovered_s:.1f} s.\n"
+        f"  Together: {steps} steps computed again, {total_s:.1f} s. Here: {steps_lost} steps; the "
+        f"recoveries took {recovered_s:.1f} s.\n"
         "  (A step takes the median of the last ones before the kill. A start takes what it took here:\n"
-        f"  {start.processes_s:.1f} s for the processes, {start.first_step_s:.1f} s from the plan to the end of the first step. The time until\n"
+        f"  {start.processes_s:.1f} s for the processes, {start.first_step_s:.1f} s from the plan to the end "
+        "of the first step. The time until\n"
         "  somebody notices that the run has stopped is not counted.)"
     )
 
@@ -136,7 +141,8 @@ def restarts(kills: Sequence[Kill], start: Start, incidents: Sequence[IncidentVi
 def recovered(incident: IncidentView) -> str:
     """A recovery that is over, in a line."""
     return (
-        f"  recovered: step {incident.step} committed {incident.committed_s:.1f} s after the failure was seen,"
+        f"  recovered: step {incident.step} committed {incident.committed_s:.1f} s after the failure was "
+        "seen,"
         f" {incident.steps_lost} steps lost; all done after {incident.total_s:.1f} s"
     )
 
@@ -191,7 +197,9 @@ def shown() -> Iterator[Shown]:
 
 @dataclass(slots=True)
 class Demo:
-    """A cluster in ``state``, the job on it, and what has been done to it. ``after``: stages there were before (installing)."""
+    """A cluster in ``state``, the job on it, and what has been done to it. ``after``: stages there were
+    before (installing).
+    """
 
     state: Path
     after: int = 0
@@ -308,7 +316,9 @@ class Demo:
         return view
 
     def verify(self) -> Verdict:
-        """Train the job again without failures, and compare. Raises DemoFailed, also where one bit differs."""
+        """Train the job again without failures, and compare. Raises DemoFailed, also where one
+        bit differs.
+        """
         with shown() as on_screen:
 
             def show() -> None:

@@ -13,6 +13,7 @@ _LINKED = (
 )  # folders at the top of the repository, and packages of this one by links
 if _missing := [name for name in _LINKED if not Path(__file__).with_name(name).is_dir()]:
     raise ImportError(
-        f"{Path(__file__).with_name(_missing[0])} is no folder: this copy of oobleckd comes from a checkout without symbolic "
+        f"{Path(__file__).with_name(_missing[0])} is no folder: this copy of oobleckd comes from a checkout "
+        "without symbolic "
         "links (`git config core.symlinks true`, then `git checkout -- oobleckd`)"
     )

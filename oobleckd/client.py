@@ -151,7 +151,9 @@ class Client:
         return self._get("/v1/schedules", SampledSteps, job=job)
 
     def schedule(self, job: str = "", step: int = 0, *, modelled: bool = False) -> ScheduleView:
-        """Step ``step`` (0: the newest) as it was, or as modelled. ApiProblem 404 where nobody told of it, 409 where nothing is deployed."""
+        """Step ``step`` (0: the newest) as it was, or as modelled. ApiProblem 404 where nobody told of it,
+        409 where nothing is deployed.
+        """
         return self._get("/v1/schedule", ScheduleView, job=job, step=step or "", modelled=int(modelled) or "")
 
     def goodput(self, job: str) -> GoodputView:
@@ -159,11 +161,15 @@ class Client:
         return self._get(f"/v1/jobs/{quote(job, safe='')}/goodput", GoodputView)
 
     def impact(self, job: str, nodes: Iterable[str]) -> ImpactView:
-        """What would follow for ``job`` ("": the active one) if ``nodes`` died now, all at once. ApiProblem 404 for a node that nobody knows, 409 where nothing is deployed."""
+        """What would follow for ``job`` ("": the active one) if ``nodes`` died now, all at once. ApiProblem
+        404 for a node that nobody knows, 409 where nothing is deployed.
+        """
         return self._get("/v1/impact", ImpactView, job=job, nodes=",".join(nodes))
 
     def past(self, at: float, span_s: float = 60.0) -> Past:
-        """The state at ``at`` (POSIX seconds) and what came within ``span_s`` seconds after it. ApiProblem 404 where nothing is kept."""
+        """The state at ``at`` (POSIX seconds) and what came within ``span_s`` seconds after it. ApiProblem
+        404 where nothing is kept.
+        """
         return self._get("/v1/past", Past, at=repr(at), span=repr(span_s))
 
     def bundle(self, incident: str) -> Bundle:

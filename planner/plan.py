@@ -88,12 +88,13 @@ class Stage(msgspec.Struct, frozen=True):
 class Template(msgspec.Struct, frozen=True):
     """A pipeline for ``num_nodes`` nodes, planned ahead (Oobleck, section 4.1).
 
-    The modelled time of ``m`` micro-batches is ``fill_s + (m - 1) * period_s``: ``fill_s`` is one
-    micro-batch through all stages and cuts and the slowest update, or what makes the sum that of a run
-    (``refine``, ``fold``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of its time, so modelled, for
-    the micro-batches that it was made for (with a decoupled backward: less than of the split that it began with). ``chunks``: stages a device; with two, ``stages`` has those of a device as far
-    from the beginning as from the end (``pipe``), and the memory of each is the device's.
-    ``redundant``: each device holds its successor's stage besides its own, and the memory is of both.
+    The modelled time of ``m`` micro-batches is ``fill_s + (m - 1) * period_s``: ``fill_s`` is one micro-batch
+    through all stages and cuts and the slowest update, or what makes the sum that of a run (``refine``,
+    ``fold``); ``period_s`` the slowest stage with its transfers. No split takes less than (1 - ``gap``) of
+    its time, so modelled, for the micro-batches that it was made for (with a decoupled backward: less than of
+    the split that it began with). ``chunks``: stages a device; with two, ``stages`` has those of a device as
+    far from the beginning as from the end (``pipe``), and the memory of each is the device's. ``redundant``:
+    each device holds its successor's stage besides its own, and the memory is of both.
     """
 
     num_nodes: int
@@ -116,7 +117,9 @@ class Template(msgspec.Struct, frozen=True):
 
     @property
     def redundant_layers(self) -> tuple[Layers, ...]:
-        """What each of them holds besides: its successor's, the last one the first's (Bamboo, section 4); alone nothing."""
+        """What each of them holds besides: its successor's, the last one the first's (Bamboo, section 4);
+        alone nothing.
+        """
         held = self.held
         if not self.redundant or len(held) < 2:
             return (Layers(),) * len(held)
@@ -137,17 +140,19 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 NOTHING, FORWARD, BACKWARD, WEIGHTS = range(4)
-"""How far a hop got with a micro-batch: BACKWARD: the gradient of its input was sent back; WEIGHTS: all is in the sums."""
+"""How far a hop got with a micro-batch: BACKWARD: the gradient of its input was sent back; WEIGHTS: all is in
+the sums.
+"""
 
 
 class Route(msgspec.Struct, frozen=True):
     """Who computes micro-batch ``micro_batch``, layer by layer, in ``attempt``.
 
-    ``attempt`` is the epoch that made the route, so it never repeats. ``mask`` names the layers whose
-    weight gradients this attempt adds; ``None`` means all of them. Layers outside the mask only pass
-    activations and their gradients through. With ``reached`` (for every hop) it goes on with what was done in
-    attempt ``resumes``; what a hop there got to is not done again. ``redone``: per hop how much of its work was done once
-    (NOTHING, FORWARD, or BACKWARD for gradients too); without it, all.
+    ``attempt`` is the epoch that made the route, so it never repeats. ``mask`` names the layers whose weight
+    gradients this attempt adds; ``None`` means all of them. Layers outside the mask only pass activations and
+    their gradients through. With ``reached`` (for every hop) it goes on with what was done in attempt
+    ``resumes``; what a hop there got to is not done again. ``redone``: per hop how much of its work was done
+    once (NOTHING, FORWARD, or BACKWARD for gradients too); without it, all.
     """
 
     micro_batch: int
@@ -179,10 +184,12 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class HopState(msgspec.Struct, frozen=True):
-    """How far hop ``position`` of a micro-batch's route (of ``attempt``) is on its device, and what it still has of what it sent.
+    """How far hop ``position`` of a micro-batch's route (of ``attempt``) is on its device, and what it still
+    has of what it sent.
 
-    ``reached``: NOTHING, FORWARD, BACKWARD (the gradient was sent back) or WEIGHTS. ``has_input``: what it waits for has arrived. ``has_output``: the activations that it sent
-    on; ``has_gradient``: the gradient that it sent back.
+    ``reached``: NOTHING, FORWARD, BACKWARD (the gradient was sent back) or WEIGHTS. ``has_input``: what it
+    waits for has arrived. ``has_output``: the activations that it sent on; ``has_gradient``: the gradient
+    that it sent back.
     """
 
     micro_batch: int
@@ -274,8 +281,9 @@ class Transfer(msgspec.Struct, frozen=True):
 class Layout(msgspec.Struct, frozen=True):
     """What is deployed: who holds which layers, and the standing route of every micro-batch.
 
-    ``epoch`` names the layout; the attempts of its routes equal it. ``redundant``: what of ``holdings`` a device holds for the
-    case that another one dies: no route asks it to compute these, it takes part in their reduce and update alone.
+    ``epoch`` names the layout; the attempts of its routes equal it. ``redundant``: what of ``holdings`` a
+    device holds for the case that another one dies: no route asks it to compute these, it takes part in their
+    reduce and update alone.
     """
 
     epoch: int
@@ -302,7 +310,8 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Detours(msgspec.Struct, frozen=True):
-    """From ``round`` on ``routes`` replace the layout's routes of their micro-batches; until then ``before`` does.
+    """From ``round`` on ``routes`` replace the layout's routes of their micro-batches; until then ``before``
+    does.
 
     ``before`` are the routes of the detours that were in force when these were decided: who is still in the
     round of that decision goes by them. Attempts are the epochs that made the routes.

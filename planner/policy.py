@@ -16,11 +16,13 @@ from oobleckd.planner.profile import NOTHING, HeldBesides, Profile
 # A set of names: the daemon's loop needs the answer and does not import the policies, which import scipy.
 # (D-policies-002)
 REROUTING = frozenset({"adaptive", "bamboo", "slipstream"})
-"""Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the next
-boundary. By name, since the daemon's loop does not import the policies (scipy)."""
+"""Policies under which a job goes on with detours after a loss, instead of stopping for a new plan at the
+next boundary. By name, since the daemon's loop does not import the policies (scipy).
+"""
 ROLLING_BACK = frozenset({"varuna"})
-"""Policies under which every loss leads back to the last checkpoint, and whatever changes the plan goes by way of one: no
-layer is ever copied from a device to another. By name, too."""
+"""Policies under which every loss leads back to the last checkpoint, and whatever changes the plan goes by
+way of one: no layer is ever copied from a device to another. By name, too.
+"""
 
 HORIZON_STEPS = 100.0
 """For so many steps a plan is chosen where nobody knows how long it is until the next loss."""
@@ -30,8 +32,8 @@ WITH_REDUNDANT_LAYERS = frozenset({"bamboo"})
 
 
 class PlanError(ValueError):
-    """No plan exists; the message says why and ``hint`` what the user can change. ``memory``: the part of the hint that is to let devices have more
-    memory, which is no way out where the limit is the device's own.
+    """No plan exists; the message says why and ``hint`` what the user can change. ``memory``: the part of the
+    hint that is to let devices have more memory, which is no way out where the limit is the device's own.
     """
 
     def __init__(self, problem: str, hint: str = "", memory: str = "") -> None:
@@ -44,12 +46,13 @@ class PlanError(ValueError):
 class Setup(msgspec.Struct, frozen=True):
     """Everything about a job that does not change when nodes come and go.
 
-    ``device_memory_bytes``: limit per device (0: unlimited). ``max_nodes``: templates are made for n0
-    up to at most this many nodes, and for ``min_nodes`` at least. ``max_devices_per_stage``: devices of a node that may share a stage.
-    ``gap``: a template may be that share slower than the fastest (0: none is). ``held``: what the policy
-    keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``); ``chunks``: stages a device
-    then has, 0: whichever number is faster; ``staggered``: updates are. ``nodes_now``: that could be
-    used when the job was prepared (0: not known), whose number of micro-batches templates are made for.
+    ``device_memory_bytes``: limit per device (0: unlimited). ``max_nodes``: templates are made for n0 up to
+    at most this many nodes, and for ``min_nodes`` at least. ``max_devices_per_stage``: devices of a node that
+    may share a stage. ``gap``: a template may be that share slower than the fastest (0: none is). ``held``:
+    what the policy keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``);
+    ``chunks``: stages a device then has, 0: whichever number is faster; ``staggered``: updates are.
+    ``nodes_now``: that could be used when the job was prepared (0: not known), whose number of micro-batches
+    templates are made for.
     """
 
     profile: Profile
@@ -69,11 +72,12 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """The moment: ``nodes`` may be used; ``holdings`` (device -> layers) are the live copies now, which
-    may include devices of nodes that are not to be used (draining). ``running``: the pipelines at work,
-    as node tuples, with dead nodes and those of vacant places still named so that the policy sees which
-    pipelines were hit. ``zones``: node -> what it fails together with, such as a zone of a cloud, where that is known. ``horizon_steps``: steps
-    that are expected until the next loss. ``redo_s``: seconds of training since the last checkpoint (negative: there is none).
+    """The moment: ``nodes`` may be used; ``holdings`` (device -> layers) are the live copies now, which may
+    include devices of nodes that are not to be used (draining). ``running``: the pipelines at work, as node
+    tuples, with dead nodes and those of vacant places still named so that the policy sees which pipelines
+    were hit. ``zones``: node -> what it fails together with, such as a zone of a cloud, where that is known.
+    ``horizon_steps``: steps that are expected until the next loss. ``redo_s``: seconds of training since the
+    last checkpoint (negative: there is none).
     """
 
     nodes: tuple[str, ...]
@@ -95,10 +99,11 @@ class Rejected(msgspec.Struct, frozen=True):
 class Proposal(msgspec.Struct, frozen=True):
     """A plan, the copies that lead to it, its modelled cost in seconds, and one sentence of reason.
 
-    ``ops``: device -> its schedule, as text. ``precopy_s``: seconds until the copies are made while training goes on, before the stop; 0: nobody waits
-    for that, as nobody does where the caller cannot; negative: the policy has not weighed it. ``at_once``: copies begin in the step under way, even so;
-    what is left of them is made in the stop. ``cases``: of the reason what becomes of the pipelines, without sizes, copies and what can be lost
-    ("": it is all of it).
+    ``ops``: device -> its schedule, as text. ``precopy_s``: seconds until the copies are made while training
+    goes on, before the stop; 0: nobody waits for that, as nobody does where the caller cannot; negative: the
+    policy has not weighed it. ``at_once``: copies begin in the step under way, even so; what is left of them
+    is made in the stop. ``cases``: of the reason what becomes of the pipelines, without sizes, copies and
+    what can be lost ("": it is all of it).
     """
 
     plan: Plan
@@ -118,8 +123,8 @@ class Proposal(msgspec.Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """A recovery policy. ``reroutes``: after a loss the job goes on with detours (``REROUTING``). ``rolls_back``: it goes
-    back to a checkpoint (``ROLLING_BACK``).
+    """A recovery policy. ``reroutes``: after a loss the job goes on with detours (``REROUTING``).
+    ``rolls_back``: it goes back to a checkpoint (``ROLLING_BACK``).
     """
 
     name: str

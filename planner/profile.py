@@ -11,7 +11,9 @@ def sum_bytes(exact: bool) -> int:
 
 
 def state_bytes_per_param(exact: bool) -> int:
-    """All that lives as long as a parameter does in a layer that uses it: itself, two moments and a mean gradient, the sums of this use, and the reduced ones."""
+    """All that lives as long as a parameter does in a layer that uses it: itself, two moments and a mean
+    gradient, the sums of this use, and the reduced ones.
+    """
     # From one function: the share was written down as 12/36 in one place while the worker measured 32 bytes
     # a parameter, so copies had an eighth less room than they take. (D-planner-010)
     return 4 * 4 + 2 * sum_bytes(exact)
@@ -21,13 +23,13 @@ class LayerCost(msgspec.Struct, frozen=True):
     """One layer and one micro-batch on one device.
 
     ``forward_s`` and ``backward_s`` in seconds, the backward with its gradients added up; ``update_s``: what
-    follows once a step, from complete sums to new weights. ``param_bytes``: weights; ``state_bytes``: everything
-    that lives as long as the layer (weights, optimizer moments, gradient sums, reduced sums).
-    ``activation_bytes``: held between forward and backward; ``output_bytes``: the tensor handed to
-    the next layer. ``allreduce_s``: (devices of a node that share the layer, seconds of one all-reduce
-    among them); each pass makes one. A number of devices that is not listed cannot share it.
-    Where the backward was measured decoupled, ``weight_s`` of its seconds are the weight gradients', which hold ``kept_bytes``
-    until they run; both 0 where it was measured whole.
+    follows once a step, from complete sums to new weights. ``param_bytes``: weights; ``state_bytes``:
+    everything that lives as long as the layer (weights, optimizer moments, gradient sums, reduced sums).
+    ``activation_bytes``: held between forward and backward; ``output_bytes``: the tensor handed to the next
+    layer. ``allreduce_s``: (devices of a node that share the layer, seconds of one all-reduce among them);
+    each pass makes one. A number of devices that is not listed cannot share it. Where the backward was
+    measured decoupled, ``weight_s`` of its seconds are the weight gradients', which hold ``kept_bytes`` until
+    they run; both 0 where it was measured whole.
     """
 
     name: str
@@ -47,8 +49,9 @@ class Profile(msgspec.Struct, frozen=True):
     """All layers of a model in order, the device they were measured on, and the link between nodes.
 
     ``key`` identifies (model, shapes, precision, device kind), so that a profile is measured once.
-    ``reserve_bytes`` is what the runtime itself takes on a device. ``buckets[b]``: the layers that use
-    bucket ``b`` of the parameters (several for a tied weight). ``host_bytes_per_s``: from the host's memory to the device's (0: they are the same).
+    ``reserve_bytes`` is what the runtime itself takes on a device. ``buckets[b]``: the layers that use bucket
+    ``b`` of the parameters (several for a tied weight). ``host_bytes_per_s``: from the host's memory to the
+    device's (0: they are the same).
     """
 
     key: str
@@ -65,7 +68,9 @@ class Profile(msgspec.Struct, frozen=True):
         return sum(layer.update_s for layer in self.layers[start:stop])
 
     def kept_bytes(self, num_micro_batches: int, limit_bytes: int) -> int:
-        """What a device keeps at most, with such a limit, of all that it sends to its neighbours in a step."""
+        """What a device keeps at most, with such a limit, of all that it sends to its neighbours
+        in a step.
+        """
         largest = max((layer.output_bytes for layer in self.layers[:-1]), default=0)
         return min(limit_bytes, 2 * num_micro_batches * largest)  # activations one way, gradients the other
 
@@ -73,9 +78,10 @@ class Profile(msgspec.Struct, frozen=True):
 class HeldBesides(msgspec.Struct, frozen=True):
     """What a policy keeps on every device besides its stage (backups, redundant layers, spares).
 
-    ``state_copies``: training states of further stages, each taken to be as large as its own, or a part of its own;
-    ``device_bytes``: whatever does not depend on the stage. ``redundant_bytes``: what forward passes that are run ahead for another
-    device may hold at most, where the policy has devices hold layers for others.
+    ``state_copies``: training states of further stages, each taken to be as large as its own, or a part of
+    its own; ``device_bytes``: whatever does not depend on the stage. ``redundant_bytes``: what forward passes
+    that are run ahead for another device may hold at most, where the policy has devices hold layers for
+    others.
     """
 
     state_copies: float = 0.0

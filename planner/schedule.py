@@ -1,11 +1,12 @@
 """Schedules as data: a device's ops in order, their text form, and 1F1B.
 
-Owns ops; what they cost is ``work``'s, when they run ``timeline``'s, whether they can ``validator``'s. On
-the worker it is kept to until somebody dies; a whole backward in a pipeline of its own has 1F1B as priorities instead.
+Owns ops; what they cost is ``work``'s, when they run ``timeline``'s, whether they can ``validator``'s. On the
+worker it is kept to until somebody dies; a whole backward in a pipeline of its own has 1F1B as priorities
+instead.
 
-Text form, one op a word (stage first, micro-batch last, as in torch.distributed.pipelining); where a device has two stages
-(``pipe``), what one of them hands to the other is sent and received like the rest. Where routes cross (``jobshop``) the stage is the hop of
-that micro-batch's route:
+Text form, one op a word (stage first, micro-batch last, as in torch.distributed.pipelining); where a device
+has two stages (``pipe``), what one of them hands to the other is sent and received like the rest. Where
+routes cross (``jobshop``) the stage is the hop of that micro-batch's route:
 
     2F0 forward          2B0 backward         2I0 input gradient    2W0 weight gradient
     2SA0 sends its activations to stage 3     2RA0 receives activations from stage 1
@@ -77,8 +78,8 @@ def one_f_one_b(
 ) -> tuple[Op, ...]:
     """1F1B (PipeDream-flush) for one stage: at most ``num_stages - stage`` micro-batches in flight.
 
-    ``max_in_flight`` bounds them further where memory is short (``work.max_in_flight``). Without micro-batches
-    only the reduce and the update are left.
+    ``max_in_flight`` bounds them further where memory is short (``work.max_in_flight``). Without
+    micro-batches only the reduce and the update are left.
     """
     in_flight_cap = num_stages - stage if max_in_flight is None else min(max_in_flight, num_stages - stage)
     ahead = min(in_flight_cap - 1, len(micro_batches))

@@ -28,9 +28,11 @@ settings.load_profile("ours")
 
 
 class _LiveTogether(LoadScopeScheduling):
-    """Tests with real processes run one after another in one of the processes that ``make test`` starts, all others in the other.
+    """Tests with real processes run one after another in one of the processes that ``make test`` starts, all
+    others in the other.
 
-    Where two clusters share the machine, both take more than twice as long; beside what only computes, they wait less.
+    Where two clusters share the machine, both take more than twice as long; beside what only computes, they
+    wait less.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -39,7 +41,9 @@ class _LiveTogether(LoadScopeScheduling):
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of what is marked ``thin(n)``, about one in n is for ``make test``: all others are slow, and ``make thorough`` runs them."""
+    """Of what is marked ``thin(n)``, about one in n is for ``make test``: all others are slow, and
+    ``make thorough`` runs them.
+    """
     kinds: dict[str, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("thin") is not None:
@@ -50,7 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _left_out(kind: list[pytest.Function]) -> list[pytest.Function]:
-    """One in n is chosen by its name; and some more, so that every value of a parameter occurs, but for those of ``seed``."""
+    """One in n is chosen by its name; and some more, so that every value of a parameter occurs, but for those
+    of ``seed``.
+    """
     seen: set[tuple[str, str]] = set()
     rest = []
     for item in kind:
@@ -76,7 +82,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def bare_names(names: Iterable[str]) -> list[str]:
-    """Modules that were imported as ``worker``, ``planner`` or ``console``, or below: the root is on sys.path under ``python -m pytest``."""
+    """Modules that were imported as ``worker``, ``planner`` or ``console``, or below: the root is on sys.path
+    under ``python -m pytest``.
+    """
     return sorted(name for name in names if name.partition(".")[0] in {"console", "planner", "worker"})
 
 

@@ -3,9 +3,10 @@
     python3 tools/install.py product [--of N]       stages 1 to 3: the environment, torch, the product
     python3 tools/install.py dev [--of N]           stage 4: pytest, mypy and the rest
 
-Says which stage of how many it is in and how many seconds it takes: on a terminal in one line that is redrawn,
-elsewhere in plain lines. What pip prints is shown when it fails. Everything is pinned in ``constraints.txt``. Runs
-before anything is installed, so it uses the standard library alone; ``make`` decides what has to be done again.
+Says which stage of how many it is in and how many seconds it takes: on a terminal in one line that is
+redrawn, elsewhere in plain lines. What pip prints is shown when it fails. Everything is pinned in
+``constraints.txt``. Runs before anything is installed, so it uses the standard library alone; ``make``
+decides what has to be done again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Stage:
 
 
 def product() -> list[Stage]:
-    """What it takes to train, watch and compare. torch comes on its own: a mistake later does not repeat its download."""
+    """What it takes to train, watch and compare. torch comes on its own: a mistake later does not repeat its
+    download.
+    """
     made = (VENV / "bin" / "python").exists()
     environment = [] if made else [Stage(1, "make .venv", (sys.executable, "-m", "venv", str(VENV)))]
     return [
@@ -63,7 +66,9 @@ def shortened(text: str) -> str:
 
 
 class Line:
-    """The line of a stage: redrawn on a terminal, elsewhere written now and then. ``doing``: what pip said last."""
+    """The line of a stage: redrawn on a terminal, elsewhere written now and then. ``doing``: what pip said
+    last.
+    """
 
     def __init__(self, head: str) -> None:
         self.head, self.redrawn, self.doing = head, sys.stdout.isatty(), ""

@@ -1,8 +1,10 @@
-"""Layers that take a given time, whatever they compute in it, and sleep for the rest: devices that do not disturb each other.
+"""Layers that take a given time, whatever they compute in it, and sleep for the rest: devices that do not
+disturb each other.
 
-In force in every Python program that has this folder in PYTHONPATH. ``OOBLECK_BENCH_ASLEEP`` names a JSON file:
-the seconds of a forward pass of embedding, block and head; a backward pass takes twice as long, or as long for I and as
-long for W where it is decoupled. It is read once a layer: reading it in every pass would take 0.3 ms, which is nobody's work.
+In force in every Python program that has this folder in PYTHONPATH. ``OOBLECK_BENCH_ASLEEP`` names a JSON
+file: the seconds of a forward pass of embedding, block and head; a backward pass takes twice as long, or as
+long for I and as long for W where it is decoupled. It is read once a layer: reading it in every pass would
+take 0.3 ms, which is nobody's work.
 """
 
 from __future__ import annotations

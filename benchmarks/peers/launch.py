@@ -51,7 +51,8 @@ class Programs:
     def start(self, name: str, argv: list[str], **environment: str) -> None:
         """Start a program; its output goes to ``name``.out."""
         settings = {
-            "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(ROOT),
             FOLDER: str(self.folder), **environment,
         }  # fmt: skip
         with (self.folder / f"{name}.out").open("ab") as out:
@@ -151,7 +152,8 @@ def stop(pids: Iterable[int]) -> None:
 
 
 def endable(main: Callable[[], int]) -> int:
-    """What ``main`` returns, or 130 if Ctrl-C or SIGTERM ended it, by way of everything that ends what it started.
+    """What ``main`` returns, or 130 if Ctrl-C or SIGTERM ended it, by way of everything that ends what it
+    started.
 
     Only the first signal counts: ``timeout`` sends two, and the second would cut the ending short.
     """

@@ -1,4 +1,6 @@
-"""The model, its stages, its samples and its optimizer, as plain torch and transformers: for the peers only."""
+"""The model, its stages, its samples and its optimizer, as plain torch and transformers: for the
+peers only.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def adamw(module: torch.nn.Module) -> torch.optim.AdamW:
 
 
 def loss_of(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of the next token: logits (batch, sequence, vocabulary), tokens (batch, sequence)."""
+    """Mean cross entropy of the next token: logits (batch, sequence, vocabulary), tokens (batch,
+    sequence).
+    """
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 

@@ -43,7 +43,8 @@ class Peer:
 TORCHRUN = Peer("torchrun restart", tuple(f"rank{rank}" for rank in range(4)), 4, reads_on=False)
 TORCHFT = Peer("torchft, 4 groups of 1", tuple(f"group{group}" for group in range(4)), 4, reads_on=True)
 TORCHFT_2X2 = Peer(
-    "torchft, 2 groups of 2 stages", tuple(f"group{g}-stage{s}" for g in range(2) for s in range(2)), 2, reads_on=True
+    "torchft, 2 groups of 2 stages", tuple(f"group{g}-stage{s}" for g in range(2) for s in range(2)), 2,
+    reads_on=True
 )  # fmt: skip
 
 
@@ -74,7 +75,8 @@ def start_torchft(programs: Programs, python: Path, *, groups: int) -> None:
         )  # fmt: skip
 
 
-# torch 2.13 keeps one TCPStore over all restarts, and the dead round's gloo addresses in it make the next rounds
+# torch 2.13 keeps one TCPStore over all restarts, and the dead round's gloo addresses in it make the next
+# rounds
 # fail; with this variable every round has a store of its own, and the restart works.
 _FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 

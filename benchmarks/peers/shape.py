@@ -1,8 +1,9 @@
 """The one job that every system of the benchmarks trains: a GPT-2 of 6.5 M parameters over bytes.
 
 Owns numbers only, so that ``throughput.py``, ``recovery.py`` and the peers' programs (which run in
-environments without this project) cannot differ. ``OOBLECK_BENCH_SMALL`` in the environment is for trying the scripts out; ``OOBLECK_BENCH_LONG`` takes
-samples of GPT-2's own context, one a micro-batch; ``OOBLECK_BENCH_ASLEEP_S`` next to nothing, for layers that sleep so long.
+environments without this project) cannot differ. ``OOBLECK_BENCH_SMALL`` in the environment is for trying the
+scripts out; ``OOBLECK_BENCH_LONG`` takes samples of GPT-2's own context, one a micro-batch;
+``OOBLECK_BENCH_ASLEEP_S`` next to nothing, for layers that sleep so long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A plain loop of torch on one device: autocast to bf16, micro-batches added up by autograd, AdamW. Writes down when its steps ended.
+"""A plain loop of torch on one device: autocast to bf16, micro-batches added up by autograd, AdamW. Writes
+down when its steps ended.
 
     python -m benchmarks.peers.train_plain --config FILE [--kind cuda] [--deterministic]
 
-FILE: JSON with ``model`` (fields of ``GPT2Config``), ``global_batch``, ``micro_batch``, ``sequence`` and ``lr``.
+FILE: JSON with ``model`` (fields of ``GPT2Config``), ``global_batch``, ``micro_batch``, ``sequence`` and
+``lr``.
 """
 
 from __future__ import annotations

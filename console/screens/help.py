@@ -19,7 +19,10 @@ LINKS = (
     ("● live", "the daemon answers"),
     (
         "◌ STALE",
-        "the daemon is away, and training does not need it; shown is what was last known, greyed, with its age",
+        (
+            "the daemon is away, and training does not need it; shown is what was last known, greyed, "
+            "with its age"
+        ),
     ),
     ("○ no daemon", "none has answered yet; it is looked for until there is one"),
     ("◀ PAST", "a moment of the daemon's history, or of a file"),
@@ -85,7 +88,8 @@ class Help(Modal[None]):
     BINDINGS: ClassVar[list[BindingType]] = [("escape,question_mark,q", "dismiss", "Close")]
     DEFAULT_CSS = """
     Help { align: center middle; }
-    Help VerticalScroll { width: 96%; max-width: 120; height: auto; max-height: 96%; border: round $accent; padding: 0 2; background: $surface; }
+    Help VerticalScroll { width: 96%; max-width: 120; height: auto; max-height: 96%; border: round $accent;
+                          padding: 0 2; background: $surface; }
     Help Static { width: 1fr; height: auto; }
     """
 

@@ -1,4 +1,5 @@
-"""What lies over a screen, which goes on behind it: its words and scroll bars in ASCII where the console was started with --ascii.
+"""What lies over a screen, which goes on behind it: its words and scroll bars in ASCII where the console was
+started with --ascii.
 
 Frames are the application's.
 """

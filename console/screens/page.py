@@ -1,7 +1,7 @@
 """What all eight screens have in common: a verdict on top, panels in places, the keys at the bottom.
 
-A screen owns what one looks at (a cursor, a filter, a mode) and hands it to pure painters. What is shown belongs to
-the application, which also does what lasts longer than a screen: the ``Host``.
+A screen owns what one looks at (a cursor, a filter, a mode) and hands it to pure painters. What is shown
+belongs to the application, which also does what lasts longer than a screen: the ``Host``.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ class Page(Screen[None]):
 
 
 class ListPage(Page):
-    """A screen with a list and a cursor. Where rows have names the cursor stays with its row, whatever comes before it.
+    """A screen with a list and a cursor. Where rows have names the cursor stays with its row, whatever comes
+    before it.
 
     ``ROWS``: the field of the view that such rows are made of.
     """

@@ -1,4 +1,6 @@
-"""3 Pipelines: who computes what when in one step, as it was, as the planner has it, and where they differ."""
+"""3 Pipelines: who computes what when in one step, as it was, as the planner has it, and where
+they differ.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where panels lie in a terminal of a given size. Pure.
 
-Four arrangements: *wide* from 140 x 40, *medium* from 100 x 30, *small* (made for 80 x 24), and *tiny* below 56 x 16, where one panel
-is left. Every cell belongs to exactly one panel; the last row is the footer's.
+Four arrangements: *wide* from 140 x 40, *medium* from 100 x 30, *small* (made for 80 x 24), and *tiny* below
+56 x 16, where one panel is left. Every cell belongs to exactly one panel; the last row is the footer's.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ _PREVIEW_WIDTH, _PREVIEW_ROWS = 72, 8
 
 
 class _Asking(Modal[Answer]):
-    """A screen with one line to write in. Keys that come before that line has the focus are for it, too: who types fast loses none."""
+    """A screen with one line to write in. Keys that come before that line has the focus are for it, too: who
+    types fast loses none.
+    """
 
     def on_key(self, event: Key) -> None:
         """One that nobody had the focus for."""
@@ -65,7 +67,9 @@ class Prompt(_Asking[str | None]):
 
 
 class Confirm(_Asking[bool]):
-    """Shows what an act would do, and what follows from it, and wants a word for it where that stops the job."""
+    """Shows what an act would do, and what follows from it, and wants a word for it where that
+    stops the job.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "give_up", "Cancel", show=False),
@@ -73,7 +77,8 @@ class Confirm(_Asking[bool]):
     ]
     DEFAULT_CSS = """
     Confirm { align: center middle; }
-    Confirm Container { width: 80; overflow-y: auto; max-width: 100%; height: auto; max-height: 100%; background: $surface; border: round $accent; padding: 0 2; }
+    Confirm Container { width: 80; overflow-y: auto; max-width: 100%; height: auto; max-height: 100%;
+                        background: $surface; border: round $accent; padding: 0 2; }
     Confirm Static { width: 1fr; height: auto; }
     Confirm Input { background: $panel; }
     """
@@ -150,7 +155,9 @@ class Confirm(_Asking[bool]):
 
 
 def word(act: ConsoleAct, view: View) -> str:
-    """What has to be typed: the job's name where the act stops it, takes it back, or may; else nothing. Of a job that is not the one in ``view``, its id."""
+    """What has to be typed: the job's name where the act stops it, takes it back, or may; else nothing. Of a
+    job that is not the one in ``view``, its id.
+    """
     name = view.job.name if view.job is not None else ""
     if act.verb == "cancel":
         return name if view.job is not None and view.job.id in act.names else " ".join(act.names)

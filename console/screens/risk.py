@@ -1,4 +1,6 @@
-"""Whose loss a screen asks about when nobody is marked: ranked when layers have changed or one is gone, not in every frame."""
+"""Whose loss a screen asks about when nobody is marked: ranked when layers have changed or one is gone, not
+in every frame.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ class Risk:
     _found: tuple[tuple[str, ...], ...] = ()
 
     def candidates(self, view: View) -> tuple[tuple[str, ...], ...]:
-        """Sets of nodes, those that matter most first. Ranking a thousand nodes takes longer than painting them.
+        """Sets of nodes, those that matter most first. Ranking a thousand nodes takes longer than painting
+        them.
 
-        They are ranked again with other layers, which come anew after each change of a node, and when one of them is at work no more.
+        They are ranked again with other layers, which come anew after each change of a node, and when one of
+        them is at work no more.
         """
         if self._layers != view.layers or (self._nodes is not view.nodes and not self._at_work(view)):
             self._found = impact.candidates(view)

@@ -28,7 +28,8 @@ class StepCursor:
 
 
 def moment_of(view: View, by: int) -> float | None:
-    """In the past: when the step with known op times before the one in sight began, or the one after it; None in the present.
+    """In the past: when the step with known op times before the one in sight began, or the one after it; None
+    in the present.
 
     What is on the tape is loaded in parts: where it has no such step, half a minute off there may be one.
     """

@@ -43,7 +43,9 @@ class WhatIf(ListPage):
         return places.side_by_side(width, height, "table", "impact", 48)
 
     def wants(self) -> Wants:
-        """What would follow without the marked nodes, or without one of those that matter most; and who holds what."""
+        """What would follow without the marked nodes, or without one of those that matter most; and who holds
+        what.
+        """
         marked = self.host.marks.names
         return Wants(layers=True, impacts=(marked,) if marked else self._risk.candidates(self.view))
 

@@ -1,1 +1,3 @@
-"""Panels: one pure painter a module (view in, lines out), and ``panel``, the Textual widget that shows them."""
+"""Panels: one pure painter a module (view in, lines out), and ``panel``, the Textual widget that
+shows them.
+"""

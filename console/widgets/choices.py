@@ -1,4 +1,6 @@
-"""Why a recovery went the way it did: what moved, what was chosen, and what was not, with modelled costs. Pure."""
+"""Why a recovery went the way it did: what moved, what was chosen, and what was not, with modelled costs.
+Pure.
+"""
 
 from __future__ import annotations
 

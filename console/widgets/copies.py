@@ -13,7 +13,9 @@ DEPENDS = ("layers", "job", "refused")
 
 
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
-    """A digit for each layer, how many layers have how many copies, and the layers at risk with their holders."""
+    """A digit for each layer, how many layers have how many copies, and the layers at risk with their
+    holders.
+    """
     if not view.layers:
         problem = view.refusal("layers")
         return [clipped(((f"not known{': ' if problem else ''}{problem}", "dim"),), width)][:height]

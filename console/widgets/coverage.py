@@ -17,12 +17,16 @@ _AHEAD = 1024  # in steps of so many numbers: a node more or less is no reason t
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Of each number of nodes from 0 on the size of one of the most pipelines that use all of them; 0 where no sum of sizes makes it."""
+    """Of each number of nodes from 0 on the size of one of the most pipelines that use all of them; 0 where
+    no sum of sizes makes it.
+    """
 
     last: tuple[int, ...]
 
     def way(self, number: int) -> tuple[int, ...]:
-        """Sizes of pipelines that use ``number`` nodes, as many pipelines as there can be; none where that cannot be."""
+        """Sizes of pipelines that use ``number`` nodes, as many pipelines as there can be; none where that
+        cannot be.
+        """
         found = []
         while size := self.last[number]:
             found.append(size)

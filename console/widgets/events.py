@@ -25,7 +25,9 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
 
 
 def row(change: Change, job: str, width: int) -> Line:
-    """One change: when, how bad, of which kind where there is room, and its text without the job's own name."""
+    """One change: when, how bad, of which kind where there is room, and its text without the
+    job's own name.
+    """
     mark, role = _MARKS[change.level]
     roomy = width >= _WITH_KIND
     kind = f"{change.kind:<10} " if roomy else ""

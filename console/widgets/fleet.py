@@ -13,7 +13,8 @@ from oobleckd.console.widgets.timeline import TimelineLook, bubbles, by_pipeline
 from oobleckd.draw.lines import Line, Role, Span, clipped
 
 # Up to this share of waiting; the first is the best.
-STEPS: tuple[tuple[float, str, Role], ...] = ((0.08, "▂", "good"), (0.15, "▄", "note"), (0.30, "▆", "warn"), (math.inf, "█", "bad"))  # fmt: skip
+STEPS: tuple[tuple[float, str, Role], ...] = ((0.08, "▂", "good"), (0.15, "▄", "note"), (0.30, "▆", "warn"),
+    (math.inf, "█", "bad"))  # fmt: skip
 DEPENDS = ("schedule", "modelled")
 
 

@@ -1,7 +1,7 @@
 """All nodes in half blocks, two of them in a cell, by rack or by pipeline. Pure.
 
-Ink is a node at work, and what is missing of a cell is a node that is not: the shape says it, the colour says why. Those
-that are not well are named below.
+Ink is a node at work, and what is missing of a cell is a node that is not: the shape says it, the colour says
+why. Those that are not well are named below.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _WHOLE: dict[Half, str] = {"good": "█", "warn": "▒", "bad": "✗", "note": "
 _PAIRS: dict[tuple[Half, Half], Role] = {
     ("good", "warn"): "good/warn", ("good", "bad"): "good/bad", ("good", "note"): "good/note",
     ("good", "dim"): "good/dim", ("warn", "bad"): "warn/bad", ("warn", "note"): "warn/note",
-    ("warn", "dim"): "warn/dim", ("bad", "note"): "bad/note", ("bad", "dim"): "bad/dim", ("note", "dim"): "note/dim",
+    ("warn", "dim"): "warn/dim", ("bad", "note"): "bad/note", ("bad", "dim"): "bad/dim",
+    ("note", "dim"): "note/dim",
 }  # fmt: skip
 _ILL = ("lost", "disconnected", "draining", "joining")
 _LABEL = 10

@@ -20,7 +20,9 @@ _INDENT = 3
 
 
 def paint(view: View, _now: float, width: int, height: int, nodes: Sequence[str] = ()) -> list[Line]:
-    """Of ``nodes``: the verdict, its price, what is left, the plan that would follow, and the ways not taken."""
+    """Of ``nodes``: the verdict, its price, what is left, the plan that would follow, and the
+    ways not taken.
+    """
     if not nodes:
         return _ranking(view, width)[:height]
     impact = view.impact(nodes)
@@ -115,7 +117,9 @@ def candidates(view: View) -> tuple[tuple[str, ...], ...]:
 
 
 def line(view: View, width: int, asked: Sequence[tuple[str, ...]]) -> Line:
-    """``a failure now would cost  n013: 0.9 %  n089: 12 steps`` for each of the sets ``asked`` for; empty while nothing is known."""
+    """``a failure now would cost n013: 0.9 % n089: 12 steps`` for each of the sets ``asked`` for; empty while
+    nothing is known.
+    """
     spans: list[tuple[str, Role]] = []
     for nodes in asked:
         impact = view.impact(nodes)

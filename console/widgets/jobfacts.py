@@ -1,4 +1,6 @@
-"""The job in words: how far, how safe, and whether what it computes is what a run without failures would. Pure."""
+"""The job in words: how far, how safe, and whether what it computes is what a run without failures would.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ def place(names: Sequence[object], name: object, cursor: int) -> int:
 
 
 def window(cursor: int, count: int, height: int) -> range:
-    """The rows in sight: ``height`` of ``count``, the one of the cursor as far in the middle as the ends allow."""
+    """The rows in sight: ``height`` of ``count``, the one of the cursor as far in the middle as the ends
+    allow.
+    """
     height = max(0, min(height, count))
     first = max(0, min(cursor - height // 2, count - height))
     return range(first, first + height)

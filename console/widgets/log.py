@@ -55,7 +55,9 @@ def selected(view: View, look: LogLook) -> Sequence[Change]:
 
 @dataclass(slots=True)
 class _Picked:
-    """The rows of the last frame, and of which events: of thousands only those that came since are looked at."""
+    """The rows of the last frame, and of which events: of thousands only those that came since
+    are looked at.
+    """
 
     events: tuple[Change, ...] = ()
     asked: tuple[str, Level] = ("", "all")

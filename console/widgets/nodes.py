@@ -1,4 +1,6 @@
-"""The nodes: a line each while there is room, else a cell each, else a cell for several. Glyphs say the state."""
+"""The nodes: a line each while there is room, else a cell each, else a cell for several. Glyphs say the
+state.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
 
 @lru_cache(maxsize=1 << 17)
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sorts node-2 before node-10. Kept: in every frame thousands of names are sorted that were sorted before."""
+    """Sorts node-2 before node-10. Kept: in every frame thousands of names are sorted that were sorted
+    before.
+    """
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name))
 
 

@@ -80,7 +80,9 @@ def _places(view: View) -> dict[str, str]:
 
 
 class _Columns(NamedTuple):
-    """What a row says; in a narrow panel without rack and kind of device, in a wide one with host and, where any node has them, spare and redundant layers (``kept``)."""
+    """What a row says; in a narrow panel without rack and kind of device, in a wide one with host and, where
+    any node has them, spare and redundant layers (``kept``).
+    """
 
     places: Mapping[str, str]
     copies: Mapping[int, int]
@@ -113,7 +115,8 @@ class _Columns(NamedTuple):
         more = _more(node.host, _spare(node), _held(node.redundant), kept=self.kept) if wide else ""
         return (
             ("◆" if node.name in self.marked else " ", "warn"), (sign, role), (text, ""),
-            (f"{'-' if least is None else least:>7}  ", "bad" if least == 1 else ""), (more, ""), (node.reason, "dim"),
+            (f"{'-' if least is None else least:>7}  ", "bad" if least == 1 else ""), (more, ""),
+            (node.reason, "dim"),
         )  # fmt: skip
 
     def _text(

@@ -1,7 +1,7 @@
 """The one Textual widget of all screens: a frame with the lines of a painter (Line API).
 
-Owns repainting: nothing is painted that is not seen, and no line that looks as before is drawn again. What is in a
-panel belongs to its painter, what roles look like to ``themes``.
+Owns repainting: nothing is painted that is not seen, and no line that looks as before is drawn again. What is
+in a panel belongs to its painter, what roles look like to ``themes``.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ _KEPT_WHEN_STALE = frozenset({"banner-bad", "banner-warn", "banner-dim", "warn"}
 class Panel(Widget):
     """Shows what ``painter`` makes of the view.
 
-    ``depends``: the fields of the view that the painter looks at, where it does not look at the time; it is not
-    called while they are what they were, unless ``forget`` says that something else has changed. ``keeps_warnings``:
-    they stay bright when all else is greyed; ``greys``: whether an old picture greys it at all. ``opens``: the screen
-    that has more of it.
+    ``depends``: the fields of the view that the painter looks at, where it does not look at the time; it is
+    not called while they are what they were, unless ``forget`` says that something else has changed.
+    ``keeps_warnings``: they stay bright when all else is greyed; ``greys``: whether an old picture greys it
+    at all. ``opens``: the screen that has more of it.
     """
 
     DEFAULT_CSS = """
-    Panel { border: round $edge; border-title-color: $text-muted; border-subtitle-color: $text-muted; padding: 0 1; }
+    Panel { border: round $edge; border-title-color: $text-muted; border-subtitle-color: $text-muted;
+            padding: 0 1; }
     Panel.bare { border: none; }
     Panel.marked { border: heavy $accent; border-title-color: $accent; }
     Panel.ascii { border: ascii $edge; }
@@ -123,7 +124,9 @@ class Panel(Widget):
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """All of it. Textual asks every widget whenever one of them has changed; what is as before is there already."""
+        """All of it. Textual asks every widget whenever one of them has changed; what is as before is there
+        already.
+        """
         asked = crop, self.app.theme, self.app.no_color
         if self._kept[0] != asked:
             self._kept = asked, super().render_lines(crop)

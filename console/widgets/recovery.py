@@ -1,4 +1,5 @@
-"""An incident: what died, five phases on one axis beside the median of earlier ones, what it cost, why the plan is what it is.
+"""An incident: what died, five phases on one axis beside the median of earlier ones, what it cost, why the
+plan is what it is.
 
 Its choices in full (``choices``) have a panel of their own.
 """
@@ -114,7 +115,9 @@ def _headline(incident: IncidentView, total_s: float, width: int) -> Line:
 
 
 def _who(nodes: Sequence[str], room: int) -> str:
-    """All of them; where these have no room, their number and, in half of it, the first ones; nothing where that has none."""
+    """All of them; where these have no room, their number and, in half of it, the first ones; nothing where
+    that has none.
+    """
     names = ", ".join(nodes)
     if len(names) <= room or len(nodes) == 1:
         return cut(names, room)

@@ -1,4 +1,6 @@
-"""The templates in rows with a cursor, as modelled and as measured, and the stages of the chosen one with layers and memory. Pure."""
+"""The templates in rows with a cursor, as modelled and as measured, and the stages of the chosen one with
+layers and memory. Pure.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def _shares(view: View) -> dict[int, float]:
 
 
 def _measured(view: View) -> dict[int, float]:
-    """Number of stages -> how long such a pipeline worked at the step in sight, the mean of those there are."""
+    """Number of stages -> how long such a pipeline worked at the step in sight, the mean of those
+    there are.
+    """
     if view.schedule is None:
         return {}
     pipelines: dict[int, list[LaneView]] = {}
@@ -90,7 +94,8 @@ def _row(template: TemplateView, share: float | None, took_s: float | None, widt
     modelled = "-" if share is None else seconds(template.fill_s + (share - 1) * template.period_s)
     text = (
         f"{template.num_nodes:>5}  {template.instances:>6}  {len(template.stages):>6}  "
-        f"{size(max(template.memory_bytes, default=0)):>9}  {modelled:>9}  {'-' if took_s is None else seconds(took_s):>9}"
+        f"{size(max(template.memory_bytes, default=0)):>9}  {modelled:>9}  "
+        f"{'-' if took_s is None else seconds(took_s):>9}"
     )
     if width >= _ROOMY:
         split = "│".join(layers(*stage) for stage in template.stages)

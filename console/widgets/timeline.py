@@ -1,9 +1,9 @@
 """Who computes what when, in one step: a row for each device, time to the right. Pure.
 
-F forward, B backward, I input gradients, W weight gradients, U update, S a forward pass run ahead for another device;
-behind it the number of the micro-batch where there is room. A dot is waiting (the bubble), ✗ is what a dead device does not do any
-more, » an update before all votes are in. What another device was meant to do has a colour of its own, and its origin
-is said in words.
+F forward, B backward, I input gradients, W weight gradients, U update, S a forward pass run ahead for another
+device; behind it the number of the micro-batch where there is room. A dot is waiting (the bubble), ✗ is what
+a dead device does not do any more, » an update before all votes are in. What another device was meant to do
+has a colour of its own, and its origin is said in words.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ ORDERS: tuple[Order, ...] = ("number", "waiting", "hurt")
 BUBBLE, DEAD, EARLY = "·", "✗", "»"
 _NAME = 12
 LEGEND: Line = (
-    ("F0", "op-F"), (" forward ", "dim"), ("B0", "op-B"), (" backward ", "dim"), ("I0", "op-I"), (" input ", "dim"),
-    ("W0", "op-W"), (" weight ", "dim"), ("U", "op-U"), (" update ", "dim"), (EARLY, "op-U"), (" early ", "dim"),
-    ("F0", "op-moved"), (" re-routed ", "dim"), ("F0", "op-again"), (" again ", "dim"), (BUBBLE, "bubble"), (" waiting ", "dim"),
+    ("F0", "op-F"), (" forward ", "dim"), ("B0", "op-B"), (" backward ", "dim"), ("I0", "op-I"),
+    (" input ", "dim"),
+    ("W0", "op-W"), (" weight ", "dim"), ("U", "op-U"), (" update ", "dim"), (EARLY, "op-U"),
+    (" early ", "dim"),
+    ("F0", "op-moved"), (" re-routed ", "dim"), ("F0", "op-again"), (" again ", "dim"), (BUBBLE, "bubble"),
+    (" waiting ", "dim"),
     (DEAD, "bad"), (" lost", "dim"),
 )  # fmt: skip
 
 _SHORT: Line = (
-    ("F0", "op-F"), (" forward ", "dim"), ("B0", "op-B"), (" back ", "dim"), ("W0", "op-W"), (" weight ", "dim"), ("U", "op-U"),
-    (" update ", "dim"), ("F0", "op-moved"), (" re-routed ", "dim"), (BUBBLE, "bubble"), (" wait ", "dim"), (DEAD, "bad"), (" lost", "dim"),
+    ("F0", "op-F"), (" forward ", "dim"), ("B0", "op-B"), (" back ", "dim"), ("W0", "op-W"),
+    (" weight ", "dim"), ("U", "op-U"),
+    (" update ", "dim"), ("F0", "op-moved"), (" re-routed ", "dim"), (BUBBLE, "bubble"), (" wait ", "dim"),
+    (DEAD, "bad"), (" lost", "dim"),
 )  # fmt: skip
 
 
@@ -236,7 +241,8 @@ def role_of(op: OpView) -> Role:
 
 
 _SHADED: dict[Role, Role] = {
-    "op-F": "op-F odd", "op-B": "op-B odd", "op-I": "op-I odd", "op-W": "op-W odd", "op-moved": "op-moved odd",
+    "op-F": "op-F odd", "op-B": "op-B odd", "op-I": "op-I odd", "op-W": "op-W odd",
+    "op-moved": "op-moved odd",
 }  # fmt: skip
 
 

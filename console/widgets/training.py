@@ -109,7 +109,9 @@ def fault_free(view: View, job: JobView) -> float:
 
 
 def _ceiling(view: View, job: JobView, rates: Sequence[float | None]) -> float:
-    """The top of the axis: fault-free throughput, so that the curve's height is its share; else the highest seen."""
+    """The top of the axis: fault-free throughput, so that the curve's height is its share; else the highest
+    seen.
+    """
     return max(fault_free(view, job), _most(rates)) if fault_free(view, job) else _most(rates)
 
 
@@ -159,7 +161,9 @@ def _end(view: View, job: JobView, now: float) -> float:
 
 
 def _edge(view: View, job: JobView, now: float, width: int) -> float:
-    """``_end`` as it was when the last column was full: a column stays what it is as it moves to the left, and nothing is drawn anew until one is full."""
+    """``_end`` as it was when the last column was full: a column stays what it is as it moves to the left,
+    and nothing is drawn anew until one is full.
+    """
     column_s = _span_s(job) / width
     return math.floor(_end(view, job, now) / column_s) * column_s
 
@@ -209,7 +213,9 @@ def _crosses(points: Sequence[StepPoint], width: int) -> list[Line]:
 
 
 def _columns(points: Sequence[StepPoint], width: int) -> list[list[StepPoint]]:
-    """As many steps a column as it takes for all to have room. Of step numbers, so that a column stays what it is."""
+    """As many steps a column as it takes for all to have room. Of step numbers, so that a column stays what
+    it is.
+    """
     most = max(1, math.ceil(len(points) / width))
     columns: dict[int, list[StepPoint]] = {}
     for point in points:

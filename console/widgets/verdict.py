@@ -36,7 +36,9 @@ def paint(view: View, now: float, width: int, height: int = HEIGHT) -> list[Line
 
 
 def _pressing(view: View) -> bool:
-    """Whether the banner has more to say than who the daemon is; else its line is for numbers that have no room."""
+    """Whether the banner has more to say than who the daemon is; else its line is for numbers that have no
+    room.
+    """
     quiet = view.link == "live" and view.status is not None and view.status.version == __version__
     at_peace = (view.incident is None or not view.incident.open) and not _unknown(view)
     return not (quiet and at_peace and view.job is not None and not view.job.reason)
@@ -150,7 +152,9 @@ def _banner(view: View, now: float) -> Line:
 
 
 def _stale(view: View, now: float) -> Line:
-    """What goes on without the daemon is a step; of a job that did not run, or of one to be repaired, nothing is known."""
+    """What goes on without the daemon is a step; of a job that did not run, or of one to be repaired, nothing
+    is known.
+    """
     trained = view.job is not None and view.job.state == "running"
     head = ODD if view.answers else NEEDS_NONE if trained else AWAY
     text = f" last word {age(view.age_s(now))} ago, at {dated(view.heard_at, now)}; trying again"

@@ -39,7 +39,10 @@ def deployed(core: Core, run: Run) -> None:
     found = of_job(core, job)
     if found and found != run.told_of:
         what = "; ".join(map(str, found))
-        text = f"{job.id}: its devices do not come to the same bits: {what}; so replicas are not compared, and neither are results"
+        text = (
+            f"{job.id}: its devices do not come to the same bits: {what}; so replicas are not compared, "
+            "and neither are results"
+        )
         story = [f"job:{job.id}", *(f"node:{node}" for node in nodes_of(found))]
         core.announce(text, DevicesDiffer(job.id, found), story, level="warn")
     run.told_of = found

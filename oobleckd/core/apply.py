@@ -1,7 +1,7 @@
 """The one reducer of the journal: what each fact changes in the living state.
 
-Live records and the replay after a restart go through the same ``apply``, so the state after a restart is the state before it. Owns no
-fact (``entries``) and no field of the state (``state``).
+Live records and the replay after a restart go through the same ``apply``, so the state after a restart is the
+state before it. Owns no fact (``entries``) and no field of the state (``state``).
 """
 
 from __future__ import annotations
@@ -230,7 +230,9 @@ def _train(job: JobRecord, entry: _OfTraining) -> None:
 
 
 def _keep(job: JobRecord, new: KeptCheckpoint) -> None:
-    """The newest are on the disk, and the newest of which it is known that its text was right; that from which the job goes on is known."""
+    """The newest are on the disk, and the newest of which it is known that its text was right; that from
+    which the job goes on is known.
+    """
     older, kept = job.kept, [*job.kept, new][-max(MIN_KEPT, job.spec.checkpoint.keep) :]
     checked = [each for each in older if each.checked][-1:]
     base = [each for each in older if each.directory == job.source and not each.checked]

@@ -47,7 +47,8 @@ def outvoted(odds: Sequence[Odd]) -> tuple[str, ...]:
 def refuted(dispute: Dispute, truth: Fingerprints) -> tuple[str, ...]:
     """Devices that said something else than what came out when it was computed again, in name order.
 
-    Nobody, where all of a bucket did: a wrong gradient had gone into everybody's weights before they were compared.
+    Nobody, where all of a bucket did: a wrong gradient had gone into everybody's weights before they were
+    compared.
     """
     named: set[str] = set()
     for odd in dispute.odds:

@@ -1,12 +1,14 @@
-"""How often a job with ``checkpoint.every = "auto"`` writes a checkpoint: the interval of Young and Daly, in steps.
+"""How often a job with ``checkpoint.every = "auto"`` writes a checkpoint: the interval of Young and Daly, in
+steps.
 
-Pure: a function of what the journal says of the job, so a restarted daemon goes on with the same one. Owns the estimates and
-their bounds; asking the devices for a checkpoint is ``steer``'s.
+Pure: a function of what the journal says of the job, so a restarted daemon goes on with the same one. Owns
+the estimates and their bounds; asking the devices for a checkpoint is ``steer``'s.
 
-Work is lost at a failure since the last checkpoint, on average half an interval, and every checkpoint costs something itself. The sum
-is least at sqrt(2 * C * M), where C is what one costs training and M the mean time between the failures that need one (Young 1974;
-Daly 2006). Which failures these are follows from the policy: under one that rolls back all losses, else losses of a layer's last
-copy. Either way each shows as a rollback to a checkpoint. M is estimated as ``failures`` does it for all losses.
+Work is lost at a failure since the last checkpoint, on average half an interval, and every checkpoint costs
+something itself. The sum is least at sqrt(2 * C * M), where C is what one costs training and M the mean time
+between the failures that need one (Young 1974; Daly 2006). Which failures these are follows from the policy:
+under one that rolls back all losses, else losses of a layer's last copy. Either way each shows as a rollback
+to a checkpoint. M is estimated as ``failures`` does it for all losses.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _STATE_COPIES = 3  # weights and two moments
 
 
 def cadence(job: JobRecord) -> CadenceView | None:
-    """The present interval of ``job``; None where none is computed, or no step has told yet how long it takes."""
+    """The present interval of ``job``; None where none is computed, or no step has told yet how long it
+    takes.
+    """
     if job.spec.checkpoint.every != "auto" or job.setup is None or not job.step_s:
         return None
     write_s = max((written.took_s for written in job.written[-_LOOKS_BACK:]), default=0.0)
@@ -83,8 +87,8 @@ def _measured_s(job: JobRecord) -> float | None:
 
 
 def _cost_s(job: JobRecord, written: Written) -> float | None:
-    """Over what so many steps took before, of the same epoch: another layout takes another time. None where nothing tells, and
-    while the first of these steps is under way.
+    """Over what so many steps took before, of the same epoch: another layout takes another time. None where
+    nothing tells, and while the first of these steps is under way.
     """
     # By the numbers of steps, in steps of one generation: in the simulator one word stands for many steps,
     # and by places in the list no cost was ever measured there. (D-checkpoints-012)
@@ -104,6 +108,8 @@ def _cost_s(job: JobRecord, written: Written) -> float | None:
 
 
 def _total_s(steps: Sequence[Step], first: int) -> float:
-    """Of ``steps``, the first of which begins with the step ``first``: one that was told of may stand for several."""
+    """Of ``steps``, the first of which begins with the step ``first``: one that was told of may stand for
+    several.
+    """
     begin = [first, *(step.step + 1 for step in steps)]
     return sum((step.step + 1 - was) * step.step_s for step, was in zip(steps, begin, strict=False))

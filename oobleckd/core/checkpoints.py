@@ -1,7 +1,8 @@
 """Checkpoints as devices write them: parts collected until all buckets are there, then made whole.
 
-Devices write beside training, the state after the same round; this owns the book-keeping, and whether another one is wanted. One whose writer
-died before all its parts were told stays incomplete, which is certain once a newer one is complete.
+Devices write beside training, the state after the same round; this owns the book-keeping, and whether another
+one is wanted. One whose writer died before all its parts were told stays incomplete, which is certain once a
+newer one is complete.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def on_part(core: Core, message: CheckpointPart) -> None:
 
 
 def _spared(core: Core, job: JobRecord) -> tuple[str, ...]:
-    """Checkpoints that somebody may roll back to, however many newer ones there are: the job's last one, the newest whose text is known to have
-    been the right one, and what other jobs began from, or will.
+    """Checkpoints that somebody may roll back to, however many newer ones there are: the job's last one, the
+    newest whose text is known to have been the right one, and what other jobs began from, or will.
     """
     # The one that the journal names stays until it names another: the daemon can fall, or the job roll
     # back, between the rename and the journal's entry. So keep = 1 may leave two. (D-checkpoints-010)
@@ -156,7 +157,9 @@ def _abandon_older(core: Core, run: Run, counters: Counters) -> None:
 
 
 def wanted(core: Core, run: Run) -> bool:
-    """Whether one is to be begun at the next boundary: none is under way, the disk is not known to refuse, and somebody asked or it is time."""
+    """Whether one is to be begun at the next boundary: none is under way, the disk is not known to refuse,
+    and somebody asked or it is time.
+    """
     return (
         run.begun is None
         and not room.refuses(core, run)
@@ -170,12 +173,15 @@ def begun(run: Run, counters: Counters) -> None:
 
 
 def skipped(core: Core, run: Run, counters: Counters) -> None:
-    """One was due at the boundary ``counters``, and the one before is still being written: said once for each of these."""
+    """One was due at the boundary ``counters``, and the one before is still being written: said once for each
+    of these.
+    """
     if run.begun is None or run.skipped_for == run.begun.step:
         return
     run.skipped_for = run.begun.step
     text = (
-        f"{run.job.id}: no checkpoint of step {counters.step}: that of step {run.begun.step} is still being written "
+        f"{run.job.id}: no checkpoint of step {counters.step}: that of step {run.begun.step} is still being "
+        "written "
         "(checkpoint.every is shorter than that takes)"
     )
     core.announce(text, CheckpointSaid(run.job.id), (f"job:{run.job.id}",), level="warn")
@@ -192,8 +198,9 @@ def saved(job: JobRecord) -> bool:
 
 
 def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> KeptCheckpoint | None:
-    """What a device was to load is not what was written: it is named, set aside, and the one to roll back to instead is returned. None, and
-    nothing is done, where there is none: of the last one even what is left may be worth something under its name.
+    """What a device was to load is not what was written: it is named, set aside, and the one to roll back to
+    instead is returned. None, and nothing is done, where there is none: of the last one even what is left may
+    be worth something under its name.
     """
     directory, step = message.damaged, job.counters.step
     whole = [kept for kept in job.kept if kept.directory != directory]
@@ -203,7 +210,8 @@ def damaged(core: Core, job: JobRecord, message: DeviceFailed) -> KeptCheckpoint
     # (D-checkpoints-011)
     core.outbox.append(SetAside(directory))
     text = (
-        f"{job.id}: the checkpoint of step {step} is damaged and not used again: {message.device}: {message.error}; "
+        f"{job.id}: the checkpoint of step {step} is damaged and not used again: {message.device}: "
+        f"{message.error}; "
         f"what is left of it is kept as {directory}{DAMAGED}"
     )
     story = (f"job:{job.id}", f"node:{node_of(message.device)}")

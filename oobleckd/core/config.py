@@ -8,13 +8,13 @@ import msgspec
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Fixed for an incarnation of the daemon.
 
-    ``daemon``: its name. ``lease_s``: the longest silence of a node that is borne; what its
-    heartbeats teach is shorter (``lease``). ``grace_s``: time after a restart in which nobody is declared dead.
+    ``daemon``: its name. ``lease_s``: the longest silence of a node that is borne; what its heartbeats teach
+    is shorter (``lease``). ``grace_s``: time after a restart in which nobody is declared dead.
     ``link_grace_s``: how long a link between two live devices may stay down before one end is evicted.
     ``batch_s``: how long to wait for more nodes after one has joined. ``secret``: hex key from which the
-    transport secrets of jobs are derived.
-    ``checkpoint_dir``: used by jobs that name none. ``journal``: the name of the journal, which stands in the folders of its jobs.
-    ``look_s``: how finely the sleep of this process itself is told (``Membership.attend``); inf: it never sleeps.
+    transport secrets of jobs are derived. ``checkpoint_dir``: used by jobs that name none. ``journal``: the
+    name of the journal, which stands in the folders of its jobs. ``look_s``: how finely the sleep of this
+    process itself is told (``Membership.attend``); inf: it never sleeps.
     """
 
     daemon: str = ""

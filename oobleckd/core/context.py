@@ -33,7 +33,9 @@ from oobleckd.protocol.parts import FailureCause, Peer
 
 @dataclass(slots=True)
 class Core:
-    """The machine's whole state. ``now`` is the time of the event at hand, POSIX seconds. ``queue_reason``: what jobs of the queue were last told to wait for."""
+    """The machine's whole state. ``now`` is the time of the event at hand, POSIX seconds. ``queue_reason``:
+    what jobs of the queue were last told to wait for.
+    """
 
     config: CoreConfig
     state: State
@@ -68,8 +70,8 @@ class Core:
         self.outbox.append(Tell(node_of(device_or_node) or device_or_node, message, ahead))
 
     def release(self, device: str, job: str) -> None:
-        """Have a device drop what it holds of ``job``. Until it has, a plan that copies state to it would lose that: its node is none to plan with
-        (``candidates``).
+        """Have a device drop what it holds of ``job``. Until it has, a plan that copies state to it would
+        lose that: its node is none to plan with (``candidates``).
         """
         self.releases += 1
         order = f"{self.config.daemon}.{self.releases}"
@@ -117,9 +119,10 @@ class Core:
     def candidates(self, job: JobRecord, without: Collection[str] = ()) -> tuple[str, ...]:
         """The nodes that a plan for ``job`` should use now, in name order, were it not for those ``without``.
 
-        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them, and where devices hold each other's layers
-        those in other zones than the neighbours that they would get. None that has notice of its end, and, where
-        state is to be copied, none that has yet to drop what it holds; none that is kept out for what it would read.
+        Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them, and where
+        devices hold each other's layers those in other zones than the neighbours that they would get. None
+        that has notice of its end, and, where state is to be copied, none that has yet to drop what it holds;
+        none that is kept out for what it would read.
         """
         min_devices = job.setup.devices_per_node if job.setup is not None else 0
         kept_out = self.run.kept_out if self.run is not None and self.run.job is job else ()
@@ -132,7 +135,9 @@ class Core:
         return self.usable.under(Terms(min_devices, max_nodes, job.survivors(), out, empty, rings))
 
     def needs(self, name: str) -> bool:
-        """Whether a device of the node holds state that counts, or is about to: of the layout in force, or of the one being deployed."""
+        """Whether a device of the node holds state that counts, or is about to: of the layout in force, or of
+        the one being deployed.
+        """
         if self.run is None:
             return False
         candidate = self.run.candidate
@@ -164,7 +169,9 @@ class Core:
         return msgspec.structs.replace(job.spec, checkpoint=checkpoint)
 
     def compared(self, spec: Job, devices: Iterable[str]) -> Job:
-        """``spec`` for ``devices`` that train together: where these do not come to the same bits, they are not compared."""
+        """``spec`` for ``devices`` that train together: where these do not come to the same bits, they are
+        not compared.
+        """
         known = [info.all_traits for device in devices if (info := self.members.device(device)) is not None]
         if all(traits == known[0] for traits in known):
             return spec

@@ -1,7 +1,8 @@
-"""Silent data corruption: whoever is named is quarantined, and the job rolls back to a state that all agreed on (docs/corruption.md).
+"""Silent data corruption: whoever is named is quarantined, and the job rolls back to a state that all agreed
+on (docs/corruption.md).
 
-Owns what is found in a disagreement, the quarantine, how far back to go, and what is still to be settled when the same step is computed again.
-Who is to blame is ``blame``'s; the rollback is ``recovery``'s.
+Owns what is found in a disagreement, the quarantine, how far back to go, and what is still to be settled when
+the same step is computed again. Who is to blame is ``blame``'s; the rollback is ``recovery``'s.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from oobleckd.protocol.parts import Counters
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Bits are wrong: ``cause`` says what and whose, for people, ``nodes`` may have them, and ``target`` can be trusted."""
+    """Bits are wrong: ``cause`` says what and whose, for people, ``nodes`` may have them, and ``target`` can
+    be trusted.
+    """
 
     cause: str
     nodes: tuple[str, ...]
@@ -45,7 +48,9 @@ def heard(core: Core, message: Corrupted) -> Finding | None:
 
 
 def at_boundary(core: Core, run: Run) -> Finding | None:
-    """What is wrong with the state that devices told of, who all hold at a boundary: no vote will compare it."""
+    """What is wrong with the state that devices told of, who all hold at a boundary: no vote will
+    compare it.
+    """
     told = {device: run.held[device].digests for device in run.job.survivors()}
     odds = differing(told)
     if odds:
@@ -59,8 +64,8 @@ def at_boundary(core: Core, run: Run) -> Finding | None:
 def found(
     core: Core, run: Run, at: Counters, odds: tuple[Odd, ...], own: Mapping[str, str] | None = None
 ) -> Finding:
-    """Bits are wrong at the boundary ``at``: holders do not agree, or devices say what is wrong with their ``own``. Journals it, and quarantines
-    who is named.
+    """Bits are wrong at the boundary ``at``: holders do not agree, or devices say what is wrong with their
+    ``own``. Journals it, and quarantines who is named.
     """
     job = run.job
     named: dict[str, tuple[str, Evidence]] = {
@@ -82,7 +87,9 @@ def found(
 
 
 def forgotten(job: JobRecord) -> Finding:
-    """The journal has lost its end: whatever the devices hold came of decisions that nobody knows any more."""
+    """The journal has lost its end: whatever the devices hold came of decisions that nobody knows
+    any more.
+    """
     last = (
         KeptCheckpoint(job.checkpoint, job.checkpoint_counters)
         if job.checkpoint
@@ -94,7 +101,9 @@ def forgotten(job: JobRecord) -> Finding:
 
 
 def trusted(job: JobRecord, step: int) -> KeptCheckpoint:
-    """The last state that all agreed on before ``step``: a checkpoint that is not younger than the last comparison, or the start."""
+    """The last state that all agreed on before ``step``: a checkpoint that is not younger than the last
+    comparison, or the start.
+    """
     # The newest checkpoint older than the last comparison: with one in every step that is the newest, but
     # in a race of one step, for which two are known. (D-corruption-007)
     every = job.spec.fault_tolerance.check_every
@@ -137,7 +146,10 @@ def _settle(core: Core, job: JobRecord, step: int, truth: Fingerprints) -> None:
             quarantine(core, device, why, "recomputed")
         if not named:
             who = " nor ".join(sorted(dispute.devices()))
-            text = f"{job.id}: whose {what} were wrong in step {number} cannot be told: neither {who} had what came out now"
+            text = (
+                f"{job.id}: whose {what} were wrong in step {number} cannot be told: neither {who} had "
+                "what came out now"
+            )
             core.announce(text, JobSaid(job.id), (f"job:{job.id}",), level="warn")
 
 

@@ -21,7 +21,9 @@ from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, account_of, ways_out
 from oobleckd.protocol.messages import DeviceLost
 
 FORGIVEN_AFTER = 100
-"""Steps that a job commits after a death before it counts no more: what lets it train so long is no property of the job."""
+"""Steps that a job commits after a death before it counts no more: what lets it train so long is no property
+of the job.
+"""
 
 
 MAX_HUNGRY = 3
@@ -29,7 +31,9 @@ MAX_HUNGRY = 3
 
 
 def died(core: Core, message: DeviceLost, measuring: str) -> None:
-    """A device is lost, and it is known what it died of. ``measuring``: the one that was at it for a profile."""
+    """A device is lost, and it is known what it died of. ``measuring``: the one that was at it
+    for a profile.
+    """
     run, death = core.run, message.death
     if run is None or death is None or not (death.job == run.job.id or message.device == measuring):
         return
@@ -47,7 +51,8 @@ def died(core: Core, message: DeviceLost, measuring: str) -> None:
     else:
         error = f"{_both(before, found)} met the same error in {death.phase}: {death.error} ({death.where})"
         hint = (
-            "a fault of the model, its data or oobleckd, as another device came to it, too, or the same one again; the log of "
+            "a fault of the model, its data or oobleckd, as another device came to it, too, or the same one "
+            "again; the log of "
             f"{node_of(found.device)} has where it came from"
         )
         jobs.fail(core, job, error, hint)
@@ -75,8 +80,9 @@ def words(found: Died) -> str:
 
 
 def _before(job: JobRecord, death: Death) -> Died | None:
-    """The one before ``death`` with which it makes two, if there is one. Errors that several devices meet at once are one: they may have one reason,
-    such as a peer's end. Of memory everybody has its own; what is full is so in one phase and then in another, so the third counts in any.
+    """The one before ``death`` with which it makes two, if there is one. Errors that several devices meet at
+    once are one: they may have one reason, such as a peer's end. Of memory everybody has its own; what is
+    full is so in one phase and then in another, so the third counts in any.
     """
     kind = [
         each

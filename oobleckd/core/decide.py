@@ -28,7 +28,9 @@ class LostLayers(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The content of a ``Decide``; its fields are explained there. ``detours``: new ones, if there are any."""
+    """The content of a ``Decide``; its fields are explained there. ``detours``: new ones, if
+    there are any.
+    """
 
     round: int
     commit: Vote | None = None
@@ -64,8 +66,8 @@ Verdict = LostLayers | Disagreement | Decision
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What stands in a job that has lost devices before. ``detours`` are in force, and ``settled`` the dead that
-    they, or nothing more, take care of. ``go_on``: the job goes on without those who are dead now, too.
+    """What stands in a job that has lost devices before. ``detours`` are in force, and ``settled`` the dead
+    that they, or nothing more, take care of. ``go_on``: the job goes on without those who are dead now, too.
     """
 
     detours: Detours | None = None
@@ -118,7 +120,9 @@ def decide(
 def _own_votes(
     here: Mapping[str, Progress], layout: Layout, buckets: Sequence[tuple[int, ...]]
 ) -> dict[str, Vote]:
-    """What each device says of the buckets that it holds itself. Its answer has more, which it has heard of others."""
+    """What each device says of the buckets that it holds itself. Its answer has more, which it has heard of
+    others.
+    """
     own = {}
     for device, answer in here.items():
         held = frozenset(layout.holdings[device].layers())
@@ -133,8 +137,8 @@ def _own_votes(
 def _stays_held(here: Mapping[str, Progress], fresh: Collection[str]) -> bool:
     """Whether nobody is to begin the round.
 
-    Some hold and some do not when a ``Resume`` reached only a part of them. After a loss (``fresh``: of these)
-    those who hold join the repair, so that nothing that the others computed is thrown away.
+    Some hold and some do not when a ``Resume`` reached only a part of them. After a loss (``fresh``: of
+    these) those who hold join the repair, so that nothing that the others computed is thrown away.
     """
     holding = [answer.holding for answer in here.values()]
     return all(holding) if fresh else any(holding)
@@ -157,8 +161,8 @@ class _Case(msgspec.Struct, frozen=True):
     def decision(
         self, round_: int, commit: Vote | None, inside: Mapping[str, Progress], *, stop: bool
     ) -> Decision:
-        """``round_`` goes on; ``inside`` it are these survivors (the others have nothing of it). ``stop``: nobody
-        begins it now.
+        """``round_`` goes on; ``inside`` it are these survivors (the others have nothing of it). ``stop``:
+        nobody begins it now.
         """
         if not self.fresh:
             return Decision(round_, commit, *self.repair(round_, inside), hold=stop, hold_now=stop)

@@ -145,7 +145,9 @@ def resume(core: Core, run: Run, devices: tuple[str, ...]) -> None:
 
 
 def resume_again(core: Core, run: Run, device: str) -> None:
-    """Tell one of them, which may have missed it. Who has not, and holds again by now, heeds the round (``Resume.round``)."""
+    """Tell one of them, which may have missed it. Who has not, and holds again by now, heeds the round
+    (``Resume.round``).
+    """
     job = run.job
     assert job.layout is not None
     core.tell(device, Resume(device, job.epoch, job.layout.epoch, run.resumed_round))

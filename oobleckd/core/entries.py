@@ -1,6 +1,7 @@
 """The journal: every durable fact as a tagged struct.
 
-Owns the facts alone: what they change in the living state (``state``) is in ``apply``, where they are written in ``daemon.journal``.
+Owns the facts alone: what they change in the living state (``state``) is in ``apply``, where they are written
+in ``daemon.journal``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Entry(msgspec.Struct, frozen=True, tag=True):
 class JobSubmitted(Entry, frozen=True):
     """A job was queued; its training starts at ``counters`` from ``source`` ("init" or a checkpoint folder).
 
-    ``knows_on_nan``: whether its ``spec`` says what follows skipped steps. One that was handed in before that could be said goes on, as it did.
-    ``folder``: the name of the one that it writes checkpoints into, which was made for it ("": by an older version, its id).
+    ``knows_on_nan``: whether its ``spec`` says what follows skipped steps. One that was handed in before that
+    could be said goes on, as it did. ``folder``: the name of the one that it writes checkpoints into, which
+    was made for it ("": by an older version, its id).
     """
 
     job: str
@@ -47,7 +49,9 @@ class JobSubmitted(Entry, frozen=True):
 
 
 class FolderTaken(Entry, frozen=True):
-    """The job writes checkpoints into ``folder`` from its next plan on, which is a name in its ``checkpoint.dir``."""
+    """The job writes checkpoints into ``folder`` from its next plan on, which is a name in its
+    ``checkpoint.dir``.
+    """
 
     job: str
     folder: str
@@ -55,7 +59,9 @@ class FolderTaken(Entry, frozen=True):
 
 
 class JobStateChanged(Entry, frozen=True):
-    """The job's state in the table, the reason shown with it, and, where it failed, the cause for programs."""
+    """The job's state in the table, the reason shown with it, and, where it failed, the cause for
+    programs.
+    """
 
     job: str
     state: JobState
@@ -104,14 +110,17 @@ class EpochRaised(Entry, frozen=True):
 
 
 class Restarted(Entry, frozen=True):
-    """A daemon began anew. One ``epoch`` may have been told of which the journal knows nothing: none up to it is used."""
+    """A daemon began anew. One ``epoch`` may have been told of which the journal knows nothing: none up to it
+    is used.
+    """
 
     epoch: int
     at: float
 
 
 class LayoutDeployed(Entry, frozen=True):
-    """All devices are ready: ``layout`` is in force. ``incarnations``: device -> the incarnation that holds its layers.
+    """All devices are ready: ``layout`` is in force. ``incarnations``: device -> the incarnation that holds
+    its layers.
 
     ``offered``: the nodes that the plan was made for (some may be idle in it).
     """
@@ -155,7 +164,9 @@ class StepEntry(Entry, frozen=True):
 
 
 class RolledBack(Entry, frozen=True):
-    """A layer's last copy is gone, or the policy rolls back: training goes on at ``counters`` from ``source``; later steps do not count."""
+    """A layer's last copy is gone, or the policy rolls back: training goes on at ``counters`` from
+    ``source``; later steps do not count.
+    """
 
     job: str
     source: str
@@ -190,7 +201,9 @@ class InputsFixed(Entry, frozen=True):
 
 
 class CheckpointChecked(Entry, frozen=True):
-    """All who read for the checkpoint of ``counters``, and for those before it, have found afterwards that their text was the right one."""
+    """All who read for the checkpoint of ``counters``, and for those before it, have found afterwards that
+    their text was the right one.
+    """
 
     job: str
     counters: Counters
@@ -210,7 +223,9 @@ class IncidentClosed(Entry, frozen=True):
 
 
 class NodeDrained(Entry, frozen=True):
-    """A node is (``undo``: no longer) kept out of plans. ``cause``: for programs ("": not said, as in entries of earlier versions)."""
+    """A node is (``undo``: no longer) kept out of plans. ``cause``: for programs ("": not said, as in entries
+    of earlier versions).
+    """
 
     node: str
     reason: str
@@ -227,7 +242,9 @@ class NodeDrained(Entry, frozen=True):
 
 
 class NodeJoined(Entry, frozen=True):
-    """A node is here, for the first time, anew after its incarnation was over, or elsewhere than before: it is expected from now on."""
+    """A node is here, for the first time, anew after its incarnation was over, or elsewhere than before: it
+    is expected from now on.
+    """
 
     node: str
     host: str
@@ -236,7 +253,9 @@ class NodeJoined(Entry, frozen=True):
 
 
 class NodeOver(Entry, frozen=True):
-    """The node's incarnation is over: ``cause``. One that ``left`` in order, or had notice of its end, is not expected back."""
+    """The node's incarnation is over: ``cause``. One that ``left`` in order, or had notice of its end, is not
+    expected back.
+    """
 
     node: str
     cause: str
@@ -252,7 +271,9 @@ class NodeForgotten(Entry, frozen=True):
 
 
 class RecordsLost(Entry, frozen=True):
-    """The journal was found damaged, and what was lost of it is nowhere else: ``what`` was found, and ``kept_as`` is what is left ("": nothing)."""
+    """The journal was found damaged, and what was lost of it is nowhere else: ``what`` was found, and
+    ``kept_as`` is what is left ("": nothing).
+    """
 
     what: str
     kept_as: str
@@ -260,7 +281,9 @@ class RecordsLost(Entry, frozen=True):
 
 
 class CorruptionFound(Entry, frozen=True):
-    """Bits were wrong at the boundary before ``step``: holders did not agree (``odds``); these devices are to blame, or nobody could tell."""
+    """Bits were wrong at the boundary before ``step``: holders did not agree (``odds``); these devices are to
+    blame, or nobody could tell.
+    """
 
     job: str
     step: int

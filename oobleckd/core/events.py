@@ -1,8 +1,8 @@
 """What the core machine takes in and gives out. Events are past tense, commands imperative.
 
-The shell (daemon or simulator) feeds events to ``Machine.handle(event, now)`` and performs the
-commands in order; it makes every ``Record`` durable before it performs a later ``Tell`` or ``Reply``. Structs, as one is made for each of
-thousands of messages a second and a frozen dataclass takes ten times as long.
+The shell (daemon or simulator) feeds events to ``Machine.handle(event, now)`` and performs the commands in
+order; it makes every ``Record`` durable before it performs a later ``Tell`` or ``Reply``. Structs, as one is
+made for each of thousands of messages a second and a frozen dataclass takes ten times as long.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class ManifestWritten(msgspec.Struct, frozen=True):
-    """The checkpoint of ``WriteManifest(directory)`` is complete and durable; or never will be: ``error``, for people. ``again``: it is not yet, and is tried again;
-    ``errno`` then names the system's error.
+    """The checkpoint of ``WriteManifest(directory)`` is complete and durable; or never will be: ``error``,
+    for people. ``again``: it is not yet, and is tried again; ``errno`` then names the system's error.
     """
 
     directory: str
@@ -65,8 +65,8 @@ class ManifestWritten(msgspec.Struct, frozen=True):
 
 
 class FolderFound(msgspec.Struct, frozen=True):
-    """The job's checkpoints go into ``folder``, a name in its ``checkpoint.dir``: it has the journal's mark. ``why`` it is another one than before,
-    as a sentence for people; "" where it is not.
+    """The job's checkpoints go into ``folder``, a name in its ``checkpoint.dir``: it has the journal's mark.
+    ``why`` it is another one than before, as a sentence for people; "" where it is not.
     """
 
     job: str
@@ -75,7 +75,9 @@ class FolderFound(msgspec.Struct, frozen=True):
 
 
 class RoomSeen(msgspec.Struct, frozen=True):
-    """The answer to ``LookAtRoom(job)``: what may be written there. -1: nobody knows, or there is no limit."""
+    """The answer to ``LookAtRoom(job)``: what may be written there. -1: nobody knows, or there is
+    no limit.
+    """
 
     job: str
     free_bytes: int = -1
@@ -127,8 +129,9 @@ class Announce(msgspec.Struct, frozen=True):
 
 
 class WriteManifest(msgspec.Struct, frozen=True):
-    """Complete the checkpoint of ``job`` in ``directory`` (rename its parts into place), then prune to ``keep``; but ``spared`` stay: the one
-    that the journal knows, the newest whose text is known to have been the right one, and those that other jobs begin from.
+    """Complete the checkpoint of ``job`` in ``directory`` (rename its parts into place), then prune to
+    ``keep``; but ``spared`` stay: the one that the journal knows, the newest whose text is known to have been
+    the right one, and those that other jobs begin from.
     """
 
     directory: str
@@ -151,7 +154,9 @@ class Discard(msgspec.Struct, frozen=True):
 
 
 class LookAtRoom(msgspec.Struct, frozen=True):
-    """See how much may be written in ``directory``, for the checkpoints of ``job``; answered by ``RoomSeen``."""
+    """See how much may be written in ``directory``, for the checkpoints of ``job``; answered by
+    ``RoomSeen``.
+    """
 
     job: str
     directory: str

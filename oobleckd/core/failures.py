@@ -16,14 +16,17 @@ from oobleckd.planner.policy import HORIZON_STEPS
 RECENT = 20
 """So many losses are looked back on: the weather changes."""
 PRIOR_S = 6 * 3600.0
-"""Between losses, where nothing is known yet: clusters of a few dozen nodes were reported between minutes (spot) and weeks (owned)."""
+"""Between losses, where nothing is known yet: clusters of a few dozen nodes were reported between minutes
+(spot) and weeks (owned).
+"""
 PRIOR_WEIGHT = 0.5
 """In losses. Less than one: the first loss says more than a guess."""
 
 
 def mean_between_s(losses_at: Sequence[float], began_at: float, now: float) -> float:
-    """Seconds between losses: of what was seen and of the guess the geometric mean, since it is the order of magnitude that nobody knows.
-    But as long as it has been quiet it may stay quiet: losses come in bursts, and a mean over the last ones hardly tells that one is over.
+    """Seconds between losses: of what was seen and of the guess the geometric mean, since it is the order of
+    magnitude that nobody knows. But as long as it has been quiet it may stay quiet: losses come in bursts,
+    and a mean over the last ones hardly tells that one is over.
 
     ``losses_at``: their times, ascending; ``began_at``: since when the job has trained.
     """
@@ -47,7 +50,9 @@ def began_at(job: JobRecord) -> float:
 
 
 def horizon_steps(state: State, job: JobRecord, now: float) -> float:
-    """Steps that are expected until the next loss, roughly: what is compared with it must not change with every step."""
+    """Steps that are expected until the next loss, roughly: what is compared with it must not change with
+    every step.
+    """
     length_s = step_s(job)
     if not length_s:
         return HORIZON_STEPS

@@ -1,10 +1,12 @@
-"""Where a job's time went, from its journal: every second of every live device is useful, or lost to one cause.
+"""Where a job's time went, from its journal: every second of every live device is useful, or lost to one
+cause.
 
-Owns the book and its rules; ``entries`` calls it with facts, so that a restarted daemon has the same book. Time is booked when a
-step is committed. While an incident is open nothing is booked until it is over: then what took longer than its steps would have
-is lost to its phases, at most for as long as each took, and the rest to work that was done again. A step of a plan that is slower for
-each of its devices than the best one so far was loses the difference, which is *degraded*. A step that was skipped is lost as a whole. Bubbles are not in the journal: the share
-that devices tell is taken off what is useful (``view``).
+Owns the book and its rules; ``entries`` calls it with facts, so that a restarted daemon has the same book.
+Time is booked when a step is committed. While an incident is open nothing is booked until it is over: then
+what took longer than its steps would have is lost to its phases, at most for as long as each took, and the
+rest to work that was done again. A step of a plan that is slower for each of its devices than the best one so
+far was loses the difference, which is *degraded*. A step that was skipped is lost as a whole. Bubbles are not
+in the journal: the share that devices tell is taken off what is useful (``view``).
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _ENOUGH = 5  # steps after which a plan's pace is known
 
 @dataclass(slots=True)
 class Stretch:
-    """A booked step that a rollback may still take: its device-seconds that were useful, and those that were degraded or skipped."""
+    """A booked step that a rollback may still take: its device-seconds that were useful, and those that were
+    degraded or skipped.
+    """
 
     step: int
     useful_s: float
@@ -39,9 +43,11 @@ class Stretch:
 class Book:
     """Device-seconds of a job. ``num_devices`` live now; ``lost_s`` by cause.
 
-    Since the last booking: ``elapsed_s`` and ``devices_s``, of them ``idle_s`` and ``idle_devices_s`` standing still, and ``steps``
-    committed, ``skipped`` of them without an update. ``recent``: seconds of undisturbed steps of the present layout; ``best_device_s``: device-seconds of a step with the best
-    layout so far, ``best_s`` the fewest seconds. ``changed``: the layout did since the last booking. ``stretches``: since the last checkpoint.
+    Since the last booking: ``elapsed_s`` and ``devices_s``, of them ``idle_s`` and ``idle_devices_s``
+    standing still, and ``steps`` committed, ``skipped`` of them without an update. ``recent``: seconds of
+    undisturbed steps of the present layout; ``best_device_s``: device-seconds of a step with the best layout
+    so far, ``best_s`` the fewest seconds. ``changed``: the layout did since the last booking. ``stretches``:
+    since the last checkpoint.
     """
 
     num_devices: int = 0
@@ -65,7 +71,9 @@ class Book:
     stretches: list[Stretch] = field(default_factory=list)
 
     def until(self, at: float) -> None:
-        """Time has passed; clocks of two incarnations of a daemon may differ, and it never runs backwards here."""
+        """Time has passed; clocks of two incarnations of a daemon may differ, and it never runs backwards
+        here.
+        """
         passed_s = max(0.0, at - self.now) if self.num_devices else 0.0
         self.now = max(at, self.now)
         devices_s = passed_s * self.num_devices
@@ -158,7 +166,9 @@ class Book:
         self.steps, self.skipped, self.changed = 0, 0, False
 
     def split(self, phases: Mapping[Cause, float]) -> dict[Cause, float]:
-        """Device-seconds lost of what has gathered, by cause; the rest is useful. ``phases``: seconds of an incident's, if there was one."""
+        """Device-seconds lost of what has gathered, by cause; the rest is useful. ``phases``: seconds of an
+        incident's, if there was one.
+        """
         lost = dict.fromkeys(CAUSES, 0.0)
         lost["waiting"] = self.idle_devices_s
         active_s = self.elapsed_s - self.idle_s

@@ -1,7 +1,9 @@
-"""What would follow if nodes died now, all at once: the layers at risk, the plan of the job's policy, and how long it stops.
+"""What would follow if nodes died now, all at once: the layers at risk, the plan of the job's policy, and how
+long it stops.
 
-Owns the answer, not the moment it is asked about (``watching``). Plans: runs in the planner's pool, never on the loop. Pauses are
-modelled from what this job's losses took so far, the copies from the profile; what reading a checkpoint takes is assumed.
+Owns the answer, not the moment it is asked about (``watching``). Plans: runs in the planner's pool, never on
+the loop. Pauses are modelled from what this job's losses took so far, the copies from the profile; what
+reading a checkpoint takes is assumed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ READ_BYTES_PER_S = 1e9
 def impact_view(
     question: LossQuestion, setup: Setup, templates: tuple[Template, ...], sizes: tuple[int, ...] = ()
 ) -> ImpactView:
-    """The answer. ``sizes``: as for ``adapt``. Raises PlanError where the policy has no plan for another reason than too few nodes."""
+    """The answer. ``sizes``: as for ``adapt``. Raises PlanError where the policy has no plan for another
+    reason than too few nodes.
+    """
     dead = frozenset(question.dead)
     if dead == frozenset(question.before):
         return _nothing(question)

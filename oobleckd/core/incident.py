@@ -15,8 +15,9 @@ from oobleckd.protocol.api import IncidentView, Phase, PhaseView, ReasonView, Re
 
 @dataclass(slots=True)
 class Incident:
-    """An open incident. ``round`` is the first one not known to be committed at the loss, ``last_round`` the one with whose
-    commit it is over (-1: not known yet). ``sent_bytes``: by devices, of the layers that others hold by the new plan.
+    """An open incident. ``round`` is the first one not known to be committed at the loss, ``last_round`` the
+    one with whose commit it is over (-1: not known yet). ``sent_bytes``: by devices, of the layers that
+    others hold by the new plan.
     """
 
     id: str

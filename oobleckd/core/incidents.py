@@ -1,4 +1,6 @@
-"""Opening, feeding and closing incidents of the active job. Owns the journal entries; times are in ``incident``."""
+"""Opening, feeding and closing incidents of the active job. Owns the journal entries; times are in
+``incident``.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def explain(core: Core, run: Run, proposal: Proposal) -> None:
 
 
 def stays(core: Core, run: Run, proposal: Proposal, occasion: str, nodes: Iterable[str]) -> None:
-    """Say why the plan in force stays upon ``occasion``, what happened to ``nodes``, and what would have been the best in its stead: no incident tells."""
+    """Say why the plan in force stays upon ``occasion``, what happened to ``nodes``, and what would have been
+    the best in its stead: no incident tells.
+    """
     story = [f"job:{run.job.id}", *(f"node:{node}" for node in nodes)]
     best = f"; not {other.what}: {other.why}" if (other := next(iter(proposal.rejected), None)) else ""
     said = PlanChosen(run.job.id, proposal.cost_s, _rejected(proposal), proposal.reason, stays=True)
@@ -98,8 +102,8 @@ def told(core: Core, run: Run) -> None:
 
 
 def _answered(core: Core, run: Run) -> bool:
-    """Whether nothing more is to come: no dead is left to be taken care of, and where detours do that the policy
-    has said that nothing is to be moved, or cannot be asked.
+    """Whether nothing more is to come: no dead is left to be taken care of, and where detours do that the
+    policy has said that nothing is to be moved, or cannot be asked.
     """
     job = run.job
     if job.unsettled:

@@ -1,7 +1,9 @@
-"""What the active job reads, and where: its identity, the nodes that have another one, and up to which round it is known to have been right.
+"""What the active job reads, and where: its identity, the nodes that have another one, and up to which round
+it is known to have been right.
 
-Owns these facts and the questions about them. What follows from a word of a device is ``reading``'s, the rollback ``recovery``'s. A checkpoint counts as *checked* once
-all who took part in it, and live, have read all of their text again from after its last round, and found what was fixed.
+Owns these facts and the questions about them. What follows from a word of a device is ``reading``'s, the
+rollback ``recovery``'s. A checkpoint counts as *checked* once all who took part in it, and live, have read
+all of their text again from after its last round, and found what was fixed.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def wrong(job: JobRecord, found: Inputs) -> str:
 
 
 def keep_out(core: Core, run: Run, device: str, why: str) -> None:
-    """The node of ``device`` has another text than the job, or none: no plan uses it until it says that it has."""
+    """The node of ``device`` has another text than the job, or none: no plan uses it until it says that it
+    has.
+    """
     name = node_of(device)
     kept = run.kept_out.setdefault(name, KeptOut(core.now))
     if kept.wrong.get(device) == why:
@@ -116,7 +120,9 @@ class InputsGroup:
 
 
 def groups(said: dict[str, Inputs]) -> list[InputsGroup]:
-    """Devices by what they read, the group of most nodes first. A node whose devices do not agree is in several."""
+    """Devices by what they read, the group of most nodes first. A node whose devices do not agree is in
+    several.
+    """
     found: list[InputsGroup] = []
     for device, inputs in sorted(said.items()):
         group = next((each for each in found if _all_same(each.inputs, inputs)), None)
@@ -195,7 +201,9 @@ def witnessed(core: Core, run: Run, kept: KeptCheckpoint) -> bool:
 
 
 def vouches(core: Core, name: str) -> bool:
-    """Whether a device of the node has yet to say that the checkpoint from which the job goes on comes of the right text."""
+    """Whether a device of the node has yet to say that the checkpoint from which the job goes on comes of the
+    right text.
+    """
     job = core.run.job if core.run is not None else None
     base = doubtful_base(job) if job is not None else None
     if core.run is None or job is None or base is None:
@@ -205,13 +213,17 @@ def vouches(core: Core, name: str) -> bool:
 
 
 def trusted(job: JobRecord) -> KeptCheckpoint:
-    """The newest state that is known to come of the right text: a checked checkpoint, or where the job began."""
+    """The newest state that is known to come of the right text: a checked checkpoint, or where
+    the job began.
+    """
     known = [kept for kept in job.kept if kept.checked or not job.inputs]
     return known[-1] if known else KeptCheckpoint(job.origin, job.start)
 
 
 def rollback(core: Core, job: JobRecord) -> KeptCheckpoint | None:
-    """Where to roll back to, if not to the newest checkpoint: nobody lives any more who could say that its text was right."""
+    """Where to roll back to, if not to the newest checkpoint: nobody lives any more who could say that its
+    text was right.
+    """
     run = core.run
     if run is None or run.job is not job or not job.kept or is_checked(job):
         return None

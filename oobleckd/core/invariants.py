@@ -115,7 +115,9 @@ def check_plan(plan: Plan, layout: Layout, num_micro_batches: int) -> None:
 
 @dataclass(slots=True)
 class PastState:
-    """What was so after the event before. A restarted daemon may have lost what nobody was told: each incarnation has its own."""
+    """What was so after the event before. A restarted daemon may have lost what nobody was told: each
+    incarnation has its own.
+    """
 
     now: float = float("-inf")
     epoch: int = 0
@@ -124,8 +126,8 @@ class PastState:
     layouts: dict[str, int] = field(default_factory=dict)
 
     def check(self, core: Core) -> None:
-        """Raise AssertionError if time, an epoch, a round or the order of changes has gone back. A layout that is new is looked
-        at whole.
+        """Raise AssertionError if time, an epoch, a round or the order of changes has gone back. A layout
+        that is new is looked at whole.
         """
         assert core.now >= self.now, "time went back"
         assert core.state.epoch >= self.epoch, "an epoch was taken back"

@@ -33,7 +33,9 @@ def profile_key(spec: Job, device: DeviceInfo) -> str:
 
 
 def _key_of(job: JobRecord, device: DeviceInfo) -> str:
-    """As ``profile_key``, for one job alone where a folder decides what its model is: there may be another model in it by the next one."""
+    """As ``profile_key``, for one job alone where a folder decides what its model is: there may be another
+    model in it by the next one.
+    """
     key = profile_key(job.spec, device)
     return f"{key}/{job.id}" if job.spec.model.checkpoint else key
 
@@ -47,7 +49,9 @@ def as_linked(profile: Profile, spec: Job) -> Profile:
 
 
 def start_next(core: Core) -> None:
-    """Give the place to the next job of the queue, if it is free and there is a node at all; the others are told what they wait for."""
+    """Give the place to the next job of the queue, if it is free and there is a node at all; the others are
+    told what they wait for.
+    """
     if core.run is None:
         job = next(_queue(core), None)
         if job is not None and core.candidates(job):
@@ -62,7 +66,10 @@ def queue_reason(core: Core) -> str:
         return f"waits for {core.run.job.id} to end"
     nodes = core.members.nodes.values()
     if any(node.alive for node in nodes):
-        return "waits for nodes: those that are here are not ready, drained or about to end; see oobleckctl get nodes"
+        return (
+            "waits for nodes: those that are here are not ready, drained or about to end; see oobleckctl "
+            "get nodes"
+        )
     here = "none is left" if nodes else "none has joined"
     return f"waits for nodes: {here}; start some with oobleck-worker"
 
@@ -72,7 +79,9 @@ def _queue(core: Core) -> Iterator[JobRecord]:
 
 
 def _say_what_for(core: Core) -> None:
-    """Keep the reason of those who wait true. Asked after every event, so jobs are looked at only when there is another one to give."""
+    """Keep the reason of those who wait true. Asked after every event, so jobs are looked at only when there
+    is another one to give.
+    """
     # After every event, without an event of its own: it was that of the submit, "waits for job-1 to end"
     # long after job-1 had. (D-daemon-015)
     reason = queue_reason(core)

@@ -118,7 +118,9 @@ def spared(core: Core, name: str) -> bool:
 
 
 def awaited(core: Core, run: Run) -> bool:
-    """After a restart of this daemon, its grace being over: whether nodes that were waited for before it, as the open incident has them, still are."""
+    """After a restart of this daemon, its grace being over: whether nodes that were waited for before it, as
+    the open incident has them, still are.
+    """
     silent = run.incident.nodes if run.incident is not None else ()
     names = [name for name in recovery.awaited(core, run) if name in silent]
     layers = _lost_with(core, run, [device for device in run.job.survivors() if node_of(device) in names])
@@ -175,7 +177,9 @@ def deadline(core: Core, run: Run) -> float | None:
 
 
 def end_wait(core: Core, node: str) -> bool:
-    """Somebody says that the node is not to be waited for: it is lost now. False where nobody waits for it."""
+    """Somebody says that the node is not to be waited for: it is lost now. False where nobody
+    waits for it.
+    """
     run = core.run
     names = [name for name in run.waits if node in {name, node_of(name)}] if run is not None else []
     for name in names:
@@ -194,7 +198,8 @@ def _begin(core: Core, run: Run, name: str, wait: Wait, how: str, act: str, budg
     job, steps = run.job, _steps_back(run.job)
     node, what = node_of(name) or name, _what(wait)
     text = (
-        f"{name} holds {what} and {how}: {act}waited for up to {budget_s:.0f} s (the rollback costs {steps} steps, {budget_s:.0f} s); "
+        f"{name} holds {what} and {how}: {act}waited for up to {budget_s:.0f} s (the rollback costs {steps} "
+        f"steps, {budget_s:.0f} s); "
         f"`oobleckctl kill-node {node}` ends the wait"
     )
     if run.incident is None and run.phase == "run":
@@ -234,8 +239,9 @@ def _in_vain(core: Core, run: Run, name: str) -> None:
 
 
 def _lost_with(core: Core, run: Run, devices: Collection[str]) -> tuple[int, ...]:
-    """The layers that nobody would hold without ``devices``, without those that are about to be ended, and without those of which nobody knows that they
-    live: after a restart of this daemon losses are not looked at before all are back.
+    """The layers that nobody would hold without ``devices``, without those that are about to be ended, and
+    without those of which nobody knows that they live: after a restart of this daemon losses are not looked
+    at before all are back.
     """
     job = run.job
     if job.layout is None or not devices:
@@ -253,8 +259,8 @@ def _steps_back(job: JobRecord) -> int:
 
 
 def _rollback_s(core: Core, run: Run, nodes: Collection[str], *, ended: bool) -> float:
-    """Seconds that the rollback is modelled to cost, ``MAX_S`` at most. ``ended``: the nodes are given up, so if too few others are left there is
-    nothing better to do than to wait.
+    """Seconds that the rollback is modelled to cost, ``MAX_S`` at most. ``ended``: the nodes are given up, so
+    if too few others are left there is nothing better to do than to wait.
     """
     job = run.job
     few = len(core.candidates(job, nodes)) < job.n0

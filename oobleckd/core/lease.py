@@ -1,8 +1,9 @@
-"""How long the silence of one node may last before its incarnation counts as over: learned from its own heartbeats.
+"""How long the silence of one node may last before its incarnation counts as over: learned from its own
+heartbeats.
 
 Owns the arithmetic of one lease. Pure; its times are those of the daemon's *waking* clock (``membership``),
-which stands still while the daemon itself was asleep. Nobody has to choose the length, so there is one that fits
-a quiet machine and one that fits an overloaded one.
+which stands still while the daemon itself was asleep. Nobody has to choose the length, so there is one that
+fits a quiet machine and one that fits an overloaded one.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 
 SHORTEST = 4
 """Heartbeats of the usual distance that may be missing of any lease."""
-# What the longest gap had on top of the usual one may come this many times over: TCP doubles its wait when it sends
-# again in vain, so that the next longest gap is a multiple of the longest seen (tests/unit/core/test_lease.py).
+# What the longest gap had on top of the usual one may come this many times over: TCP doubles its wait when it
+# sends
+# again in vain, so that the next longest gap is a multiple of the longest seen
+# (tests/unit/core/test_lease.py).
 _EXCESS = 8
 _ENOUGH = 8  # gaps that make a lease; before it nothing is known and the longest lease holds
 _GAIN, _FADE = 1 / 8, 1 / 1024
@@ -20,11 +23,12 @@ _GAIN, _FADE = 1 / 8, 1 / 1024
 
 @dataclass(slots=True)
 class Lease:
-    """The lease of one incarnation. ``heard``: its last word. ``witnessed``: the last proof by others that it is alive.
+    """The lease of one incarnation. ``heard``: its last word. ``witnessed``: the last proof by others that it
+    is alive.
 
-    ``max_s`` bounds every silence: of an agent whose devices are proven to be alive as well. ``heartbeat_s`` is the distance
-    that agents are told to keep: heartbeats that come closer have waited for each other, on their way or for a daemon that
-    slept, and say nothing of it.
+    ``max_s`` bounds every silence: of an agent whose devices are proven to be alive as well. ``heartbeat_s``
+    is the distance that agents are told to keep: heartbeats that come closer have waited for each other, on
+    their way or for a daemon that slept, and say nothing of it.
     """
 
     max_s: float

@@ -99,8 +99,8 @@ OfJob = (
 class Machine:
     """The daemon's brain. ``core`` is open to ``view`` and ``invariants``, which only read.
 
-    ``grace_until``: nobody is given up before, after a restart; later by what this process slept through. ``silent_until``: until then nobody is said
-    to be lost of whom nothing was heard since.
+    ``grace_until``: nobody is given up before, after a restart; later by what this process slept through.
+    ``silent_until``: until then nobody is said to be lost of whom nothing was heard since.
     """
 
     def __init__(self, config: CoreConfig, now: float = 0.0) -> None:
@@ -114,8 +114,9 @@ class Machine:
     def restore(
         cls, entries: Iterable[AnyEntry], now: float, config: CoreConfig, *, forgotten: bool = False
     ) -> Machine:
-        """The machine after a restart of the daemon: state from the journal, nobody dead for a grace. ``forgotten``: entries at the journal's end
-        are lost, so what workers hold may be anything that came after.
+        """The machine after a restart of the daemon: state from the journal, nobody dead for a grace.
+        ``forgotten``: entries at the journal's end are lost, so what workers hold may be anything that came
+        after.
         """
         machine = cls(config, now)
         core = machine.core
@@ -134,7 +135,9 @@ class Machine:
         return machine
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take in an event of time ``now`` (POSIX seconds, never decreasing); what is to be done, in order."""
+        """Take in an event of time ``now`` (POSIX seconds, never decreasing); what is to be done,
+        in order.
+        """
         core = self.core
         if self._only_heartbeats(event, now):
             return []
@@ -188,8 +191,8 @@ class Machine:
         return min((at for at in due if at is not None), default=None)
 
     def _only_heartbeats(self, event: Event, now: float) -> bool:
-        """Take in a heartbeat that comes in time and leads to nothing, which are nearly all events where nodes are many: what
-        was due stays due.
+        """Take in a heartbeat that comes in time and leads to nothing, which are nearly all events where
+        nodes are many: what was due stays due.
         """
         if self.due is None or now >= self.due or not isinstance(event, Heard):
             return False
@@ -205,9 +208,11 @@ class Machine:
     # ------------------------------------------------------------------ after every event
 
     def _is_routine(self, event: Event) -> bool:
-        """Whether it was a heartbeat, or a word of one device while others are still to say theirs, and changed nothing but a lease.
+        """Whether it was a heartbeat, or a word of one device while others are still to say theirs, and
+        changed nothing but a lease.
 
-        Of these there are thousands a second on thousands of nodes, and looking at all nodes takes milliseconds.
+        Of these there are thousands a second on thousands of nodes, and looking at all nodes takes
+        milliseconds.
         """
         # After a loss on 10,000 nodes 30,000 such words come, and each had the core look at 10,000 nodes.
         # What is decided is the same. (D-daemon-007)
@@ -434,7 +439,9 @@ class Machine:
             core.announce(f"the link to {name} closed", NodeSaid(name), (f"node:{name}",), level="warn")
 
     def _link_down(self, message: LinkDown) -> None:
-        """Believed only of links between two incarnations that are in the layout, or in the one being deployed."""
+        """Believed only of links between two incarnations that are in the layout, or in the one being
+        deployed.
+        """
         core, run = self.core, self.core.run
         if run is None:
             return
@@ -478,7 +485,9 @@ class Machine:
             jobs.fail(core, job, f"{message.device}: {message.error}", message.hint, message.cause)
 
     def _revived(self, name: str) -> None:
-        """An incarnation that was declared over is heard again: it joins as a fresh one, unless nobody has acted on its end yet."""
+        """An incarnation that was declared over is heard again: it joins as a fresh one, unless nobody has
+        acted on its end yet.
+        """
         core = self.core
         core.joined_at = core.now
         self._expect(name)

@@ -1,11 +1,12 @@
 """Who is there: nodes, their incarnations, leases, and the evidence that an incarnation is over.
 
-Owns the judgement whether a node's present incarnation goes on, and within it the incarnation of each device. Does not own what
-a loss means for a job (``recovery``), nor how long a lease is (``lease``). A node's incarnation is over at: the agent's
-word that a device exited or hangs and no spare takes its place, a closed link that a peer's broken link confirms,
-a missed lease, a goodbye, a newer incarnation. A closed link alone is no death, and silence is none while it may be
-ours (docs/mechanisms/detection.md). A device's incarnation ends with its node's, and at the agent's word that it exited,
-its place being taken by the node's spare: such a node is *mending* until the spare is up.
+Owns the judgement whether a node's present incarnation goes on, and within it the incarnation of each device.
+Does not own what a loss means for a job (``recovery``), nor how long a lease is (``lease``). A node's
+incarnation is over at: the agent's word that a device exited or hangs and no spare takes its place, a closed
+link that a peer's broken link confirms, a missed lease, a goodbye, a newer incarnation. A closed link alone
+is no death, and silence is none while it may be ours (docs/mechanisms/detection.md). A device's incarnation
+ends with its node's, and at the agent's word that it exited, its place being taken by the node's spare: such
+a node is *mending* until the spare is up.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from oobleckd.protocol.parts import DeviceInfo, Spare
 
 Change = Literal["new", "back", "same"]
 _AGAIN_S = 0.05  # until a silence that may be ours is judged again
-# What a sum of times may be off by. A deadline that is asked for and then found not to be there yet would be asked for again,
+# What a sum of times may be off by. A deadline that is asked for and then found not to be there yet would be
+# asked for again,
 # and while we are late for it the waking clock stands still: for ever.
 ROUNDING_S = 1e-5
 
@@ -38,12 +40,14 @@ class Fall:
 
 @dataclass(slots=True)
 class Node:
-    """A node. ``devices`` with their last known incarnations, of which those in ``fallen`` (by name) are over.
+    """A node. ``devices`` with their last known incarnations, of which those in ``fallen`` (by name) are
+    over.
 
-    ``accused``: (accuser, accused device) -> when their link broke (waking clock); ``suspect_at``: the first evidence. ``exited``: it
-    is over at the agent's word that a device process ended. ``notice``: why it is about to be ended by
-    others, at ``ends_at``; ``dismissed``: it was told that it may leave. ``forgotten``: nobody is to see it, until it is back. ``releasing``: device -> its incarnation and the last order to drop what it
-    holds, which it has not answered.
+    ``accused``: (accuser, accused device) -> when their link broke (waking clock); ``suspect_at``: the first
+    evidence. ``exited``: it is over at the agent's word that a device process ended. ``notice``: why it is
+    about to be ended by others, at ``ends_at``; ``dismissed``: it was told that it may leave. ``forgotten``:
+    nobody is to see it, until it is back. ``releasing``: device -> its incarnation and the last order to drop
+    what it holds, which it has not answered.
     """
 
     name: str
@@ -86,12 +90,15 @@ class Node:
 
 @dataclass(slots=True)
 class Membership:
-    """All nodes ever seen in this incarnation of the daemon. ``obituaries``: incarnations that ended, not yet announced.
+    """All nodes ever seen in this incarnation of the daemon. ``obituaries``: incarnations that ended, not yet
+    announced.
 
-    ``lease_s``: the longest lease. ``heartbeat_s``: the least distance of heartbeats. ``asleep_s``: how long this daemon did not run although it was due; leases
-    do not run meanwhile. ``touched``: nodes on which a plan may count more, or less, since somebody cleared it, and ``turns`` how often there was one: while it stands no incarnation
-    began or ended. ``look_at``: no lease ends before (waking clock). ``at_odds``: nobody else is accused. ``leaving``: nobody else has a notice.
-    ``owing``: nobody else has yet to drop what it was told to drop. ``traits``: those that devices ever said.
+    ``lease_s``: the longest lease. ``heartbeat_s``: the least distance of heartbeats. ``asleep_s``: how long
+    this daemon did not run although it was due; leases do not run meanwhile. ``touched``: nodes on which a
+    plan may count more, or less, since somebody cleared it, and ``turns`` how often there was one: while it
+    stands no incarnation began or ended. ``look_at``: no lease ends before (waking clock). ``at_odds``:
+    nobody else is accused. ``leaving``: nobody else has a notice. ``owing``: nobody else has yet to drop what
+    it was told to drop. ``traits``: those that devices ever said.
     """
 
     lease_s: float
@@ -109,13 +116,17 @@ class Membership:
     traits: dict[tuple[tuple[str, str], ...], dict[str, str]] = field(default_factory=dict)
 
     def attend(self, now: float, due: float | None) -> float:
-        """An event is at hand that should have come at ``due`` at the latest: the seconds that we slept through."""
+        """An event is at hand that should have come at ``due`` at the latest: the seconds that we slept
+        through.
+        """
         slept_s = 0.0 if due is None else max(0.0, now - due)
         self.asleep_s += slept_s
         return slept_s
 
     def hello(self, message: Hello, now: float) -> Change:
-        """An agent introduced itself: a new incarnation, one that is back on a new connection, or news of it."""
+        """An agent introduced itself: a new incarnation, one that is back on a new connection, or
+        news of it.
+        """
         node = self.nodes.get(message.node)
         if node is None or not node.alive or node.incarnation != message.incarnation:
             change: Change = "new"
@@ -141,7 +152,9 @@ class Membership:
         return change
 
     def goes_on(self, name: str, incarnation: str, now: float) -> bool:
-        """Take in a heartbeat of an incarnation that is known and connected; False, and nothing is taken in, if it is of any other."""
+        """Take in a heartbeat of an incarnation that is known and connected; False, and nothing is taken in,
+        if it is of any other.
+        """
         node = self.nodes.get(name)
         if node is None or not (node.alive and node.connected) or node.incarnation != incarnation:
             return False
@@ -149,7 +162,9 @@ class Membership:
         return True
 
     def heartbeat(self, name: str, incarnation: str, now: float) -> bool:
-        """A sign of life; True if it comes from an incarnation that was declared over (it is a fresh one now)."""
+        """A sign of life; True if it comes from an incarnation that was declared over (it is a fresh one
+        now).
+        """
         node = self.nodes.get(name)
         if node is None or node.incarnation != incarnation:
             return False
@@ -245,7 +260,9 @@ class Membership:
         self._over(self.nodes[name], cause, now)
 
     def expire(self, now: float, spared: Callable[[str], bool] = lambda _: False) -> None:
-        """Incarnations whose lease has run out are over, but not while it may be us who hear nobody, nor those of ``spared`` nodes, which are waited for."""
+        """Incarnations whose lease has run out are over, but not while it may be us who hear nobody, nor
+        those of ``spared`` nodes, which are waited for.
+        """
         awake = self.waking(now) + ROUNDING_S
         if awake < self.look_at:
             return
@@ -315,7 +332,9 @@ class Membership:
         return node is not None and node.alive and node.incarnation == incarnation
 
     def ended(self, device: str) -> bool:
-        """Whether its agent has said that the process ended, or all of the node: it lives never again, whoever asks."""
+        """Whether its agent has said that the process ended, or all of the node: it lives never again,
+        whoever asks.
+        """
         node = self.nodes.get(node_of(device))
         return node is not None and (device in node.fallen or node.exited)
 
@@ -385,7 +404,9 @@ class Membership:
         self._forgive(over)
 
     def _forgive(self, devices: Collection[str]) -> None:
-        """The incarnations of ``devices`` are over: broken links to or from a dead process accuse nobody who lives."""
+        """The incarnations of ``devices`` are over: broken links to or from a dead process accuse nobody who
+        lives.
+        """
         if devices:
             for name in sorted(self.at_odds):  # nobody else is accused
                 node = self.nodes[name]
@@ -404,7 +425,9 @@ class Membership:
         )
 
     def _take_notice(self, node: Node, message: Hello, now: float) -> None:
-        """The word that it is about to end; a dismissal may have been lost with the connection before this one."""
+        """The word that it is about to end; a dismissal may have been lost with the connection before this
+        one.
+        """
         # The notice is a field of Hello and in no journal: it ends with the incarnation that has it, and a
         # restarted daemon hears it again. (D-service-005)
         node.notice, node.dismissed = "", False
@@ -426,7 +449,9 @@ class Membership:
         )
 
     def _sharing(self, info: DeviceInfo) -> DeviceInfo:
-        """``info`` with the traits of those before that have the same: thousands of devices say them, and one dict is kept."""
+        """``info`` with the traits of those before that have the same: thousands of devices say them, and one
+        dict is kept.
+        """
         known = self.traits.setdefault(tuple(info.traits.items()), info.traits)
         return info if known is info.traits else msgspec.structs.replace(info, traits=known)
 

@@ -41,10 +41,11 @@ def _on_host(node: Node) -> list[DeviceInfo]:
 
 
 def held_besides(job: Job, profile: Profile) -> HeldBesides:
-    """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the host's;
-    and with a staggered update weights and moments as they were (of each parameter 12 bytes of all that live with it),
-    and once more while a checkpoint of them is written, where its memory is the host's; forward passes that it runs ahead,
-    where it is redundant; and where sums are copied to peers, those that are on their way out, on their way in, and kept.
+    """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the
+    host's; and with a staggered update weights and moments as they were (of each parameter 12 bytes of all
+    that live with it), and once more while a checkpoint of them is written, where its memory is the host's;
+    forward passes that it runs ahead, where it is redundant; and where sums are copied to peers, those that
+    are on their way out, on their way in, and kept.
     """
     on_host = profile.device.startswith("cpu")
     sent_bytes = profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes) if on_host else 0

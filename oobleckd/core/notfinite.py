@@ -23,8 +23,8 @@ PATIENCE_S = 600.0
 
 
 def ends(core: Core) -> bool:
-    """End the active job where too many steps in a row were skipped; True while that waits for a checkpoint from before them, which is
-    still being written.
+    """End the active job where too many steps in a row were skipped; True while that waits for a checkpoint
+    from before them, which is still being written.
     """
     run = core.run
     if run is None or not run.job.spec.stopped_by(run.job.counters.skipped_in_row):

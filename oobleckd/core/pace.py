@@ -1,8 +1,8 @@
 """Which devices are slow: they take much longer for their work than their peers do for theirs.
 
 Pure. Owns the comparison, not what follows from it (``slow``). Work is measured by the profile: what a device
-computes in a round by its routes, in modelled seconds. Busy time over that is its pace; only paces in one layout
-are compared, so that a slow host of all, or a model that errs for all, makes nobody slow.
+computes in a round by its routes, in modelled seconds. Busy time over that is its pace; only paces in one
+layout are compared, so that a slow host of all, or a model that errs for all, makes nobody slow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Pre-copies: state on its way to where a plan that is to come wants it, while training goes on (docs/mechanisms/precopy.md).
+"""Pre-copies: state on its way to where a plan that is to come wants it, while training goes on
+(docs/mechanisms/precopy.md).
 
-Owns when they begin, for how long they are waited for, and when they are given up. They are nothing but a faster transfer: no layout, journal or
-decision knows of them, a daemon that restarts has forgotten them, and what is not there at the ``Deploy`` is copied then. Whether
-a plan is worth it is the policy's word (``Proposal.precopy_s``).
+Owns when they begin, for how long they are waited for, and when they are given up. They are nothing but a
+faster transfer: no layout, journal or decision knows of them, a daemon that restarts has forgotten them, and
+what is not there at the ``Deploy`` is copied then. Whether a plan is worth it is the policy's word
+(``Proposal.precopy_s``).
 """
 
 from __future__ import annotations
@@ -19,15 +21,23 @@ from oobleckd.protocol.changes import CopiesBegun
 from oobleckd.protocol.messages import PreCopied, PreCopy
 
 PATIENCE = 4.0
-"""Times what is modelled that copies are waited for: a link that others use as well, or a target that is always busy, takes so much longer or never ends."""
+"""Times what is modelled that copies are waited for: a link that others use as well, or a target that is
+always busy, takes so much longer or never ends.
+"""
 MIN_S, MIN_STEPS = 10.0, 8
-"""So many seconds, and steps, are waited at least, as whoever joins has a model to open first. Training goes on, so a wait in vain costs little."""
+"""So many seconds, and steps, are waited at least, as whoever joins has a model to open first. Training goes
+on, so a wait in vain costs little.
+"""
 LAST_ROUNDS = 8
-"""For so many rounds sources go on after that: the boundary at which all hold is a round or two away, more where rounds are repeated."""
+"""For so many rounds sources go on after that: the boundary at which all hold is a round or two away, more
+where rounds are repeated.
+"""
 
 
 def over(core: Core, run: Run, proposal: Proposal) -> bool:
-    """Whether it is time to stop for ``proposal``: what can be pre-copied is, has been waited for, or need not be; begins with it if need be."""
+    """Whether it is time to stop for ``proposal``: what can be pre-copied is, has been waited for, or need
+    not be; begins with it if need be.
+    """
     if not proposal.begins:
         return True
     waits, found = proposal.precopy_s > 0, run.pre_copy
@@ -40,7 +50,9 @@ def over(core: Core, run: Run, proposal: Proposal) -> bool:
 
 
 def _incarnations(core: Core, proposal: Proposal) -> dict[str, str] | None:
-    """Sources and targets with their incarnations; None while a spare is still taking the place of one of them."""
+    """Sources and targets with their incarnations; None while a spare is still taking the place of one of
+    them.
+    """
     incarnations = {}
     for device in sorted({end for copy in proposal.transfers for end in (copy.source, copy.target)}):
         info = core.members.device(device)

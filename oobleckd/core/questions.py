@@ -1,4 +1,6 @@
-"""What the planner's pool is asked for somebody who watches: the moment, small enough to travel. Owns the shapes alone."""
+"""What the planner's pool is asked for somebody who watches: the moment, small enough to travel. Owns the
+shapes alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from oobleckd.planner.policy import Setup, Situation
 
 
 class StepQuestion(msgspec.Struct, frozen=True):
-    """Step ``step`` of ``job`` (numbered from 1), which ``layout`` of ``plan`` runs without ``dead`` and with ``detours`` in ``round``."""
+    """Step ``step`` of ``job`` (numbered from 1), which ``layout`` of ``plan`` runs without ``dead`` and with
+    ``detours`` in ``round``.
+    """
 
     job: str
     step: int
@@ -26,8 +30,8 @@ class StepQuestion(msgspec.Struct, frozen=True):
 class LossQuestion(msgspec.Struct, frozen=True):
     """``nodes`` of ``job`` die while ``plan`` runs as ``layout``.
 
-    ``dead``: all devices of the layout that are lost then, ``before``: those that are already. ``situation``: the moment after. ``notice_s``: from a loss to the decision;
-    ``back``: steps since the last checkpoint.
+    ``dead``: all devices of the layout that are lost then, ``before``: those that are already. ``situation``:
+    the moment after. ``notice_s``: from a loss to the decision; ``back``: steps since the last checkpoint.
     """
 
     job: str

@@ -72,7 +72,9 @@ def on_identified(core: Core, message: Identified) -> None:
 
 
 def on_unread(core: Core, message: DeviceFailed) -> None:
-    """A device cannot use what the job reads. The others are asked at once where nobody has it yet: the job ends if nobody does."""
+    """A device cannot use what the job reads. The others are asked at once where nobody has it yet: the job
+    ends if nobody does.
+    """
     run = core.run
     if run is None or message.job not in {"", run.job.id}:
         return
@@ -87,7 +89,9 @@ def on_unread(core: Core, message: DeviceFailed) -> None:
 
 
 def on_ready(core: Core, message: Ready) -> None:
-    """A device is ready, if what it reads is what the job reads; with the last one of the first deployment that is fixed."""
+    """A device is ready, if what it reads is what the job reads; with the last one of the first deployment
+    that is fixed.
+    """
     run = core.run
     candidate = run.candidate if run is not None else None
     if run is None or candidate is None or message.epoch != candidate.epoch:
@@ -106,7 +110,9 @@ def on_ready(core: Core, message: Ready) -> None:
 
 
 def _fix_first(core: Core, run: Run, said: dict[str, Inputs]) -> bool:
-    """What the most nodes read is what the job reads. False where they do not agree: the others are kept out, or the job ends."""
+    """What the most nodes read is what the job reads. False where they do not agree: the others are kept out,
+    or the job ends.
+    """
     found = inputs.groups(said)
     if not found:
         return True
@@ -135,7 +141,8 @@ def _fix(core: Core, run: Run, found: Inputs) -> None:
 def _fail_undecided(core: Core, run: Run, one: inputs.InputsGroup, other: inputs.InputsGroup) -> None:
     mine, theirs = min(one.nodes), min(other.nodes - one.nodes, default=min(other.nodes))
     error = (
-        f"nodes do not read the same, and none has a majority: {_counted(one)} as {mine}, {_counted(other)} as {theirs}; "
+        f"nodes do not read the same, and none has a majority: {_counted(one)} as {mine}, {_counted(other)} "
+        f"as {theirs}; "
         f"compared with {mine}, on {theirs} {difference(one.inputs, other.inputs)}"
     )
     hint = "give all nodes the same text, then submit it again"
@@ -201,7 +208,9 @@ def on_checked(core: Core, message: InputsChecked) -> None:
 
 
 def _fix_wholes(core: Core, run: Run) -> None:
-    """Of a text that takes minutes to be read all is known by now of so many nodes that it is the job's; or all have told, and no more do."""
+    """Of a text that takes minutes to be read all is known by now of so many nodes that it is the job's; or
+    all have told, and no more do.
+    """
     job = run.job
     inside = set(job.survivors())
     told = {device: found for device, found in run.wholes.items() if device in inside}
@@ -264,8 +273,8 @@ def _set_aside(core: Core, run: Run, step: int) -> None:
 
 
 def leaves_unchecked(core: Core, run: Run, kept: KeptCheckpoint | None = None) -> bool:
-    """Whether nobody who lives can say any more that ``kept``, or else the checkpoint from which the job goes on, comes of the right text; then it
-    goes back behind that.
+    """Whether nobody who lives can say any more that ``kept``, or else the checkpoint from which the job goes
+    on, comes of the right text; then it goes back behind that.
     """
     job = run.job
     if run.restarted and core.now < core.started_at + core.config.grace_s:
@@ -287,8 +296,10 @@ def on_moved(core: Core, message: InputsMoved) -> None:
         return
     run.moved[message.path] = message.now
     words = {
-        "other": "was replaced, or has grown: devices that run still read what they have opened, and a node that joins is kept out until that is back",
-        "gone": "is gone: devices that run still read what they have opened, and a node that joins is kept out until it is back",
+        "other": "was replaced, or has grown: devices that run still read what they have opened, and a node "
+        "that joins is kept out until that is back",
+        "gone": "is gone: devices that run still read what they have opened, and a node that joins is kept "
+        "out until it is back",
         "back": "is back, with what the job reads",
     }
     level: Level = "info" if message.now == "back" else "warn"
@@ -301,7 +312,9 @@ def on_moved(core: Core, message: InputsMoved) -> None:
 
 
 def ends(core: Core, run: Run, needed: int) -> bool:
-    """Whether the job is over, as too few nodes have its text and nobody puts it back; ``needed``: so many would do."""
+    """Whether the job is over, as too few nodes have its text and nobody puts it back; ``needed``: so many
+    would do.
+    """
     job = run.job
     if not run.kept_out or not _lacks(core, run, max(1, needed)):
         run.lacking_since = None

@@ -29,7 +29,8 @@ from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress
 def check_lives(core: Core, run: Run) -> None:
     """Act on every device of the layout, or of the one being deployed, whose incarnation is over.
 
-    This comes after every step, so where nothing that it looks at has changed nobody looks at thousands of devices.
+    This comes after every step, so where nothing that it looks at has changed nobody looks at thousands of
+    devices.
     """
     if run.phase == "adrift":
         return
@@ -61,8 +62,8 @@ def _ended(core: Core, incarnations: Mapping[str, str]) -> list[str]:
 def lose(core: Core, run: Run, lost: Sequence[str], failed: Sequence[str] = ()) -> None:
     """Devices of the plan are lost; ``failed`` ones were only joining.
 
-    Nobody waits for the journal where processes have ended for certain: a daemon that has lost the entry finds them
-    lost again, and asks anew under an epoch that was not used.
+    Nobody waits for the journal where processes have ended for certain: a daemon that has lost the entry
+    finds them lost again, and asks anew under an epoch that was not used.
     """
     # The journal's sync was a third and more of the time from a loss to the decision. An ended process
     # stays ended, so a restarted daemon tells survivors the same; leases and closed links are judgements
@@ -105,7 +106,9 @@ def _raise(core: Core, run: Run, dead: tuple[str, ...], devices: Collection[str]
 
 
 def _whole(core: Core, devices: Collection[str]) -> list[str]:
-    """What to call a loss: a node where it is lost as one, a device where only its own incarnation is over."""
+    """What to call a loss: a node where it is lost as one, a device where only its own
+    incarnation is over.
+    """
     fallen = {device for node in core.members.nodes.values() for device in node.fallen}
     return list(dict.fromkeys(device if device in fallen else node_of(device) for device in devices))
 
@@ -221,8 +224,8 @@ def _detour(core: Core, run: Run, detours: Detours) -> None:
 
 
 def _goes_on(core: Core, job: JobRecord) -> bool:
-    """Whether the job goes on without its dead, as far as its policy and the nodes that are left allow: with fewer than n0 where
-    redundant holders take over from all of them, which their templates have room for.
+    """Whether the job goes on without its dead, as far as its policy and the nodes that are left allow: with
+    fewer than n0 where redundant holders take over from all of them, which their templates have room for.
     """
     if job.spec.fault_tolerance.policy not in REROUTING:
         return False
@@ -242,8 +245,8 @@ def decision(run: Run, device: str) -> Decide:
 
 
 def go_back(core: Core, run: Run, why: str, kept: KeptCheckpoint | None = None) -> None:
-    """On from ``kept``, or else the last checkpoint, or the start when there is none: a layer has no copy left, the policy rolls back, or the
-    state cannot be trusted.
+    """On from ``kept``, or else the last checkpoint, or the start when there is none: a layer has no copy
+    left, the policy rolls back, or the state cannot be trusted.
     """
     job = run.job
     target, source = job.start, job.source
@@ -294,7 +297,8 @@ def on_corrupted(core: Core, message: Corrupted) -> None:
 
 
 def on_damaged(core: Core, message: DeviceFailed) -> None:
-    """A device cannot load the checkpoint that it was told to: back to the one before it. Without one the job is over.
+    """A device cannot load the checkpoint that it was told to: back to the one before it. Without one the job
+    is over.
 
     All who load it say so, some of them when the one before it is under way already: the first counts.
     """
@@ -388,7 +392,8 @@ def remind(core: Core, run: Run, device: str, *, back: bool) -> None:
     inside = device in run.job.survivors() and run.job.incarnations[device] == info.incarnation
     coming = run.candidate if run.candidate is not None and device in run.candidate.deploys else None
     waited_for = coming is not None and device not in coming.ready
-    # One that never had a place holds nothing. Copies of a deployment to come may be on their way to it already: a Release
+    # One that never had a place holds nothing. Copies of a deployment to come may be on their way to it
+    # already: a Release
     # would take them along. So it would the deployment, where this Hello left before that came.
     fresh = info.job == run.job.id and not info.layout
     deployed = coming is not None and not (back and waited_for)

@@ -130,7 +130,9 @@ def latest(core: Core, name: str) -> str:
 
 
 def _newest(job: JobRecord) -> KeptCheckpoint:
-    """The newest checkpoint of which it is known that its text was right, if there is one: it may have changed just before the job ended."""
+    """The newest checkpoint of which it is known that its text was right, if there is one: it may have
+    changed just before the job ended.
+    """
     checked = [kept for kept in job.kept if kept.checked]
     return checked[-1] if checked else KeptCheckpoint(job.checkpoint, job.checkpoint_counters)
 

@@ -69,7 +69,9 @@ def given_up(run: Run, part: CheckpointPart) -> bool:
 
 
 def look(core: Core, run: Run) -> None:
-    """See how much room there is: after every checkpoint for the next one, and again and again while there is too little."""
+    """See how much room there is: after every checkpoint for the next one, and again and again while there is
+    too little.
+    """
     job, trouble = run.job, run.trouble
     if job.setup is None or job.layout is None:
         return
@@ -103,7 +105,10 @@ def on_room(core: Core, event: RoomSeen) -> None:
         what = f"{num_files} files, and {event.free_files}" if few_files else _of(num_bytes, event.free_bytes)
         # No older checkpoint is removed for it: a person can lower checkpoint.keep or make room; what was
         # pruned in a hurry is gone. (D-checkpoints-017)
-        text = f"no room for the next checkpoint in {folder(core, run.job)}: it takes {what} are free; none is begun until there is"
+        text = (
+            f"no room for the next checkpoint in {folder(core, run.job)}: it takes {what} are free; none "
+            "is begun until there is"
+        )
         _say(core, run, f"{text}. {_stays(run.job)}; {_WAYS_OUT}", "warn")
     elif was_short and not trouble.short:
         _room_again(core, run)
@@ -165,7 +170,9 @@ def _cause(node: str, refused: CheckpointFailed | ManifestWritten, step: int) ->
 
 
 def lost_files(core: Core, run: Run) -> None:
-    """One is not whole any more: files of it are gone. If it was the last one it is written anew, in a while."""
+    """One is not whole any more: files of it are gone. If it was the last one it is written anew,
+    in a while.
+    """
     run.trouble.retry_at = core.now + LOOK_EVERY_S
     run.trouble.rewrite = run.job.counters.step >= run.job.spec.train.steps
 
@@ -181,7 +188,10 @@ def written(core: Core, run: Run) -> None:
     """A checkpoint is complete: all is well, as far as is known."""
     if run.trouble.text:
         _explain(core, run.job, "")
-        text = f"checkpoints can be written again, after {run.trouble.tries} {'try' if run.trouble.tries == 1 else 'tries'} in vain"
+        text = (
+            f"checkpoints can be written again, after {run.trouble.tries} "
+            f"{'try' if run.trouble.tries == 1 else 'tries'} in vain"
+        )
         _say(core, run, text, "info")
     run.trouble = Trouble(spoiled=run.trouble.spoiled)
 

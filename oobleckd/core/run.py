@@ -48,8 +48,8 @@ class Candidate:
 
 @dataclass(slots=True)
 class PreCopyUnderWay:
-    """What is pre-copied: ``transfers``, by the ``incarnations`` of their sources and targets, waited for until ``until_step``. ``precopied``: targets
-    that have said so.
+    """What is pre-copied: ``transfers``, by the ``incarnations`` of their sources and targets, waited for
+    until ``until_step``. ``precopied``: targets that have said so.
     """
 
     number: int
@@ -76,8 +76,9 @@ class PlannerRequest:
 
 @dataclass(slots=True)
 class Wait:
-    """For a device (or node) that holds the last copy of ``layers`` and does not run: since ``since``, its word of then at ``heard`` and for as long
-    as ``until`` (both of the waking clock). ``incarnation``: of the device, "" for a node. ``incident``: the one that was opened for it.
+    """For a device (or node) that holds the last copy of ``layers`` and does not run: since ``since``, its
+    word of then at ``heard`` and for as long as ``until`` (both of the waking clock). ``incarnation``: of the
+    device, "" for a node. ``incident``: the one that was opened for it.
     """
 
     layers: tuple[int, ...]
@@ -89,8 +90,9 @@ class Wait:
 
 
 class WriteRefusal(NamedTuple):
-    """Why a disk does not take a checkpoint, as people are told once: at which ``node`` ("": at the daemon's), of which error (``errno``, or
-    ``words`` where it has no name), and of the last checkpoint of a job at which ``step`` (-1: of any other).
+    """Why a disk does not take a checkpoint, as people are told once: at which ``node`` ("": at the
+    daemon's), of which error (``errno``, or ``words`` where it has no name), and of the last checkpoint of a
+    job at which ``step`` (-1: of any other).
     """
 
     node: str
@@ -101,12 +103,14 @@ class WriteRefusal(NamedTuple):
 
 @dataclass(slots=True)
 class Trouble:
-    """What is known of the room for checkpoints (``room``). ``text``: why the last try came to nothing, for people ("": none did since one was
-    complete); ``since`` when, after ``tries`` of them, the last of the boundary before ``round``; ``said``: what people were told of it.
+    """What is known of the room for checkpoints (``room``). ``text``: why the last try came to nothing, for
+    people ("": none did since one was complete); ``since`` when, after ``tries`` of them, the last of the
+    boundary before ``round``; ``said``: what people were told of it.
 
-    ``needed_bytes`` and ``free_bytes`` as they were seen last (-1: nobody knows). ``short``: there is not enough. ``retry_at``: none is begun before.
-    ``looking``: a look is under way, which was asked for at ``looked_at``; ``looked_for``: the last checkpoint at that time. ``spoiled``: folder -> the round of a try that was given up.
-    ``rewrite``: the last one of the job has lost files, and is to be written anew.
+    ``needed_bytes`` and ``free_bytes`` as they were seen last (-1: nobody knows). ``short``: there is not
+    enough. ``retry_at``: none is begun before. ``looking``: a look is under way, which was asked for at
+    ``looked_at``; ``looked_for``: the last checkpoint at that time. ``spoiled``: folder -> the round of a try
+    that was given up. ``rewrite``: the last one of the job has lost files, and is to be written anew.
     """
 
     text: str = ""
@@ -127,7 +131,9 @@ class Trouble:
 
 @dataclass(slots=True)
 class KeptOut:
-    """A node that no plan uses. ``wrong``: device -> what is wrong with what it would read; last ``asked_at``."""
+    """A node that no plan uses. ``wrong``: device -> what is wrong with what it would read; last
+    ``asked_at``.
+    """
 
     asked_at: float
     wrong: dict[str, str] = field(default_factory=dict)
@@ -137,20 +143,25 @@ class KeptOut:
 class Run:
     """The active job. ``answers``/``held`` are of the present epoch only.
 
-    ``resumed_round``: the round that the last ``Resume`` began. ``want_checkpoint``: a user asked for one
-    at this step or later (-1: nobody did). ``completing``: directories all of whose parts are here, whose
-    manifest is being written. ``begun``: the boundary whose checkpoint is being written (None: none is, as far as is known);
-    ``skipped_for``: the step of one because of which another was skipped, once people were told. ``early``: round -> a step told before the ones in front of it.
-    ``told``: device -> the last round that it told of. ``updates_early``: rounds of devices that were updated before all votes were in, ``updates_taken_back`` those in vain. ``flags``: what
-    was last put into the votes. ``stumbled``: joining devices a link of which broke in the
-    deployment before this one. ``guests``: devices that were ever told to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps the policy
-    made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its end, so nothing that devices hold is known.
-    ``told_of``: in what its devices differ, as people were told. ``seen_alive``: by what of the members, and of those who take part, all incarnations were last seen to go on. ``trouble``: with the disk of its checkpoints.
-    ``waits``: device or node -> what is waited for (``lastcopy``); ``ending``: stopped devices whose agents were told to end them, with their incarnations.
-    ``restarted``: it was active when another daemon stopped. ``kept_out``: nodes with another text. Incarnation -> the first round that it read for
-    (``reads_since``), and the last one before which it is known to have read the right text (``checked``). ``wholes``: device -> what it said
-    when it had read all of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word that a device cannot use the text;
-    ``lacking_since``: too few nodes have it.
+    ``resumed_round``: the round that the last ``Resume`` began. ``want_checkpoint``: a user asked for one at
+    this step or later (-1: nobody did). ``completing``: directories all of whose parts are here, whose
+    manifest is being written. ``begun``: the boundary whose checkpoint is being written (None: none is, as
+    far as is known); ``skipped_for``: the step of one because of which another was skipped, once people were
+    told. ``early``: round -> a step told before the ones in front of it. ``told``: device -> the last round
+    that it told of. ``updates_early``: rounds of devices that were updated before all votes were in,
+    ``updates_taken_back`` those in vain. ``flags``: what was last put into the votes. ``stumbled``: joining
+    devices a link of which broke in the deployment before this one. ``guests``: devices that were ever told
+    to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps
+    the policy made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its
+    end, so nothing that devices hold is known. ``told_of``: in what its devices differ, as people were told.
+    ``seen_alive``: by what of the members, and of those who take part, all incarnations were last seen to go
+    on. ``trouble``: with the disk of its checkpoints. ``waits``: device or node -> what is waited for
+    (``lastcopy``); ``ending``: stopped devices whose agents were told to end them, with their incarnations.
+    ``restarted``: it was active when another daemon stopped. ``kept_out``: nodes with another text.
+    Incarnation -> the first round that it read for (``reads_since``), and the last one before which it is
+    known to have read the right text (``checked``). ``wholes``: device -> what it said when it had read all
+    of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word
+    that a device cannot use the text; ``lacking_since``: too few nodes have it.
     """
 
     job: JobRecord

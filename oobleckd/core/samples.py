@@ -1,7 +1,7 @@
 """Op times that devices told of, in memory: how some of the last steps ran.
 
-Owns which are kept, within bounds, and the rate at which they are told. Not durable, and nothing is decided by them. What a
-device told stays packed until somebody looks (``schedules``).
+Owns which are kept, within bounds, and the rate at which they are told. Not durable, and nothing is decided
+by them. What a device told stays packed until somebody looks (``schedules``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def every(job: JobRecord, plan: Plan) -> int:
 
 @dataclass(slots=True)
 class Sample:
-    """A round: what ran it, and what devices ``told`` of it so far. ``gone``: devices of the layout that were lost by then."""
+    """A round: what ran it, and what devices ``told`` of it so far. ``gone``: devices of the layout that were
+    lost by then.
+    """
 
     job: str
     counters: Counters
@@ -78,7 +80,9 @@ class Samples:
         return tuple(rounds[round_] for round_ in sorted(rounds))
 
     def step(self, job: str, step: int) -> Sample | None:
-        """The last round of ``step``, numbered from 1, that is known; of 0 the newest step that all have told of, or the newest."""
+        """The last round of ``step``, numbered from 1, that is known; of 0 the newest step that all have told
+        of, or the newest.
+        """
         found = [each for each in self.of(job) if step in {0, each.counters.step + 1}]
         if not step:
             found = [each for each in found if each.complete] or found

@@ -1,6 +1,8 @@
-"""A step as a picture of who did what when: as devices told it (``samples``), or as the planner has it (``modelled``).
+"""A step as a picture of who did what when: as devices told it (``samples``), or as the planner has it
+(``modelled``).
 
-Owns the lanes, and whose each op was before it was re-routed: that of the pipeline that has its micro-batch in the plan. Pure.
+Owns the lanes, and whose each op was before it was re-routed: that of the pipeline that has its micro-batch
+in the plan. Pure.
 """
 
 from __future__ import annotations

@@ -27,12 +27,14 @@ HISTORY = 5000
 RECENT_STEPS = 20
 RECENT_DEATHS = 20
 MIN_KEPT = 2
-"""Complete checkpoints that are on the disk whatever ``checkpoint.keep`` says: the newest, and the one that was it before."""
+"""Complete checkpoints that are on the disk whatever ``checkpoint.keep`` says: the newest, and the one that
+was it before.
+"""
 
 
 class Written(msgspec.Struct, frozen=True, gc=False):
-    """A checkpoint that is complete: of the state after ``step`` steps; ``until`` that number of steps, and for ``took_s`` seconds,
-    it was being written.
+    """A checkpoint that is complete: of the state after ``step`` steps; ``until`` that number of steps, and
+    for ``took_s`` seconds, it was being written.
     """
 
     step: int
@@ -41,8 +43,8 @@ class Written(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeptCheckpoint(msgspec.Struct, frozen=True, gc=False):
-    """A state that the job can roll back to: a complete checkpoint, or where it began ("init", or a folder). ``checked``: it is known to come of
-    the right text.
+    """A state that the job can roll back to: a complete checkpoint, or where it began ("init", or a folder).
+    ``checked``: it is known to come of the right text.
     """
 
     directory: str
@@ -51,7 +53,9 @@ class KeptCheckpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class Expected(msgspec.Struct, frozen=True, gc=False):
-    """A node that should be here: where it was last, and since when that is so. ``lost``: why it is not ("": it was here when last heard of)."""
+    """A node that should be here: where it was last, and since when that is so. ``lost``: why it is not ("":
+    it was here when last heard of).
+    """
 
     host: str
     zone: str
@@ -75,7 +79,9 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class Died(msgspec.Struct, frozen=True):
-    """A device that died of ``death`` when so many steps were committed; ``planned_bytes`` of memory it was to have at most (0: not known)."""
+    """A device that died of ``death`` when so many steps were committed; ``planned_bytes`` of memory it was
+    to have at most (0: not known).
+    """
 
     device: str
     death: Death
@@ -102,19 +108,20 @@ class JobRecord:
     """A job. ``counters``: the first round and step not known to be committed; ``start``: where it began.
 
     ``source``: where the state comes from when no device holds it. ``dead``: lost devices of ``layout``,
-    ``incarnations``: device -> the incarnation of it that is in ``layout``.
-    ``detours`` stand beside the routes of ``layout``; ``settled``: the dead whom they, or nothing more, take care of.
-    ``losses``: round -> loss, of every round ever committed, for the check of late and double reports.
-    ``fence``: rounds told under an epoch up to it are of a history that was given up.
-    ``began``: the round in which the present one began. ``rolled_back_at``: when it went back to a checkpoint, or to the start.
-    ``deployed_at``: when the first layout was in force. ``written``: checkpoints, oldest first. ``book``: where
-    the time of its devices went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints, oldest
-    first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet who was wrong. ``notes``: what is to
-    be said of its model's folder. ``num_skipped``: steps that were skipped, also those that a rollback took. ``folder``: the name of that
-    which its checkpoints go into ("": its id, in a folder that may have no mark yet). ``kinds``: the traits of
-    all devices that ever trained it, those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first. ``inputs``: the identity of
-    what it reads, from its first deployment on, or from the checkpoint that it was resumed from. ``readers``: device -> its incarnation, of the last layout
-    that was in force.
+    ``incarnations``: device -> the incarnation of it that is in ``layout``. ``detours`` stand beside the
+    routes of ``layout``; ``settled``: the dead whom they, or nothing more, take care of. ``losses``: round ->
+    loss, of every round ever committed, for the check of late and double reports. ``fence``: rounds told
+    under an epoch up to it are of a history that was given up. ``began``: the round in which the present one
+    began. ``rolled_back_at``: when it went back to a checkpoint, or to the start. ``deployed_at``: when the
+    first layout was in force. ``written``: checkpoints, oldest first. ``book``: where the time of its devices
+    went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints,
+    oldest first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet
+    who was wrong. ``notes``: what is to be said of its model's folder. ``num_skipped``: steps that were
+    skipped, also those that a rollback took. ``folder``: the name of that which its checkpoints go into ("":
+    its id, in a folder that may have no mark yet). ``kinds``: the traits of all devices that ever trained it,
+    those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first.
+    ``inputs``: the identity of what it reads, from its first deployment on, or from the checkpoint that it
+    was resumed from. ``readers``: device -> its incarnation, of the last layout that was in force.
     """
 
     id: str
@@ -209,7 +216,9 @@ class JobRecord:
 
 @dataclass(slots=True)
 class State:
-    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason; ``quarantined``: those of them that have had wrong bits; ``nodes``: those that should be here, by name."""
+    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason; ``quarantined``:
+    those of them that have had wrong bits; ``nodes``: those that should be here, by name.
+    """
 
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     profiles: dict[str, Profile] = field(default_factory=dict)
@@ -224,6 +233,8 @@ class State:
 
     @property
     def next_number(self) -> int:
-        """What the id of the next job ends with: more than that of any before, as numbers may have been passed over."""
+        """What the id of the next job ends with: more than that of any before, as numbers may have been
+        passed over.
+        """
         numbers = (job.rpartition("-")[2] for job in self.jobs)
         return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)

@@ -101,7 +101,8 @@ def _lacking(run: Run, nodes: tuple[str, ...]) -> str:
     f, wanted = job.spec.fault_tolerance.f, _to_begin(run)
     if len(nodes) >= job.n0 and wanted > job.n0:
         return (
-            f"fault_tolerance.f = {f} needs {f + 1} copies of every layer: {wanted} nodes, and {len(nodes)} are "
+            f"fault_tolerance.f = {f} needs {f + 1} copies of every layer: {wanted} nodes, and {len(nodes)} "
+            "are "
             "here (start more nodes, lower fault_tolerance.f, or raise resources.device_memory)"
         )
     step = job.counters.step
@@ -171,7 +172,9 @@ def _wants_change(core: Core, run: Run) -> bool:
 
 
 def _calmer(core: Core, run: Run) -> bool:
-    """Whether the time until the next loss is twice of what it was when the policy left something undone: more may pay now."""
+    """Whether the time until the next loss is twice of what it was when the policy left something undone:
+    more may pay now.
+    """
     plan = run.job.plan
     if plan is None or not (plan.vacant or plan.idle or run.job.settled):
         return False
@@ -190,7 +193,9 @@ def _has_use_for(core: Core, run: Run) -> Proposal | None:
 
 
 def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
-    """The plan in force is the best for these nodes; people are told why nothing is moved, after a loss with its incident."""
+    """The plan in force is the best for these nodes; people are told why nothing is moved, after a loss with
+    its incident.
+    """
     before = run.job.offered if run.satisfied is None else run.satisfied
     run.satisfied, run.proposal, run.weighed_steps = asked.nodes, None, asked.horizon_steps
     if run.job.settled and run.incident is not None:
@@ -296,7 +301,9 @@ def _rolls_back(run: Run) -> bool:
 
 
 def _by_checkpoint(core: Core, run: Run) -> None:
-    """All drop what they hold once it is in a checkpoint, and the plan for the present nodes loads that: no step is lost."""
+    """All drop what they hold once it is in a checkpoint, and the plan for the present nodes loads that: no
+    step is lost.
+    """
     job = run.job
     if checkpoints.saving(run):
         return  # asked again when it is complete
@@ -333,9 +340,10 @@ def _starve(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
 
 
 def _changes_nothing(run: Run, proposal: Proposal) -> bool:
-    """Whether ``proposal`` is the plan in force (nodes came that it has no use for), or that without the
-    dead whom detours take care of. Devices on detours do whatever is ready: orders for them are something new, which all
-    are to begin with at the same boundary, as one that keeps to an order and one that does not could wait for each other.
+    """Whether ``proposal`` is the plan in force (nodes came that it has no use for), or that without the dead
+    whom detours take care of. Devices on detours do whatever is ready: orders for them are something new,
+    which all are to begin with at the same boundary, as one that keeps to an order and one that does not
+    could wait for each other.
     """
     job, plan = run.job, run.job.plan
     if job.unsettled or plan is None or job.layout is None or (job.settled and proposal.ops):
@@ -389,8 +397,8 @@ def _proposal(core: Core, run: Run, wanted: Situation) -> tuple[Situation, Propo
 
 
 def _alike(one: Situation, other: Situation | None) -> bool:
-    """Whether they differ at most in what they are weighed by, which changes with every few steps: a planner that takes longer than
-    that would never be heard to the end.
+    """Whether they differ at most in what they are weighed by, which changes with every few steps: a planner
+    that takes longer than that would never be heard to the end.
     """
     if other is None:
         return False

@@ -150,7 +150,9 @@ def on_held(core: Core, message: Held) -> None:
 
 
 def on_op_times(core: Core, message: OpTimes) -> None:
-    """A device told when it did what in a round. Of another layout than the one in force nobody knows any more what was to run."""
+    """A device told when it did what in a round. Of another layout than the one in force nobody knows any
+    more what was to run.
+    """
     job = core.state.jobs.get(message.job)
     if job is None or job.layout is None or job.plan is None or job.layout.epoch != message.layout:
         return

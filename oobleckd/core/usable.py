@@ -18,9 +18,10 @@ from oobleckd.planner.plan import node_of
 
 
 class Terms(NamedTuple):
-    """What a plan asks of nodes: at least so many devices (``min_devices``), at most so many of them (``max_nodes``, 0 for any). ``holders``: devices whose
-    nodes stay through a short disconnection, and that ``max_nodes`` prefers. ``out``: nodes that are not wanted. ``empty``: others must hold nothing.
-    ``rings``: the pipelines at work, with names for vacant places too, where neighbours are to be in different zones.
+    """What a plan asks of nodes: at least so many devices (``min_devices``), at most so many of them
+    (``max_nodes``, 0 for any). ``holders``: devices whose nodes stay through a short disconnection, and that
+    ``max_nodes`` prefers. ``out``: nodes that are not wanted. ``empty``: others must hold nothing. ``rings``:
+    the pipelines at work, with names for vacant places too, where neighbours are to be in different zones.
     """
 
     min_devices: int
@@ -75,7 +76,9 @@ class Usable:
         return sorted([*staying, *self._first(others, self.terms.max_nodes - len(staying), staying)])
 
     def _first(self, others: list[str], count: int, staying: Iterable[str]) -> list[str]:
-        """``count`` of the ``others``: for each vacant place one with the fewest neighbours in its own zone, the rest in name order."""
+        """``count`` of the ``others``: for each vacant place one with the fewest neighbours in its own zone,
+        the rest in name order.
+        """
         chosen: list[str] = []
         # Which standby nodes a job with max_nodes gets is where zones count most, and a policy is told of
         # no more nodes than it may use. (D-policies-024)

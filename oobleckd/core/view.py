@@ -69,7 +69,9 @@ def node_state(core: Core, node: Node, *, inside: bool) -> NodeState:
 
 
 def node_views(core: Core) -> list[NodeView]:
-    """Every node, in name order; after a restart also those that should be here and have not said Hello yet."""
+    """Every node, in name order; after a restart also those that should be here and have not said
+    Hello yet.
+    """
     inside = core.run.job.surviving_nodes() if core.run is not None else frozenset()
     held, use = _by_node(core), _use(core)
     found = [
@@ -86,7 +88,9 @@ _UNHEARD = "not heard since the daemon's restart"
 
 
 def _missing_view(core: Core, name: str, *, inside: bool) -> NodeView:
-    """A node that has not said Hello in this incarnation of the daemon. It may yet, for a while after the restart, and as long as its place is kept."""
+    """A node that has not said Hello in this incarnation of the daemon. It may yet, for a while after the
+    restart, and as long as its place is kept.
+    """
     known = core.state.nodes.get(name, Expected("", "", core.now))
     waiting = inside or (not known.lost and core.now < core.started_at + core.config.grace_s)
     return NodeView(
@@ -123,7 +127,9 @@ class _Held(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """Names of nodes that the plan in force leaves idle, that a plan may use, and that one was found to have no use for."""
+    """Names of nodes that the plan in force leaves idle, that a plan may use, and that one was found to have
+    no use for.
+    """
 
     idle: frozenset[str]
     usable: frozenset[str]
@@ -140,7 +146,9 @@ def _use(core: Core) -> _Use:
 
 
 def _by_node(core: Core) -> dict[str, _Held]:
-    """Node -> what its live devices hold of the active job: gathered once, as there may be thousands of both."""
+    """Node -> what its live devices hold of the active job: gathered once, as there may be
+    thousands of both.
+    """
     job = core.run.job if core.run is not None else None
     found: dict[str, _Held] = {}
     if job is None or job.layout is None:
@@ -304,8 +312,8 @@ def _boundary_bytes(job: JobRecord) -> int:
 
 
 def node_tolerance(job: JobRecord) -> int:
-    """How many nodes may be lost at once without a rollback to a checkpoint (-1: not deployed): as many as leave a copy of every
-    layer, and none where the policy rolls back at every loss.
+    """How many nodes may be lost at once without a rollback to a checkpoint (-1: not deployed): as many as
+    leave a copy of every layer, and none where the policy rolls back at every loss.
     """
     if job.layout is None or job.final:
         return -1
@@ -353,12 +361,16 @@ def template_views(job: JobRecord) -> list[TemplateView]:
 
 
 def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
-    """Committed steps from number ``since`` (the first is 1) on, one each: tries that were repeated do not count."""
+    """Committed steps from number ``since`` (the first is 1) on, one each: tries that were repeated do not
+    count.
+    """
     return [_step_view(step) for step in job.steps if step.step + 1 >= since]
 
 
 def steps_by(job: JobRecord, at: float, max_steps: int) -> list[StepView]:
-    """The newest ``max_steps`` steps that were committed by ``at``, in POSIX seconds; what a rollback took is not among them."""
+    """The newest ``max_steps`` steps that were committed by ``at``, in POSIX seconds; what a rollback took is
+    not among them.
+    """
     end = bisect_right(job.steps, at, key=lambda step: step.at)
     return [_step_view(step) for step in job.steps[max(0, end - max_steps) : end]]
 

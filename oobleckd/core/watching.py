@@ -1,7 +1,8 @@
-"""What somebody who watches asks of the machine's state: layers at risk, where time went, and the questions for the planner's pool.
+"""What somebody who watches asks of the machine's state: layers at risk, where time went, and the questions
+for the planner's pool.
 
-Owns pure functions over ``Core``, in the structs of ``protocol.watch``. What takes long is answered elsewhere (``impact``, ``modelled``):
-here is what the answer is made from.
+Owns pure functions over ``Core``, in the structs of ``protocol.watch``. What takes long is answered elsewhere
+(``impact``, ``modelled``): here is what the answer is made from.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from oobleckd.planner.plan import node_of
 from oobleckd.protocol.watch import GoodputView, LayerView, Lost
 
 NOTICE_S = 0.006
-"""From a loss to the decision, before this job has had one: what it takes on one machine (benchmarks/recovery.py)."""
+"""From a loss to the decision, before this job has had one: what it takes on one machine
+(benchmarks/recovery.py).
+"""
 
 
 def layer_views(job: JobRecord) -> list[LayerView]:
@@ -58,7 +61,9 @@ def goodput_view(core: Core, job: JobRecord) -> GoodputView:
 
 
 def bubble(core: Core, job: JobRecord) -> float:
-    """The share of a step in which devices wait, over all of them: of the newest that they told of (0 where none is known)."""
+    """The share of a step in which devices wait, over all of them: of the newest that they told of (0 where
+    none is known).
+    """
     sample = core.samples.step(job.id, 0)
     if sample is None:
         return 0.0
@@ -111,7 +116,9 @@ def _notice_s(core: Core, job: JobRecord) -> float:
 
 
 def step_question(core: Core, job: JobRecord, sample: Sample | None) -> StepQuestion | None:
-    """How the step of ``sample`` was to run, or without one the next step; None while no layout is in force."""
+    """How the step of ``sample`` was to run, or without one the next step; None while no layout
+    is in force.
+    """
     if job.layout is None or job.plan is None or job.setup is None:
         return None
     of = sample or Sample(

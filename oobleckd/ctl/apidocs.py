@@ -1,6 +1,7 @@
 """Writes docs/api.md from the operations of the HTTP API: ``python -m oobleckd.ctl.apidocs [FILE]``.
 
-Owns the page's words around the tables; what is in the tables comes from ``oobleckd.daemon.openapi`` and the structs that it names.
+Owns the page's words around the tables; what is in the tables comes from ``oobleckd.daemon.openapi`` and the
+structs that it names.
 """
 
 from __future__ import annotations

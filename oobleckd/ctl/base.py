@@ -1,7 +1,8 @@
-"""The base of a local cluster (``oobleckd.worker.fork.base``): started with it, asked for agents, ended with it.
+"""The base of a local cluster (``oobleckd.worker.fork.base``): started with it, asked for agents, ended with
+it.
 
-Owns that conversation, and where there is no base to be had: the caller starts the agent by exec then, which takes longer and is
-otherwise the same. ``OOBLECK_FORK=0`` does without.
+Owns that conversation, and where there is no base to be had: the caller starts the agent by exec then, which
+takes longer and is otherwise the same. ``OOBLECK_FORK=0`` does without.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class Base:
             return None
 
     def run(self, module: str, words: Sequence[str], environ: Mapping[str, str]) -> Done | None:
-        """Run a program of ``PROGRAMS`` to its end; None where it has to be done without, or was cut short by the base's end."""
+        """Run a program of ``PROGRAMS`` to its end; None where it has to be done without, or was cut short by
+        the base's end.
+        """
         if not is_wanted() or self.process() is None:
             return None
         wanted = {**os.environ, **environ}

@@ -1,7 +1,7 @@
 """What ``doctor`` looks at on this machine: versions, limits, clock, disks, GPUs. Nothing here asks a daemon.
 
-Each check is a function of what it is about and answers with one ``CheckupItem``, so that a test can hand it any machine.
-torch is never imported: what only torch knows is asked of it in a process of its own.
+Each check is a function of what it is about and answers with one ``CheckupItem``, so that a test can hand it
+any machine. torch is never imported: what only torch knows is asked of it in a process of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _TORCH_S = 120.0
 _ASK_TORCH = """
 import json, torch
-from oobleckd.worker.groups.nccl import nccl_version  # of the library that is loaded, not what torch was built with
+# Of the library that is loaded, not what torch was built with.
+from oobleckd.worker.groups.nccl import nccl_version
 nccl = nccl_version() if torch.cuda.is_available() and torch.distributed.is_nccl_available() else ()
 print(json.dumps({"count": torch.cuda.device_count(), "cuda": torch.version.cuda or "", "nccl": nccl}))
 """

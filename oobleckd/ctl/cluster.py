@@ -54,7 +54,8 @@ def _home(text: str | None) -> Home:
 )
 @click.option(
     "--spare/--no-spare", "spares", default=None,
-    help="Keep a process warm in every node for a dead device's place. Default: if the free memory holds them.",
+    help="Keep a process warm in every node for a dead device's place. Default: if the free memory holds "
+         "them.",
 )  # fmt: skip
 @_state_option
 @click.option(
@@ -63,7 +64,8 @@ def _home(text: str | None) -> Home:
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Go on with a state folder that is a copy, where the one it was copied from is gone or to go on by itself.",
+    help="Go on with a state folder that is a copy, where the one it was copied from is gone or to go on by "
+    "itself.",
 )
 @click.option("--foreground", is_flag=True, help="Stay, and end the cluster on Ctrl-C or SIGTERM.")
 @click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="For all to join.")
@@ -282,7 +284,9 @@ def _nodes(client: Client) -> tuple[NodeView, ...]:
 
 
 def _is_back(client: Client, node: str, before: str) -> bool:
-    """Joined, and in another incarnation than ``before``: the daemon may not have noticed the end of that one yet."""
+    """Joined, and in another incarnation than ``before``: the daemon may not have noticed the end of that one
+    yet.
+    """
     return node in _joined(client) and any(
         view.name == node and view.incarnation != before for view in _nodes(client)
     )
@@ -341,7 +345,9 @@ class _Tail:
 
 
 def make_keys(keys: Path, nodes: Sequence[str], how: Literal["make", "rotate", "retire"] = "make") -> None:
-    """The daemon's key pair and one for each node, where what is there stays; or ``rotate`` or ``retire`` those of the nodes."""
+    """The daemon's key pair and one for each node, where what is there stays; or ``rotate`` or ``retire``
+    those of the nodes.
+    """
     from oobleckd.daemon.keys import (
         KeyFileError,
         has_server_keys,
@@ -377,8 +383,9 @@ def make_keys(keys: Path, nodes: Sequence[str], how: Literal["make", "rotate", "
 def keygen(nodes: tuple[str, ...], directory: Path | None, rotate: bool, retire: bool) -> None:
     """Make the daemon's key pair and one for each NODE, and let these nodes join.
 
-    Carry nodes/NODE.key_secret and server.key to the node; the daemon keeps the rest. To change a key while all runs: --rotate, reload the
-    daemon, carry the new file to the node, reload its worker, --retire, reload the daemon.
+    Carry nodes/NODE.key_secret and server.key to the node; the daemon keeps the rest. To change a key while
+    all runs: --rotate, reload the daemon, carry the new file to the node, reload its worker, --retire, reload
+    the daemon.
     """
     if rotate and retire:
         fail("--rotate and --retire are two steps", "the node gets its new key between them", USAGE)

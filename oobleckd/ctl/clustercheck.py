@@ -1,4 +1,5 @@
-"""What ``doctor`` looks at in a cluster: settings, daemon, keys, nodes, and whether their results can be exact.
+"""What ``doctor`` looks at in a cluster: settings, daemon, keys, nodes, and whether their results can be
+exact.
 
 Each check is a function of what the daemon said or of a folder. The machine's own checks are ``checkup``'s.
 """
@@ -54,7 +55,10 @@ def daemon(client: Client) -> tuple[Status | None, list[CheckupItem]]:
 
 def _lost(records: LostRecords) -> CheckupItem:
     kept = f"; {records.kept_as} is what was left" if records.kept_as else ""
-    hint = "look through `oobleckctl get jobs`: what is missing goes on with `submit --resume DIR` from its checkpoint folder, which stays"
+    hint = (
+        "look through `oobleckctl get jobs`: what is missing goes on with `submit --resume DIR` from its "
+        "checkpoint folder, which stays"
+    )
     return CheckupItem(
         "journal", "warn", f"records were lost on {day(records.at)}: {records.what}{kept}", hint
     )
@@ -115,7 +119,9 @@ def _remedy(node: NodeView) -> str:
 
 
 def exactness(found: Sequence[NodeView]) -> list[CheckupItem]:
-    """What makes runs differ in their last bits: devices of several kinds, with other libraries, drivers, settings, or other code of ours."""
+    """What makes runs differ in their last bits: devices of several kinds, with other libraries, drivers,
+    settings, or other code of ours.
+    """
     unlike = differences({
         device: traits
         for node in found
@@ -123,12 +129,21 @@ def exactness(found: Sequence[NodeView]) -> list[CheckupItem]:
         for device, traits in zip(node.devices, node.traits, strict=False)
     })  # fmt: skip
     if unlike:
-        text = f"devices come to different bits, so jobs that train on both are not compared: {'; '.join(map(str, unlike))}"
-        hint = "make them alike (drain the odd ones, or `oobleckctl describe node` and install the same): results then repeat bit for bit whatever fails"
+        text = (
+            "devices come to different bits, so jobs that train on both are not compared: "
+            f"{'; '.join(map(str, unlike))}"
+        )
+        hint = (
+            "make them alike (drain the odd ones, or `oobleckctl describe node` and install the same): "
+            "results then repeat bit for bit whatever fails"
+        )
         return [CheckupItem("exactness", "warn", text, hint)]
     kinds = sorted({kind for node in found if node.state in _USABLE for kind in node.bits or node.kinds})
     if len(kinds) > 1:
         text = f"devices come to different bits, so nothing is compared: {'; '.join(kinds)}"
-        hint = "train on one kind, with the same torch and OMP_NUM_THREADS: results then repeat bit for bit whatever fails"
+        hint = (
+            "train on one kind, with the same torch and OMP_NUM_THREADS: results then repeat bit for bit "
+            "whatever fails"
+        )
         return [CheckupItem("exactness", "warn", text, hint)]
     return [CheckupItem("exactness", "ok", f"one kind of device: {kinds[0]}" if kinds else "no devices yet")]

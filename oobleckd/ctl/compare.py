@@ -39,7 +39,8 @@ class CompareError(ValueError):
 class StepFact(msgspec.Struct, frozen=True):
     """What a run says of one committed step (a subset of ``StepView`` and of a line of steps.jsonl).
 
-    JSON has no NaN and no infinity: the loss is None there, and ``loss_hex`` alone says it. All NaN are one. ``outcome`` may not be known.
+    JSON has no NaN and no infinity: the loss is None there, and ``loss_hex`` alone says it. All NaN are one.
+    ``outcome`` may not be known.
     """
 
     step: int
@@ -75,8 +76,9 @@ class CheckpointState(msgspec.Struct, frozen=True):
 
 
 class RunEvidence(msgspec.Struct, frozen=True):
-    """One run as it is compared. ``batch`` is the number of samples that every step must have counted. ``state`` is None of one that stopped
-    before its end, as too many steps in a row were skipped: it has no last checkpoint.
+    """One run as it is compared. ``batch`` is the number of samples that every step must have counted.
+    ``state`` is None of one that stopped before its end, as too many steps in a row were skipped: it has no
+    last checkpoint.
     """
 
     steps: tuple[StepFact, ...]
@@ -106,12 +108,19 @@ def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
     same_weights, counts = 0, f"{same_losses} of {num_losses} losses"
     if run.state is None or reference.state is None:
         findings += _compare_ends(run, reference)
-        counts += " are bit-identical to the run without failures, up to where both stopped; of weights nothing is compared"
+        counts += (
+            " are bit-identical to the run without failures, up to where both stopped; of weights "
+            "nothing is compared"
+        )
     else:
         num_weights = sum(map(is_weight, reference.state.tensors))
         same_weights, more = _compare_tensors(run.state.tensors, reference.state.tensors)
         findings += more + _compare_notes(run.state.notes, reference.state.notes)
-        counts += f" and {same_weights} of {num_weights} weight tensors are bit-identical to the run without failures"
+        counts += (
+            f" and {same_weights} of {num_weights} weight tensors are bit-identical to the run "
+            "without "
+            "failures"
+        )
     samples = sum(fact.samples for fact in run.steps)
     skipped = sum(fact.outcome == "skipped" for fact in run.steps)
     without = f"; {skipped} of {len(run.steps)} steps were skipped in both" if skipped else ""
@@ -265,7 +274,11 @@ def _compare_tensor(name: str, ours: TensorPlace, theirs: TensorPlace) -> str:
             right = other[theirs.start + offset : theirs.start + upto]
             if left != right:
                 at = next(i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b)
-                return f"tensor {name}: byte {offset + at} is {left[at]:#04x} here, {right[at]:#04x} without failures"
+                return (
+                    f"tensor {name}: byte {offset + at} is {left[at]:#04x} here, {right[at]:#04x} "
+                    "without "
+                    "failures"
+                )
     return ""
 
 

@@ -1,7 +1,7 @@
 """The verb ``config``: which settings count here and now, and where each comes from.
 
-Owns how they are shown. The daemon's are those that a daemon would have if this user started it here; oobleckctl's
-are those of this very call, flags included.
+Owns how they are shown. The daemon's are those that a daemon would have if this user started it here;
+oobleckctl's are those of this very call, flags included.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class CtlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     socket: Annotated[
         str,
         Meta(
-            description="The daemon's socket; empty: the local cluster's, or the service's where only that exists."
+            description="The daemon's socket; empty: the local cluster's, or the service's where only that "
+            "exists."
         ),
     ] = ""
     output: Annotated[Literal["table", "json"], Meta(description="How to print data.")] = "table"

@@ -1,6 +1,8 @@
-"""The verb ``debug``: one file with everything that helps to find a fault, also of a daemon that does not answer.
+"""The verb ``debug``: one file with everything that helps to find a fault, also of a daemon that does not
+answer.
 
-Owns what is in the file. It has no key and no secret; it does have names of hosts, users and folders, and the jobs.
+Owns what is in the file. It has no key and no secret; it does have names of hosts, users and folders, and the
+jobs.
 """
 
 from __future__ import annotations
@@ -51,10 +53,11 @@ def debug() -> None:
 )
 @socket_option
 def dump(file: Path | None) -> None:
-    """Write a .tar.gz with state, events, metrics, logs, settings, checks and the daemon's stacks. Prints the file.
+    """Write a .tar.gz with state, events, metrics, logs, settings, checks and the daemon's stacks. Prints the
+    file.
 
-    What cannot be had (the daemon is dead, say) is listed in it. Run it as root where daemon and workers are services: it has
-    their logs and stacks then.
+    What cannot be had (the daemon is dead, say) is listed in it. Run it as root where daemon and workers are
+    services: it has their logs and stacks then.
     """
     target = file or Path(time.strftime("oobleck-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
     asked = connect()
@@ -79,7 +82,8 @@ def _pieces(asked: Client) -> Iterator[Piece]:
     """Name in the archive, and how to get it."""
     views: dict[str, Callable[[], Any]] = {
         "status": asked.status, "jobs": asked.jobs, "nodes": asked.nodes, "incidents": asked.incidents,
-        "pipelines": asked.pipelines, "templates": asked.templates, "layers": asked.layers, "daemon": asked.debug,
+        "pipelines": asked.pipelines, "templates": asked.templates, "layers": asked.layers,
+        "daemon": asked.debug,
     }  # fmt: skip
     for name, ask in views.items():
         yield f"{name}.json", partial(_answer, ask)

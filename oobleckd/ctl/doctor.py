@@ -1,7 +1,7 @@
 """The verb ``doctor``: looks at what makes runs fail, before they do.
 
-Owns which checks are made, in which order, and how they are shown. The checks are ``checkup`` (this machine) and
-``clustercheck`` (settings, daemon, nodes).
+Owns which checks are made, in which order, and how they are shown. The checks are ``checkup`` (this machine)
+and ``clustercheck`` (settings, daemon, nodes).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 @output_option
 @click.pass_context
 def doctor(ctx: click.Context) -> None:
-    """Check this machine and its cluster: versions, limits, keys, daemon, nodes, disks. Exit 1 if one fails."""
+    """Check this machine and its cluster: versions, limits, keys, daemon, nodes, disks. Exit 1 if
+    one fails.
+    """
     made = checks(client())
     failed = sum(check.level == "fail" for check in made)
     warned = sum(check.level == "warn" for check in made)

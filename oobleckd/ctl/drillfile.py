@@ -36,8 +36,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     ``who``: a node's name, ``random`` or ``random:K``. ``step``: steps that the job has committed before.
     ``after_s``: seconds after that. ``phase``: not then, but when a device reaches this fault point.
-    ``for_s``: sigstop, net-drop and slow end after so long. ``start``: once the job has recovered, start the nodes
-    again. ``wait``: go on at once ("no"), when the job has recovered, or when it is whole again: the
+    ``for_s``: sigstop, net-drop and slow end after so long. ``start``: once the job has recovered, start the
+    nodes again. ``wait``: go on at once ("no"), when the job has recovered, or when it is whole again: the
     nodes are back in its plan, so that it can bear as much as before.
     """
 
@@ -52,7 +52,9 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Drill(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A drill. ``job``: the id of a job that runs, or the job.toml to submit, relative to the drill's file."""
+    """A drill. ``job``: the id of a job that runs, or the job.toml to submit, relative to the
+    drill's file.
+    """
 
     job: str = ""
     verify: Literal["single", "cluster"] = "cluster"
@@ -108,7 +110,9 @@ def _check_phase(where: str, fault: Fault) -> None:
 
 
 def script_of(drill: Drill, seed: int, nodes: Sequence[str]) -> tuple[Act, ...]:
-    """The script that ``seed`` makes of ``drill`` on ``nodes``: the same for the same three. Raises DrillError."""
+    """The script that ``seed`` makes of ``drill`` on ``nodes``: the same for the same three. Raises
+    DrillError.
+    """
     dice = random.Random(f"drill {seed}")  # noqa: S311 - it must repeat, and guards nothing
     here = sorted(nodes)
     acts = []

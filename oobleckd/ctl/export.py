@@ -62,7 +62,9 @@ def export(
 
 
 def _exported(client: Client, view: JobView, words: Sequence[str]) -> tuple[JobView, str]:
-    """What the worker's program says that wrote the checkpoint of ``view``, or a newer one where that was gone before it could be held."""
+    """What the worker's program says that wrote the checkpoint of ``view``, or a newer one where that was
+    gone before it could be held.
+    """
     for left in reversed(range(_TRIES)):
         with held(Path(view.checkpoint)) as there:
             try:
@@ -77,7 +79,9 @@ def _exported(client: Client, view: JobView, words: Sequence[str]) -> tuple[JobV
 
 
 def why_read(folder: Path, jobs: Sequence[JobView]) -> tuple[str, str] | None:
-    """Problem and hint where ``folder`` is one that a job reads, or lies in it, or the other way round; None where it may be written."""
+    """Problem and hint where ``folder`` is one that a job reads, or lies in it, or the other way round; None
+    where it may be written.
+    """
     there = folder.resolve()
     for job in jobs:
         for key, text in (("model.checkpoint", job.spec.model.checkpoint), ("data.path", job.spec.data.path)):
@@ -139,5 +143,6 @@ def _say(view: JobView, done: Exported) -> None:
         note(f"warning: {done.step} steps, {skipped(done.skipped)}: these made no update")
     if done.not_finite:
         note(
-            f"warning: {count(len(done.not_finite), 'tensor')} with NaN or infinity, such as {done.not_finite[0]}"
+            f"warning: {count(len(done.not_finite), 'tensor')} with NaN or infinity, such as "
+            f"{done.not_finite[0]}"
         )

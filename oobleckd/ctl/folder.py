@@ -1,6 +1,7 @@
 """A look at the folder that a job's model starts from, before the job is handed in.
 
-Owns the question alone: what is wrong with a folder, and what is to be said of it, the worker knows (``oobleckd.worker.tools.look``).
+Owns the question alone: what is wrong with a folder, and what is to be said of it, the worker knows
+(``oobleckd.worker.tools.look``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _NEEDED = ("torch", "transformers")
 
 
 def notes_on(job: Job, source: Path) -> tuple[FolderNote, ...]:
-    """What is to be said of the folder of ``job``, a job of the file ``source``; nothing where it has none, or where there is no torch.
+    """What is to be said of the folder of ``job``, a job of the file ``source``; nothing where it has none,
+    or where there is no torch.
 
     Raises Failure with exit code 2 where no device would take it.
     """

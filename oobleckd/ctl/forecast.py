@@ -1,7 +1,8 @@
 """What a job would do on nodes that need not be there: plan, losses, guarantee and schedule as modelled.
 
 Owns the answers of ``oobleckctl plan``; makes no plan itself (``planner``). Times leave out what no profile
-has, the exchange of sums between pipelines, and what an estimate has not: adding up gradients, and the update.
+has, the exchange of sums between pipelines, and what an estimate has not: adding up gradients, and the
+update.
 """
 
 from __future__ import annotations

@@ -123,7 +123,10 @@ def _end_with(view: JobView) -> None:
 def done(view: JobView) -> str:
     """How a job ended that is done."""
     without = f"{skipped(view.steps_skipped)}, " if view.steps_skipped else ""
-    return f"{view.name} is done: {view.step} steps, {without}{view.incidents} incidents, {view.steps_lost} steps lost"
+    return (
+        f"{view.name} is done: {view.step} steps, {without}{view.incidents} incidents, {view.steps_lost} "
+        "steps lost"
+    )
 
 
 def _show_plan(job: Job, file: Path) -> None:
@@ -191,7 +194,9 @@ def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
 
 
 def new_checkpoint(client: Client, before: JobView, timeout_s: float) -> JobView:
-    """Ask for a checkpoint of a job and wait until there is a newer one than ``before`` had. Raises TimedOut."""
+    """Ask for a checkpoint of a job and wait until there is a newer one than ``before`` had.
+    Raises TimedOut.
+    """
     client.control(before.id, "checkpoint")
     tried = before.checkpoint_trouble.tries if before.checkpoint_trouble is not None else 0
     for view in views(client, before.id, timeout_s):

@@ -61,7 +61,8 @@ class _Failure(click.ParamType[tuple[How, float]]):
     metavar=f"[{'|'.join('slow=K' if how == 'slow' else how for how in get_args(How))}]",
     default=None,
     show_default="sigkill; with --at: device",
-    help="sigkill, sigstop: agent and devices; sigterm: an orderly leave; flip-weight, flip-moment, flip-sum: one bit of a device's "
+    help="sigkill, sigstop: agent and devices; sigterm: an orderly leave; flip-weight, flip-moment, "
+    "flip-sum: one bit of a device's "
     "memory; hang: a device process, its interpreter "
     "locked; net-drop: nothing leaves or arrives; agent-only, device: SIGKILL of that process; host: sigkill "
     "of every node on the host of NODE; slow=K: a device takes K times as long for every layer.",
@@ -71,7 +72,8 @@ class _Failure(click.ParamType[tuple[How, float]]):
     type=click.Choice(get_args(Point)),
     default=None,
     metavar="POINT",
-    help=f"Not now, but when the node's first device reaches this fault point; with {' or '.join(AT_A_POINT)}. "
+    help="Not now, but when the node's first device reaches this fault point; with "
+    f"{' or '.join(AT_A_POINT)}. "
     f"POINT: {', '.join(get_args(Point))}.",
 )
 @click.option(
@@ -132,6 +134,8 @@ def undrain(client: Client, node: str, reason: str) -> None:
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE…", shell_complete=node_names)
 @connected
 def forget_node(client: Client, nodes: tuple[str, ...]) -> None:
-    """Expect NODE, which is gone for good, no more. One that leaves in order, or had notice of its end, is forgotten by itself."""
+    """Expect NODE, which is gone for good, no more. One that leaves in order, or had notice of its end, is
+    forgotten by itself.
+    """
     for node in nodes:
         told(client.forget(node))

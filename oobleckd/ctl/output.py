@@ -1,7 +1,8 @@
 """What oobleckctl prints, and how it ends: data on stdout, ``error:`` and ``hint:`` on stderr, exit codes.
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 not found or condition false, 4 daemon unreachable, 5 refused,
-124 ``wait`` timed out, and what a job failed by where a script should know it: 6 not finite, 7 data changed, 8 out of memory. Data is a table for people or, with ``-o json``, one document with ``apiVersion``.
+Exit codes: 0 done, 1 failed, 2 usage, 3 not found or condition false, 4 daemon unreachable, 5 refused, 124
+``wait`` timed out, and what a job failed by where a script should know it: 6 not finite, 7 data changed, 8
+out of memory. Data is a table for people or, with ``-o json``, one document with ``apiVersion``.
 """
 
 from __future__ import annotations

@@ -171,13 +171,16 @@ def _loss(loss: LossForecast) -> Sequence[str]:
     if loss.plan is None:
         return lost, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, loss.reason
     return (
-        lost, _sizes(loss.plan.groups), size(loss.copied_bytes), seconds(loss.copy_s) if loss.copied_bytes else _NONE, str(loss.plan.can_lose),
+        lost, _sizes(loss.plan.groups), size(loss.copied_bytes),
+        seconds(loss.copy_s) if loss.copied_bytes else _NONE, str(loss.plan.can_lose),
         seconds(loss.plan.step_s), rate(loss.plan.samples_per_s), _because(loss),
     )  # fmt: skip
 
 
 def _because(loss: LossForecast) -> str:
-    """What becomes of the pipelines: the part of the reason that no column says, and what is lost for good."""
+    """What becomes of the pipelines: the part of the reason that no column says, and what is lost
+    for good.
+    """
     what = loss.cases or loss.reason
     if not loss.lost_layers:
         return what

@@ -1,8 +1,8 @@
 """Programs that outlive the command that starts them, known by pid file, and ended one by one.
 
-A pid alone is no name: the kernel gives it to somebody else later. So a pid file also holds the start time of the
-process and the boot it belongs to, and a signal goes through a pidfd that was checked against both. Nothing
-else is ever signalled. Linux only.
+A pid alone is no name: the kernel gives it to somebody else later. So a pid file also holds the start time of
+the process and the boot it belongs to, and a signal goes through a pidfd that was checked against both.
+Nothing else is ever signalled. Linux only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class ClusterProcess(msgspec.Struct, frozen=True):
 
 
 class _Noted(msgspec.Struct, frozen=True):
-    """What a pid file holds: the process, and the number of the folder that it was written in (0: by an older version, which did not say).
+    """What a pid file holds: the process, and the number of the folder that it was written in (0: by an older
+    version, which did not say).
 
     In a copy of the folder it names nobody: what runs there was started from where it was copied from.
     """
@@ -88,7 +89,9 @@ def start(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Between the start of a process and its pid file no Ctrl-C: nobody would know the process. It comes after."""
+    """Between the start of a process and its pid file no Ctrl-C: nobody would know the process. It comes
+    after.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -114,7 +117,9 @@ def remember(name: str, process: ClusterProcess, run: Path) -> None:
 
 
 def recall(run: Path) -> dict[str, ClusterProcess]:
-    """Every pid file of ``run``, by name. A file that cannot be read, or was written elsewhere, names nobody."""
+    """Every pid file of ``run``, by name. A file that cannot be read, or was written elsewhere,
+    names nobody.
+    """
     known = {}
     for path in sorted(run.glob("*.pid")):
         with suppress(msgspec.DecodeError, OSError):
@@ -160,7 +165,9 @@ def _opened(processes: Iterable[ClusterProcess]) -> Iterator[list[int]]:
 
 
 def _open(process: ClusterProcess) -> int | None:
-    """A handle on this very process: opened first, identified then, so that no pid can change hands between."""
+    """A handle on this very process: opened first, identified then, so that no pid can change
+    hands between.
+    """
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:

@@ -33,7 +33,9 @@ _HOW = "a profile is JSON with the fields of oobleckd.planner.profile.Profile, o
 
 
 def limit_bytes(job: Job, profile: Profile, sheet: DeviceSheet | None) -> int:
-    """What a device may hold: its memory, or the job's cap and what the runtime takes; 0: no limit is known."""
+    """What a device may hold: its memory, or the job's cap and what the runtime takes; 0: no
+    limit is known.
+    """
     cap = job.resources.device_memory_bytes
     limits = [sheet.memory_bytes if sheet else 0, cap + profile.reserve_bytes if cap else 0]
     return min(filter(None, limits), default=0)
@@ -43,7 +45,9 @@ def limit_bytes(job: Job, profile: Profile, sheet: DeviceSheet | None) -> int:
 
 
 def analytic(job: Job, sheet: DeviceSheet) -> Profile:
-    """The profile that follows from the model's shape. Raises Failure for a model whose shape is not known."""
+    """The profile that follows from the model's shape. Raises Failure for a model whose shape is
+    not known.
+    """
     try:
         return as_linked(analytic_profile(shape_of(job), workload_of(job), sheet), job)
     except JobError as error:
@@ -61,7 +65,9 @@ def workload_of(job: Job) -> Workload:
 
 
 def device_sheet(name: str) -> DeviceSheet:
-    """The data sheet called ``name``, or of the ``[device]`` table in the file of that name. Raises Failure."""
+    """The data sheet called ``name``, or of the ``[device]`` table in the file of that name.
+    Raises Failure.
+    """
     if name.lower() in SHEETS:
         return SHEETS[name.lower()]
     path = Path(name).expanduser()

@@ -1,4 +1,6 @@
-"""Programs of the worker that a verb runs on this machine, because they need torch and oobleckctl has none."""
+"""Programs of the worker that a verb runs on this machine, because they need torch and oobleckctl
+has none.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from oobleckd.host.interpreter import command
 
 
 def run_worker(module: str, *words: str) -> str:
-    """What ``python -m MODULE WORDS…`` prints. Raises Failure with the program's own ``error:`` and ``hint:``.
+    """What ``python -m MODULE WORDS…`` prints. Raises Failure with the program's own ``error:`` and
+    ``hint:``.
 
     Where a local cluster runs, it is a fork of that cluster's base, which has torch loaded.
     """

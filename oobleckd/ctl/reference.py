@@ -1,7 +1,7 @@
 """The reference run of a job: the same job, run without failures, to compare with.
 
-Owns how a reference run is made (on the cluster, or in one process), and where it is kept, so that a job is not run twice
-for two calls of ``verify``. Does not own the comparison (``compare``).
+Owns how a reference run is made (on the cluster, or in one process), and where it is kept, so that a job is
+not run twice for two calls of ``verify``. Does not own the comparison (``compare``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ Watcher = Callable[[JobView], None]
 
 
 class ReferenceRun(msgspec.Struct, frozen=True):
-    """A finished reference run: its steps, its last checkpoint ("": it stopped before the end, as too many steps in a row were skipped), and what decides the bits of the devices that it ran on: in short (``kinds``), and all
-    that does (``traits``).
+    """A finished reference run: its steps, its last checkpoint ("": it stopped before the end, as too many
+    steps in a row were skipped), and what decides the bits of the devices that it ran on: in short
+    (``kinds``), and all that does (``traits``).
     """
 
     checkpoint: str
@@ -69,8 +70,8 @@ def facts_of(steps: Sequence[StepView]) -> tuple[StepFact, ...]:
 
 
 def evidence(job: Job, steps: tuple[StepFact, ...], place: str) -> RunEvidence:
-    """Steps and checkpoint of a run of ``job``; ``place`` is "" where it stopped before its end. Raises CompareError, also when it is not the
-    final checkpoint.
+    """Steps and checkpoint of a run of ``job``; ``place`` is "" where it stopped before its end. Raises
+    CompareError, also when it is not the final checkpoint.
     """
     if not place:
         last = max((fact.step for fact in steps), default=0)
@@ -86,15 +87,17 @@ def evidence(job: Job, steps: tuple[StepFact, ...], place: str) -> RunEvidence:
 
 
 def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:
-    """What decides the bits of the devices that a job ran on: of its own nodes, or of all where it no longer names any."""
+    """What decides the bits of the devices that a job ran on: of its own nodes, or of all where it no longer
+    names any.
+    """
     nodes = client.nodes()
     own = [node for node in nodes if node.name in job.nodes] or nodes
     return tuple(sorted({kind for node in own for kind in node.bits or node.kinds}))
 
 
 def traits_of(client: Client, job: JobView) -> tuple[dict[str, str], ...]:
-    """All that decides the bits of the devices that trained ``job``, those that are alike once. Of a job whose daemon did not keep that: of
-    the nodes that there are now.
+    """All that decides the bits of the devices that trained ``job``, those that are alike once. Of a job
+    whose daemon did not keep that: of the nodes that there are now.
     """
     if job.kinds:
         return job.kinds
@@ -110,8 +113,8 @@ def traits_of(client: Client, job: JobView) -> tuple[dict[str, str], ...]:
 def kept_file(client: Client, job: JobView, *, single: bool) -> Path:
     """Where the reference run of ``job`` is noted. One of another version of the program does not count.
 
-    One that ran in a single process serves every job that trains the same, under whichever policy and schedule: neither
-    may show in a bit.
+    One that ran in a single process serves every job that trains the same, under whichever policy and
+    schedule: neither may show in a bit.
     """
     name = f"{training(job.spec)}-{__version__}-single" if single else f"{job.digest}-{__version__}-cluster"
     return Path(client.status().state_dir) / "verify" / f"{name}.json"

@@ -1,7 +1,7 @@
 """Writes docs/settings.md from the programs' settings: ``python -m oobleckd.ctl.settingsdocs [FILE]``.
 
-Owns the page's words around the tables. [ctl] and [daemon] come from ``CtlConfig`` and ``Config``, [worker] from
-``python -m oobleckd.worker.tools.docs``, for nothing here may import a worker.
+Owns the page's words around the tables. [ctl] and [daemon] come from ``CtlConfig`` and ``Config``, [worker]
+from ``python -m oobleckd.worker.tools.docs``, for nothing here may import a worker.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shape of a job's model from its configuration, without transformers.
 
-Owns the fields and defaults of the few families whose layers ``oobleckd.planner.costs.analytic`` knows. Everything else a
-worker measures.
+Owns the fields and defaults of the few families whose layers ``oobleckd.planner.costs.analytic`` knows.
+Everything else a worker measures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Verbs that show what is: ``status``, ``get`` and ``describe``; layers, goodput and schedules are ``watch``'s."""
+"""Verbs that show what is: ``status``, ``get`` and ``describe``; layers, goodput and schedules are
+``watch``'s.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,8 @@ def _loss(job: JobView, digits: int) -> str:
 
 def _job_row(job: JobView) -> Row:
     return (
-        job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4), str(job.generation),
+        job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4),
+        str(job.generation),
         tolerance(job.tolerance, job.f), str(len(job.nodes)), f"{job.samples_per_s:.1f}", job.reason,
     )  # fmt: skip
 
@@ -92,7 +95,8 @@ def _node_row(node: NodeView) -> Row:
 
 def _pipeline_row(pipeline: PipelineView) -> Row:
     stages = ", ".join(
-        f"{stage.device}: {layers(stage.start, stage.stop)}{' (vacant)' if stage.device in pipeline.vacant else ''}"
+        f"{stage.device}: "
+        f"{layers(stage.start, stage.stop)}{' (vacant)' if stage.device in pipeline.vacant else ''}"
         for stage in pipeline.stages
     )
     return str(pipeline.index), ", ".join(pipeline.nodes), stages, str(len(pipeline.micro_batches))
@@ -116,7 +120,8 @@ def _template_row(template: TemplateView) -> Row:
 
 def _incident_row(incident: IncidentView) -> Row:
     return (
-        incident.id, clock(incident.at, digits=3), ", ".join(incident.nodes), incident.cause, str(incident.step),
+        incident.id, clock(incident.at, digits=3), ", ".join(incident.nodes), incident.cause,
+        str(incident.step),
         "open" if incident.open else seconds(incident.total_s), str(incident.steps_lost), incident.reason,
     )  # fmt: skip
 
@@ -182,7 +187,9 @@ _LISTS: dict[str, Callable[[Client], None]] = {
 @click.argument("what", type=click.Choice(list(_LISTS)))
 @connected
 def get(client: Client, what: str) -> None:
-    """List jobs, nodes, pipelines, templates, incidents or copies of layers, or where the time went (goodput)."""
+    """List jobs, nodes, pipelines, templates, incidents or copies of layers, or where the time went
+    (goodput).
+    """
     _LISTS[what](client)
 
 
@@ -198,7 +205,9 @@ def get(client: Client, what: str) -> None:
 @click.option("--modelled", is_flag=True, help="Of a schedule: as the planner has it, not as it was.")
 @connected
 def describe(client: Client, what: str, name: str, step: int | None, modelled: bool) -> None:
-    """Show everything about one job, node or incident, or the schedule of a job: who did what when in a step."""
+    """Show everything about one job, node or incident, or the schedule of a job: who did what
+    when in a step.
+    """
     if what != "schedule" and (step is not None or modelled):
         fail(f"--step and --modelled are of a schedule, not of a {what}", "leave them out", USAGE)
     match what:
@@ -238,7 +247,9 @@ def _describe_job(client: Client, job: JobView) -> None:
         "finished": "" if job.finished_at is None else clock(job.finished_at, digits=3),
         "incidents": f"{job.incidents}, {job.steps_lost} steps lost",
         "schedule": _schedule(job),
-        "boundary cache": f"at most {job.boundary_bytes / 1e6:,.1f} MB on a device" if job.boundary_bytes else "none",
+        "boundary cache": f"at most {job.boundary_bytes / 1e6:,.1f} MB on a device"
+        if job.boundary_bytes
+        else "none",
         "gradient sums": f"copied to a peer {job.sum_copies} times a step" if job.sum_copies else "",
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
         "no checkpoint": job.checkpoint_trouble.text if job.checkpoint_trouble is not None else "",
@@ -263,7 +274,10 @@ def _skipped(job: JobView) -> str:
     if not job.steps_skipped:
         return ""
     row = f", {job.skipped_in_row} in a row now" if job.skipped_in_row else ""
-    return f"{count(job.steps_skipped, 'step')}{row}: loss or gradients not finite (train.on_nan = {job.spec.train.on_nan})"
+    return (
+        f"{count(job.steps_skipped, 'step')}{row}: loss or gradients not finite (train.on_nan = "
+        f"{job.spec.train.on_nan})"
+    )
 
 
 def _bits(job: JobView) -> str:

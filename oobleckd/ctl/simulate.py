@@ -1,7 +1,7 @@
 """The verb ``simulate``: what would become of a job on a cluster that loses nodes, under each policy.
 
-Owns the options, and what is wrong with them. The runs are the simulator's, which loads scipy by way of the planner, so it is imported when there is
-something to simulate.
+Owns the options, and what is wrong with them. The runs are the simulator's, which loads scipy by way of the
+planner, so it is imported when there is something to simulate.
 """
 
 from __future__ import annotations
@@ -124,10 +124,12 @@ def simulate(
     num_jobs: int | None,
     plot: Path | None,
 ) -> None:
-    """Simulate the job of FILE, a job.toml, on nodes that fail: the daemon's own core and policies on a virtual clock.
+    """Simulate the job of FILE, a job.toml, on nodes that fail: the daemon's own core and policies on a
+    virtual clock.
 
-    Failures come from a trace or are drawn; all policies meet the same ones. Prints what was committed, against the live devices' ideal and against the best plans
-    at no cost, where the time went, and what it costs. A policy that cannot run the job there is said to, with the reason.
+    Failures come from a trace or are drawn; all policies meet the same ones. Prints what was committed,
+    against the live devices' ideal and against the best plans at no cost, where the time went, and what it
+    costs. A policy that cannot run the job there is said to, with the reason.
     """
     from oobleckd.simulator.report import Simulation, lines_of
 

@@ -127,7 +127,8 @@ def _install(root: Path | None, programs: Path, account: UnitAccount, now: bool,
     if not now:
         note("next: `systemctl enable --now oobleckd`")
     note(
-        "next: `oobleckctl keygen NODE`, then `systemctl enable --now oobleck-worker@NODE`; docs/service.md has more"
+        "next: `oobleckctl keygen NODE`, then `systemctl enable --now oobleck-worker@NODE`; docs/service.md "
+        "has more"
     )
 
 
@@ -158,7 +159,9 @@ def _uninstall(root: Path | None, dry_run: bool) -> None:
 
 
 def _uninstall_commands(paths: Sequence[Path]) -> tuple[list[list[str]], list[list[str]]]:
-    """What comes before the files go, and after. Workers end first, so that they take leave of their daemon."""
+    """What comes before the files go, and after. Workers end first, so that they take leave of
+    their daemon.
+    """
     names = {path.name for path in paths}
     before = [["systemctl", "stop", WORKER_UNIT.replace("@.", "@*.")]]
     if kept := [unit for unit in (TARGET, SOCKET_UNIT, DAEMON_UNIT) if unit in names]:

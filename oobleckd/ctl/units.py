@@ -1,7 +1,7 @@
 """The files of a service: units, user and folders, as they belong to one installation.
 
-Owns their texts (templates in ``systemd``, which a link makes a part of the package), their places below a root folder, and how they are written
-and removed. Runs nothing and says nothing (``systemd``).
+Owns their texts (templates in ``systemd``, which a link makes a part of the package), their places below a
+root folder, and how they are written and removed. Runs nothing and says nothing (``systemd``).
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ def verify(client: Client, job: str, single: bool, fresh: bool) -> None:
 
 
 def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -> tuple[RunEvidence, Verdict]:
-    """A finished job, and what the comparison with its reference run says. Raises Failure where there is none."""
+    """A finished job, and what the comparison with its reference run says. Raises Failure where there is
+    none.
+    """
     _check(view)
     file = reference.kept_file(client, view, single=single)
     try:
@@ -60,7 +62,8 @@ def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -
 def _check(view: JobView) -> None:
     if view.state != "done" and not reference.stopped(view):
         fail(
-            f"{view.name} is {view.state} at step {view.step} of {view.steps}, so there is nothing to compare yet",
+            f"{view.name} is {view.state} at step {view.step} of {view.steps}, so there is nothing to "
+            "compare yet",
             f"oobleckctl wait {view.id} --for state=done",
             REFUSED,
         )
@@ -80,8 +83,11 @@ def _make(client: Client, view: JobView, file: Path, *, single: bool) -> referen
 
 
 def _check_comparable(client: Client, view: JobView, kept: reference.ReferenceRun) -> None:
-    """Equal bits are promised on one kind of device and for one text; elsewhere a difference means nothing."""
-    # A daemon that was started upon a journal of before knows of no device: then only the reference run's kind is known.
+    """Equal bits are promised on one kind of device and for one text; elsewhere a difference
+    means nothing.
+    """
+    # A daemon that was started upon a journal of before knows of no device: then only the reference run's
+    # kind is known.
     ours, theirs = (
         reference.traits_of(client, view),
         kept.traits or tuple({KIND: kind} for kind in kept.kinds),
@@ -116,7 +122,8 @@ def _value(name: str, traits: Traits) -> str:
 def _not_comparable(what: str, ours: str, theirs: str) -> None:
     fail(
         f"not comparable: different {what}: {ours} here, {theirs} without failures",
-        f"run the job on one kind of device and on one text, then `oobleckctl verify --fresh`; {what} decide bits",
+        f"run the job on one kind of device and on one text, then `oobleckctl verify --fresh`; {what} decide "
+        "bits",
         FAILED,
     )
 

@@ -1,8 +1,8 @@
 """Waiting for a job: the verb ``wait`` and the loop that ``submit --wait`` and ``verify`` share.
 
 The job's view is asked for a few times a second: it alone says what is so, it costs a millisecond, and a
-change between two looks cannot be missed as one between a look and a subscription can. A daemon that goes away
-meanwhile is waited for, because training goes on without it.
+change between two looks cannot be missed as one between a look and a subscription can. A daemon that goes
+away meanwhile is waited for, because training goes on without it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
     """Wait until JOB has committed a step, is in a state, has no recovery open (recovered), or has
     come through at least N recoveries (incidents=N).
 
-    Ends with 3 when it can no longer come true (with 6, 7 or 8 where the job failed by what these say), with 124 when the time is up.
+    Ends with 3 when it can no longer come true (with 6, 7 or 8 where the job failed by what these say), with
+    124 when the time is up.
     """
     holds = condition_of(what)
     closed = what.startswith(("recovered", "incidents"))

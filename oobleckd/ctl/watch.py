@@ -1,4 +1,5 @@
-"""Verbs for who watches: what would follow a loss, an incident as a file; and what ``get`` and ``describe`` print of layers, goodput and schedules.
+"""Verbs for who watches: what would follow a loss, an incident as a file; and what ``get`` and ``describe``
+print of layers, goodput and schedules.
 
 Owns the words. Answers are the daemon's.
 """
@@ -70,7 +71,8 @@ def get_goodput(client: Client) -> None:
         [(cause, seconds(took_s), _share(took_s, found.total_s)) for cause, took_s in rows],
     )
     note(
-        f"{found.job}: {seconds(found.total_s)} of devices; throughput now is {found.of_fault_free:.1%} of its best"
+        f"{found.job}: {seconds(found.total_s)} of devices; throughput now is {found.of_fault_free:.1%} of "
+        "its best"
     )
 
 
@@ -134,7 +136,8 @@ def _mark(op: OpView) -> ScheduleMark:
 @click.argument("job", required=False, default="", shell_complete=job_names)
 @connected
 def what_if(client: Client, without: tuple[str, ...], job: str) -> None:
-    """Say what would follow for JOB (or the one that runs) if these nodes died now, all at once. Nothing happens to them.
+    """Say what would follow for JOB (or the one that runs) if these nodes died now, all at once. Nothing
+    happens to them.
 
     Exit code 3 where the job would stop.
     """
@@ -194,7 +197,8 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _pipeline(pipeline: PipelineView) -> tuple[str, str, str, str]:
     stages = ", ".join(
-        f"{stage.device}: {layers(stage.start, stage.stop)}{' (vacant)' if stage.device in pipeline.vacant else ''}"
+        f"{stage.device}: "
+        f"{layers(stage.start, stage.stop)}{' (vacant)' if stage.device in pipeline.vacant else ''}"
         for stage in pipeline.stages
     )
     return str(pipeline.index), ", ".join(pipeline.nodes), stages, str(len(pipeline.micro_batches))

@@ -25,7 +25,8 @@ CONSIDERED = 512  # beyond, over the pipelines that were hit and others of about
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """``nodes`` have died: the plan that follows (None: too few are left), what it copies, and why it is so; ``cases`` as in a ``Proposal``.
+    """``nodes`` have died: the plan that follows (None: too few are left), what it copies, and why it is so;
+    ``cases`` as in a ``Proposal``.
 
     ``considered``: pipelines that could take part in it.
     """
@@ -181,7 +182,9 @@ class PlannedWorld:
         return touched
 
     def _setup_for(self, touched: Sequence[Pipeline], min_pipelines: int) -> Setup:
-        """The setup of the part of the job that ``touched`` run, which is to keep ``min_pipelines`` pipelines."""
+        """The setup of the part of the job that ``touched`` run, which is to keep ``min_pipelines``
+        pipelines.
+        """
         share = sum(len(pipeline.micro_batches) for pipeline in touched)
         return msgspec.structs.replace(
             self.setup, num_micro_batches=max(1, share), f=max(0, min_pipelines - 1)

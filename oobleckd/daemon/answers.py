@@ -46,7 +46,9 @@ def number(request: web.Request, name: str) -> int | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether ``text`` is a whole number of 18 digits at most, and nothing else that somebody may call a digit."""
+    """Whether ``text`` is a whole number of 18 digits at most, and nothing else that somebody may call a
+    digit.
+    """
     return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 

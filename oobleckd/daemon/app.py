@@ -1,8 +1,8 @@
 """The ``oobleckd`` command: configuration in, one incarnation of the daemon, an exit code out.
 
-Owns the command line, logging, signals and what systemd hears. Exit codes: 0 ended in order, 1 failed, 2 usage
-or configuration, 5 refused because another daemon is there, or may be. It runs in the foreground; SIGTERM and SIGINT
-end it (workers go on training), SIGHUP reads configuration and allow-list anew.
+Owns the command line, logging, signals and what systemd hears. Exit codes: 0 ended in order, 1 failed, 2
+usage or configuration, 5 refused because another daemon is there, or may be. It runs in the foreground;
+SIGTERM and SIGINT end it (workers go on training), SIGHUP reads configuration and allow-list anew.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ FAILED, USAGE, REFUSED = 1, 2, 5
 _STATUS_EVERY_S = 1.0
 _STREAMS_END_S = 1.0
 _LAST_REQUESTS_S = 0.05
-"""What a request may need from its connection to us: there is nothing that would tell that none is on its way."""
+"""What a request may need from its connection to us: there is nothing that would tell that none is on its
+way.
+"""
 _PLACES_HINT = (
     "choose places that this user may use with --state-dir, --keys-dir, --socket, --endpoint and --metrics"
 )
@@ -89,7 +91,8 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--adopt",
     is_flag=True,
-    help="Start on a state folder that is a copy: once, where the one it was copied from is gone, or is to go on by itself.",
+    help="Start on a state folder that is a copy: once, where the one it was copied from is gone, or is to "
+    "go on by itself.",
 )
 def main(*, adopt: bool, **flags: Any) -> None:
     """Coordinate training that keeps going when machines die.
@@ -124,7 +127,9 @@ def main(*, adopt: bool, **flags: Any) -> None:
 
 
 def _set_up_logging(level: str) -> None:
-    """One line an entry on stderr: time (UTC), level, who, what. Where that is the journal, it has fields instead."""
+    """One line an entry on stderr: time (UTC), level, who, what. Where that is the journal, it has fields
+    instead.
+    """
     formatter = logging.Formatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
@@ -196,12 +201,16 @@ async def _tell_systemd(service: Service) -> None:
 
 
 def _of_daemon(record: logging.LogRecord) -> bool:
-    """Whether it is the daemon's business: what is no HTTP at all gets its 400, and no page of traceback in the log."""
+    """Whether it is the daemon's business: what is no HTTP at all gets its 400, and no page of traceback in
+    the log.
+    """
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _open_api(service: Service) -> web.AppRunner:
-    """Serve on systemd's socket, or on our own, and where it is asked for on TCP. Raises SocketTaken, ConfigError, OSError."""
+    """Serve on systemd's socket, or on our own, and where it is asked for on TCP. Raises SocketTaken,
+    ConfigError, OSError.
+    """
     logging.getLogger("aiohttp.server").addFilter(_of_daemon)
     app = Api(service).application()
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STREAMS_END_S)
@@ -235,7 +244,9 @@ async def _open_metrics(service: Service) -> web.AppRunner:
 
 
 async def _close_apis(service: Service, runners: Sequence[web.AppRunner]) -> None:
-    """Nobody new; who has connected already is heard and answered. systemd's socket stays, and has the next incarnation's callers wait."""
+    """Nobody new; who has connected already is heard and answered. systemd's socket stays, and has the next
+    incarnation's callers wait.
+    """
     for runner in runners:
         for site in runner.sites:
             await site.stop()

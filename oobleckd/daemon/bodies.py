@@ -1,4 +1,6 @@
-"""What the bodies of requests to the API may have, and how large it may be. Anything else is refused before anybody looks at it."""
+"""What the bodies of requests to the API may have, and how large it may be. Anything else is refused before
+anybody looks at it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Who asks the API, what they may do, and how often.
 
-Owns the rule: on the unix socket the kernel says who it is (``peers``), on TCP a token (``tokens``), without which nothing at all is answered there. Who may
-act may read. Everybody has a bucket of their own, so nobody can use up another one's.
+Owns the rule: on the unix socket the kernel says who it is (``peers``), on TCP a token (``tokens``), without
+which nothing at all is answered there. Who may act may read. Everybody has a bucket of their own, so nobody
+can use up another one's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _HOW_TO_GET_IN = "make one with `oobleckctl token NAME`, and send it as Authoriz
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who asks; ``name`` is what the audit has. ``acts``: whether they may, which is looked up where they want to."""
+    """Somebody who asks; ``name`` is what the audit has. ``acts``: whether they may, which is looked up where
+    they want to.
+    """
 
     name: str
     acts: bool
@@ -43,7 +46,9 @@ class Callers:
     strangers: Limit = field(default_factory=lambda: Limit(per_s=5.0, burst=20.0))
 
     def admit(self, request: web.Request, now: float, mono_s: float) -> Caller:
-        """Who asks, if they may ask this now. ``now``: POSIX seconds; ``mono_s``: of a clock that nobody sets. Raises Refusal."""
+        """Who asks, if they may ask this now. ``now``: POSIX seconds; ``mono_s``: of a clock that nobody
+        sets. Raises Refusal.
+        """
         acting = request.method not in _READING
         caller = self._caller(request, now, mono_s, acting=acting)
         if acting and not caller.acts:

@@ -1,7 +1,7 @@
 """The daemon's configuration: its fields, and which values go together.
 
-Owns the model; where values come from and which one wins is ``host.settings``. Files hold the fields in a table
-``[daemon]``. Owns neither the command line nor the folders it names.
+Owns the model; where values come from and which one wins is ``host.settings``. Files hold the fields in a
+table ``[daemon]``. Owns neither the command line nor the folders it names.
 
 Errors: ConfigError (a ValueError) with ``hint``.
 """
@@ -29,13 +29,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     state_dir: Annotated[
         str,
         Meta(
-            description="Folder of journal, secrets and default checkpoints; empty: systemd's, /var/lib/oobleck for root, else oobleck below XDG_STATE_HOME or ~/.local/state."
+            description="Folder of journal, secrets and default checkpoints; empty: systemd's, "
+            "/var/lib/oobleck for root, else oobleck below XDG_STATE_HOME or ~/.local/state."
         ),
     ] = ""
     socket: Annotated[
         str,
         Meta(
-            description="Unix socket of the HTTP API, where systemd gives none; empty: oobleckd.sock in systemd's runtime folder, in /run/oobleck for root, else in run below state_dir."
+            description="Unix socket of the HTTP API, where systemd gives none; empty: oobleckd.sock in "
+            "systemd's runtime folder, in /run/oobleck for root, else in run below state_dir."
         ),
     ] = ""
     endpoint: Annotated[
@@ -44,7 +46,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     curve: Annotated[
         bool,
         Meta(
-            description="Encrypt and authenticate the links of agents; off only where endpoint is of this machine alone."
+            description="Encrypt and authenticate the links of agents; off only where endpoint is of this "
+            "machine alone."
         ),
     ] = True
     udp: Annotated[
@@ -56,7 +59,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     api: Annotated[
         str,
         Meta(
-            description="ADDRESS:PORT on which the API is served over HTTPS, to whoever has a token; empty: on the unix socket alone."
+            description="ADDRESS:PORT on which the API is served over HTTPS, to whoever has a token; empty: "
+            "on the unix socket alone."
         ),
     ] = ""
     tls_cert: Annotated[str, Meta(description="Certificate chain (PEM) for api, which needs one.")] = ""
@@ -72,7 +76,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     lease_s: Annotated[
         Seconds,
         Meta(
-            description="Longest silence of a node, in seconds; what its heartbeats teach is shorter. At least 2 * heartbeat_s."
+            description="Longest silence of a node, in seconds; what its heartbeats teach is shorter. At "
+            "least 2 * heartbeat_s."
         ),
     ] = 10.0
     grace_s: Annotated[Seconds, Meta(description="Seconds after a restart in which no node is lost.")] = 5.0
@@ -84,13 +89,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     metrics: Annotated[
         str,
         Meta(
-            description="ADDRESS:PORT for a Prometheus on this machine, such as 127.0.0.1:9464; empty: metrics on the unix socket alone."
+            description="ADDRESS:PORT for a Prometheus on this machine, such as 127.0.0.1:9464; empty: "
+            "metrics on the unix socket alone."
         ),
     ] = ""
     traces: Annotated[
         str,
         Meta(
-            description="URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of every recovery; empty: none."
+            description="URL of an OpenTelemetry collector (OTLP over HTTP) that gets a trace of every "
+            "recovery; empty: none."
         ),
     ] = ""
     log_level: Annotated[
@@ -100,7 +107,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def state_path(self) -> Path:
-        """The state folder: systemd's, /var/lib/oobleck for root, else below XDG_STATE_HOME or ~/.local/state."""
+        """The state folder: systemd's, /var/lib/oobleck for root, else below XDG_STATE_HOME or
+        ~/.local/state.
+        """
         if self.state_dir:
             return Path(self.state_dir).expanduser().absolute()
         if given := os.environ.get("STATE_DIRECTORY"):
@@ -112,7 +121,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def socket_path(self) -> Path:
-        """The socket: where systemd or root's default state puts it, under /run, else under the state folder."""
+        """The socket: where systemd or root's default state puts it, under /run, else under the
+        state folder.
+        """
         if self.socket:
             return Path(self.socket).expanduser().absolute()
         if given := os.environ.get("RUNTIME_DIRECTORY"):

@@ -21,7 +21,9 @@ MAX_EARLY = 256
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Connection:
-    """``node`` is empty until its Hello was accepted, which what is in ``early`` waits for. ``replaced``: by a newer one."""
+    """``node`` is empty until its Hello was accepted, which what is in ``early`` waits for. ``replaced``: by
+    a newer one.
+    """
 
     node: str = ""
     replaced: bool = False

@@ -1,4 +1,5 @@
-"""What somebody asks who looks for a fault of the daemon itself: where its threads and tasks stand, and what it counts.
+"""What somebody asks who looks for a fault of the daemon itself: where its threads and tasks stand, and what
+it counts.
 
 Owns the route and what is in the answer. Only who may act may ask: stacks show more than the views do.
 """

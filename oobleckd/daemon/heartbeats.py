@@ -1,15 +1,19 @@
-"""Heartbeats of idle nodes that come as UDP datagrams, beside the hub's ROUTER and at the same address; and who is silent is asked there.
+"""Heartbeats of idle nodes that come as UDP datagrams, beside the hub's ROUTER and at the same address; and
+who is silent is asked there.
 
-Owns the UDP socket and the sessions: which datagram is whose, whether it is what it says (``protocol.datagrams``), and the
-answer to it. Each ``Welcome`` opens a session, which lasts until the node's next one or the end of its connection. Whether a node is still heard, and what its
-heartbeat means, is the hub's to say.
+Owns the UDP socket and the sessions: which datagram is whose, whether it is what it says
+(``protocol.datagrams``), and the answer to it. Each ``Welcome`` opens a session, which lasts until the node's
+next one or the end of its connection. Whether a node is still heard, and what its heartbeat means, is the
+hub's to say.
 
-A node that trains sends heartbeats over its connection, and where packets are lost TCP may hold that up for seconds: first 0.2 s, then twice as long each time. So it is asked by UDP
-when two heartbeats are missing, again and again, and an answer is a heartbeat. That says that its agent lives, and not that its connection will carry anything
-again: nobody is asked who has said nothing there for as long as TCP itself waits.
+A node that trains sends heartbeats over its connection, and where packets are lost TCP may hold that up for
+seconds: first 0.2 s, then twice as long each time. So it is asked by UDP when two heartbeats are missing,
+again and again, and an answer is a heartbeat. That says that its agent lives, and not that its connection
+will carry anything again: nobody is asked who has said nothing there for as long as TCP itself waits.
 
-ZeroMQ's queues are the reason for heartbeats by UDP: of each connection libzmq touches some 30 kB more with the first 512 messages, which is all that idle nodes ever send.
-Where there is no UDP everything works as well, and takes that memory.
+ZeroMQ's queues are the reason for heartbeats by UDP: of each connection libzmq touches some 30 kB more with
+the first 512 messages, which is all that idle nodes ever send. Where there is no UDP everything works as
+well, and takes that memory.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ _BUFFER_BYTES = 4 * 2**20
 # 256 datagrams a turn made the loop 16 and 19 ms late with 1,000 nodes; 64 make it 3.6, as without UDP.
 # (D-detection-011)
 _MAX_PER_TURN = 64  # each is checked and answered, which takes longer than reading a message
-_MISSING = 2  # heartbeats, half of the shortest lease; the other half is for questions and answers, some of which are lost, too
+# Heartbeats, half of the shortest lease; the other half is for questions and answers, some of them lost, too.
+_MISSING = 2
 _ASK_EVERY = 0.4  # heartbeats
 _MAX_ASK_S = tcp.UNANSWERED_S
 _log = logging.getLogger(__name__)
@@ -43,7 +48,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class DatagramCounters:
-    """Datagrams by what they were: heartbeats, answers to questions, of no session that there is, with a wrong code, with a counter of before."""
+    """Datagrams by what they were: heartbeats, answers to questions, of no session that there is, with a
+    wrong code, with a counter of before.
+    """
 
     datagram_heartbeats: int = 0
     datagram_answers: int = 0
@@ -57,8 +64,8 @@ Peer = TypeVar("Peer", bound=Connection)
 
 @dataclass(slots=True, eq=False)
 class _Session(Generic[Peer]):
-    """What one Welcome opened, for the incarnation that its Hello told of, whose ``heartbeat`` it is. ``address``: where its newest datagram came from.
-    ``answered_at``: when its last answer came.
+    """What one Welcome opened, for the incarnation that its Hello told of, whose ``heartbeat`` it is.
+    ``address``: where its newest datagram came from. ``answered_at``: when its last answer came.
     """
 
     connection: Peer
@@ -71,8 +78,9 @@ class _Session(Generic[Peer]):
 class Heartbeats(Generic[Peer]):
     """All sessions; none until it is bound.
 
-    ``on_datagram`` gets what was proven to come from a connection's node: a heartbeat, or None if it merely asks whether it gets
-    through. It says whether to acknowledge it. ``heartbeat_s`` is the distance of heartbeats.
+    ``on_datagram`` gets what was proven to come from a connection's node: a heartbeat, or None if it merely
+    asks whether it gets through. It says whether to acknowledge it. ``heartbeat_s`` is the distance of
+    heartbeats.
     """
 
     def __init__(
@@ -92,7 +100,9 @@ class Heartbeats(Generic[Peer]):
         self._ready: Readiness | None = None
 
     def bind(self, endpoint: str, *, any_port: bool) -> None:
-        """Take the address of the ROUTER's ``endpoint``; with ``any_port`` another port will do where the same one is taken."""
+        """Take the address of the ROUTER's ``endpoint``; with ``any_port`` another port will do where the
+        same one is taken.
+        """
         self._socket = _bound(endpoint, any_port=any_port)
         if self._socket is not None:
             self.port = int(self._socket.getsockname()[1])
@@ -190,7 +200,9 @@ class Heartbeats(Generic[Peer]):
         self._next_look = self._loop.call_later(after_s, self._look, self._loop.time() + 2 * after_s)
 
     def _look(self, latest: float) -> None:
-        """Ask those who are silent; not where that may be us, who come to it after ``latest``: what they said may not have been read."""
+        """Ask those who are silent; not where that may be us, who come to it after ``latest``: what they said
+        may not have been read.
+        """
         assert self._loop is not None
         self._look_later()
         now = self._loop.time()

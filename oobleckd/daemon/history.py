@@ -19,10 +19,11 @@ Listener = Callable[[Change], None]
 
 
 class History:
-    """The newest ``size`` changes, for the event loop alone. ``last``: the newest number; ``closed``: no more.
+    """The newest ``size`` changes, for the event loop alone. ``last``: the newest number; ``closed``: no
+    more.
 
-    ``ring`` holds (position, change); ``position`` is that of the next one, which sets ``news``. ``listeners`` hear
-    each that is new.
+    ``ring`` holds (position, change); ``position`` is that of the next one, which sets ``news``.
+    ``listeners`` hear each that is new.
     """
 
     def __init__(self, size: int) -> None:

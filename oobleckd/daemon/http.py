@@ -1,7 +1,8 @@
 """The HTTP API on the unix socket: views out, requests in, and the stream of changes.
 
-Owns routes, rights, and errors (problem+json with ``hint``); what somebody who watches asks for is ``watchapi``'s. Owns no
-view and no decision: views are ``core.view``'s, requests go to the core and are answered when durable.
+Owns routes, rights, and errors (problem+json with ``hint``); what somebody who watches asks for is
+``watchapi``'s. Owns no view and no decision: views are ``core.view``'s, requests go to the core and are
+answered when durable.
 """
 
 from __future__ import annotations
@@ -155,7 +156,9 @@ class Api:
         return answers.items(view.story(self._service.core, key))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Changes as server-sent events, after ``since`` or Last-Event-ID; ``follow=0`` ends with the newest."""
+        """Changes as server-sent events, after ``since`` or Last-Event-ID; ``follow=0`` ends with
+        the newest.
+        """
         since = answers.number(request, "since")
         if since is None:
             since = _header_number(request, "Last-Event-ID")
@@ -220,7 +223,9 @@ class Api:
         return await self._ask(msgspec.convert({"type": "Kill", **fields}, Kill))
 
     async def _new_folder(self, root: Path, name: str) -> str:
-        """The folder that a job called ``name`` is to write checkpoints into, by its name; made. Raises Refusal."""
+        """The folder that a job called ``name`` is to write checkpoints into, by its name; made. Raises
+        Refusal.
+        """
         service = self._service
         number = service.core.state.next_number
         made = asyncio.to_thread(service.folders.new, root, name, number)

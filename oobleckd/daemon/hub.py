@@ -5,7 +5,8 @@ can be anybody's, so self-chosen ones are refused), without it (loopback only) t
 Passes on what nodes say, and that a node's connection closed, once everything readable of it was passed
 on. Owns no lease and no judgement: that is the core's.
 
-What several connections of one node mean is ``connections``', and what sends heartbeats as a datagram ``heartbeats``'.
+What several connections of one node mean is ``connections``', and what sends heartbeats as a datagram
+``heartbeats``'.
 
 Errors: HubError with ``hint``.
 """
@@ -65,8 +66,8 @@ class HubCounters:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Peer(Connection):
-    """One connection. ``key``: its CURVE key. ``num_bad``: messages of it that could not be read. ``incarnation``: of its last Hello.
-    ``told``: something was told on it since it was last heard.
+    """One connection. ``key``: its CURVE key. ``num_bad``: messages of it that could not be read.
+    ``incarnation``: of its last Hello. ``told``: something was told on it since it was last heard.
     """
 
     identity: bytes
@@ -79,8 +80,10 @@ class _Peer(Connection):
 class Hub:
     """All agents' connections.
 
-    ``pair`` is the daemon's key pair, None for no CURVE; ``allowed`` maps public keys to nodes; ``udp``: idle nodes may send heartbeats as
-    datagrams, and others are asked by them when heartbeats are missing, which come every ``heartbeat_s``. The constructor binds (so that ``endpoint`` is known), ``start`` begins to listen. Raises HubError.
+    ``pair`` is the daemon's key pair, None for no CURVE; ``allowed`` maps public keys to nodes; ``udp``: idle
+    nodes may send heartbeats as datagrams, and others are asked by them when heartbeats are missing, which
+    come every ``heartbeat_s``. The constructor binds (so that ``endpoint`` is known), ``start`` begins to
+    listen. Raises HubError.
     """
 
     def __init__(
@@ -255,8 +258,9 @@ class Hub:
             self._connections.introduced(peer, node, message)
 
     def _proven(self, peer: _Peer, heartbeat: Heartbeat | None) -> bool:
-        """A datagram of ``peer``; whether to answer it. Without an answer its node sends heartbeats over ZeroMQ, which it shall do once after everything that
-        it was told: that a connection carries nothing any more is noticed by what is missing on it.
+        """A datagram of ``peer``; whether to answer it. Without an answer its node sends heartbeats over
+        ZeroMQ, which it shall do once after everything that it was told: that a connection carries nothing
+        any more is noticed by what is missing on it.
         """
         if peer.replaced or peer.num_bad >= _MAX_BAD:
             return False

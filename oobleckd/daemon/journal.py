@@ -1,10 +1,11 @@
 """The journal: what the core has decided, durable in one SQLite file (WAL) before anybody is told.
 
-Owns the state folder's lock, the file, its one writer thread, the way from older formats, and the behaviour on a disk that fails: the
-thread keeps what it could not write, says so once, tries again until it succeeds, and no future resolves
-before its entries are on disk. Every record has a seal and is in a second file once more (``records``), by which what has changed since is found
-and mended at the start (``mend``). Owns no meaning: entries are tagged structs of ``core.entries``. Steps have
-a table with columns of their own, so that curves are cheap to query.
+Owns the state folder's lock, the file, its one writer thread, the way from older formats, and the behaviour
+on a disk that fails: the thread keeps what it could not write, says so once, tries again until it succeeds,
+and no future resolves before its entries are on disk. Every record has a seal and is in a second file once
+more (``records``), by which what has changed since is found and mended at the start (``mend``). Owns no
+meaning: entries are tagged structs of ``core.entries``. Steps have a table with columns of their own, so that
+curves are cheap to query.
 
 Errors::
 
@@ -141,7 +142,9 @@ class Journal:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What this journal is known by where its jobs have written, the present name first: random, and nobody else's."""
+        """What this journal is known by where its jobs have written, the present name first: random, and
+        nobody else's.
+        """
         return names_in(self._meta)
 
     @property
@@ -150,12 +153,16 @@ class Journal:
         return self._meta.get(_PLACE, "")
 
     def settle(self, place: str) -> None:
-        """Keep ``place``, which says where this journal lies. Before anything is appended. Raises JournalError."""
+        """Keep ``place``, which says where this journal lies. Before anything is appended. Raises
+        JournalError.
+        """
         if place != self.place:
             self._keep({_PLACE: place})
 
     def rename(self) -> None:
-        """Give it a new name, as another journal may go on under the one that it has. Before anything is appended. Raises JournalError."""
+        """Give it a new name, as another journal may go on under the one that it has. Before anything is
+        appended. Raises JournalError.
+        """
         # With the old name kept, two daemons would share folders again as soon as somebody adopts a copy of
         # one that still runs. (D-checkpoints-015)
         self._keep(named((new_name(), *self.names)))
@@ -320,7 +327,8 @@ def _meta_of(database: sqlite3.Connection) -> dict[str, str]:
 
 
 def _upgrade(path: Path, copy: Path) -> None:
-    """Bring a journal of an older format to the present one; the old file stays beside it. Raises JournalError for any other.
+    """Bring a journal of an older format to the present one; the old file stays beside it. Raises
+    JournalError for any other.
 
     Format 3 had no seals, and 4 no name.
     """

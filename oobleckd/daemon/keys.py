@@ -76,10 +76,11 @@ def authorized_path(keys: Path, node: str) -> Path:
 
 
 def make_server_keys(keys: Path, given: Path | None = None) -> KeyPair:
-    """The daemon's key pair: that in the file ``given``, else the folder's; made if it is not there yet, never overwritten.
+    """The daemon's key pair: that in the file ``given``, else the folder's; made if it is not there yet,
+    never overwritten.
 
-    The public key lies in the folder afterwards, from where it is carried to nodes. A folder that cannot be written to is
-    fine where nothing is missing.
+    The public key lies in the folder afterwards, from where it is carried to nodes. A folder that cannot be
+    written to is fine where nothing is missing.
     """
     pair = load_pair(given) if given is not None else _load_or_make(server_secret_path(keys))
     public = server_public_path(keys)
@@ -89,7 +90,9 @@ def make_server_keys(keys: Path, given: Path | None = None) -> KeyPair:
 
 
 def has_server_keys(keys: Path) -> bool:
-    """Whether the daemon has a pair already: its public key is there, the secret one may be kept elsewhere."""
+    """Whether the daemon has a pair already: its public key is there, the secret one may be kept
+    elsewhere.
+    """
     return server_public_path(keys).exists()
 
 
@@ -101,7 +104,9 @@ def make_node_keys(keys: Path, node: str) -> KeyPair:
 
 
 def rotate_node_keys(keys: Path, node: str) -> KeyPair:
-    """A new key pair for ``node``, whose present one stays allowed until ``retire_node_key``. Raises KeyFileError."""
+    """A new key pair for ``node``, whose present one stays allowed until ``retire_node_key``. Raises
+    KeyFileError.
+    """
     secret = node_secret_path(keys, node)
     if not authorized_path(keys, node).exists():
         raise KeyFileError(
@@ -132,8 +137,8 @@ def _next_path(keys: Path, node: str) -> Path:
 
 
 def job_secret(folder: Path) -> str:
-    """The key (hex, 256 bits) from which transport secrets of jobs are derived; made once, in a 0600 file. Raises KeyFileError where the file
-    holds none: from less than 256 bits anybody could compute them.
+    """The key (hex, 256 bits) from which transport secrets of jobs are derived; made once, in a 0600 file.
+    Raises KeyFileError where the file holds none: from less than 256 bits anybody could compute them.
     """
     path = secret_path(folder)
     if not os.path.lexists(path):

@@ -248,7 +248,9 @@ class Loop:
         self.feed(await self._planner.plan(request))
 
     async def _write_manifest(self, command: WriteManifest) -> None:
-        """Complete a checkpoint, as often as it takes: the file system may be full or away for a while. Other files are not kept waiting meanwhile."""
+        """Complete a checkpoint, as often as it takes: the file system may be full or away for a while. Other
+        files are not kept waiting meanwhile.
+        """
         directory = Path(command.directory)
         for attempt in itertools.count():
             try:
@@ -296,7 +298,9 @@ class Loop:
             checkpoint.set_aside(directory)
 
     async def _set_aside(self, directory: Path) -> None:
-        """Only for people and for the count of those that are kept: the core does not go back there anyway."""
+        """Only for people and for the count of those that are kept: the core does not go back
+        there anyway.
+        """
         async with self._files:
             try:
                 await asyncio.to_thread(self._move_aside, directory)

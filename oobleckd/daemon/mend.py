@@ -32,9 +32,11 @@ from oobleckd.daemon.records import (
 from oobleckd.host.durable import move, sync_file
 
 TABLES = {
-    "entries": "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL, seal BLOB NOT NULL)",
+    "entries": "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL, seal "
+    "BLOB NOT NULL)",
     "steps": (
-        "CREATE TABLE steps (seq INTEGER PRIMARY KEY, job TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL, "
+        "CREATE TABLE steps (seq INTEGER PRIMARY KEY, job TEXT NOT NULL, round INTEGER NOT NULL, step "
+        "INTEGER NOT NULL, "
         "outcome TEXT NOT NULL, loss REAL, data BLOB NOT NULL, seal BLOB NOT NULL)"
     ),
 }
@@ -57,7 +59,8 @@ _SELECT = {
 }
 _OF_THE_MACHINE = frozenset(
     {
-        sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
         sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM,
     }
 )  # fmt: skip
@@ -66,8 +69,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What was found, for people, where the damaged files lie (None: nothing was left of them), and whether records are gone for good, as far as
-    anybody can know.
+    """What was found, for people, where the damaged files lie (None: nothing was left of them), and whether
+    records are gone for good, as far as anybody can know.
     """
 
     what: str
@@ -85,8 +88,8 @@ class _Found:
 
 
 def mend(path: Path, copy: Path, newest_format: int) -> Damage | None:
-    """Look at all records of the journal ``path``, of ``newest_format`` or another one with seals, and mend it in its own format if need be.
-    Raises OSError, sqlite3.Error where even a new file cannot be written.
+    """Look at all records of the journal ``path``, of ``newest_format`` or another one with seals, and mend
+    it in its own format if need be. Raises OSError, sqlite3.Error where even a new file cannot be written.
     """
     for left in (_new(path), path.with_name(f"{_new(path).name}-journal"), _new(copy)):
         left.unlink(missing_ok=True)  # of a start that was cut short, by a full disk for one
@@ -125,7 +128,9 @@ def mend(path: Path, copy: Path, newest_format: int) -> Damage | None:
 def _from_copy(
     path: Path, copy: Path, format_: int, names: Sequence[str], copied: dict[int, Row], *, torn: bool
 ) -> Damage | None:
-    """There is no journal: one of what its copy has (``torn``: whose end is none). It is the first start where nothing else is there either."""
+    """There is no journal: one of what its copy has (``torn``: whose end is none). It is the first start
+    where nothing else is there either.
+    """
     if format_ not in SEALED:
         raise sqlite3.DatabaseError(f"it is gone, and its copy {copy.name} has format {format_}")
     whole = [copied[seq] for seq in range(1, _first_gap(copied))]
@@ -151,13 +156,16 @@ def _from_copy(
 
 def _said(path: Path, whole: list[Row], damage: Damage) -> Damage:
     kept = f"; the damaged file is {damage.aside}" if damage.aside is not None else ""
-    _log.error("the journal %s was damaged (%s); it has %d records again, %s%s", path, damage.what, len(whole),
+    _log.error("the journal %s was damaged (%s); it has %d records again, %s%s", path, damage.what,
+        len(whole),
                "and more are lost" if damage.lost else "which are all", kept)  # fmt: skip
     return damage
 
 
 def write_database(path: Path, rows: list[Row], format_: int, meta: Mapping[str, str]) -> None:
-    """A new journal with ``rows``, complete under another name before it has its own. ``meta``: what it says of itself, besides its format."""
+    """A new journal with ``rows``, complete under another name before it has its own. ``meta``: what it says
+    of itself, besides its format.
+    """
     new = _new(path)
     new.unlink(missing_ok=True)
     try:
@@ -263,7 +271,9 @@ def _look_at_table(database: sqlite3.Connection, table: str, found: _Found) -> N
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether it is the file's fault, and not that of a full disk, of its mode or of somebody who has it locked."""
+    """Whether it is the file's fault, and not that of a full disk, of its mode or of somebody who has it
+    locked.
+    """
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code == sqlite3.SQLITE_IOERR_SHORT_READ or code & 0xFF not in _OF_THE_MACHINE
 
@@ -289,8 +299,8 @@ def _first_gap(rows: dict[int, Row]) -> int:
 
 
 def _set_aside(path: Path) -> Path:
-    """Keep a damaged database and what belongs to it under another name. The file itself stays until the new one takes its place, so that a
-    start that is cut short begins again with all there is.
+    """Keep a damaged database and what belongs to it under another name. The file itself stays until the new
+    one takes its place, so that a start that is cut short begins again with all there is.
     """
     aside = free_name(path, "damaged")
     for suffix in ("", "-wal", "-shm"):

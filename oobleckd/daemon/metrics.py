@@ -1,7 +1,8 @@
 """Metrics for Prometheus, computed from the views at every scrape.
 
-Owns names, types and help texts; no counter lives here. Names follow Prometheus's conventions: base units (seconds, bytes) in the name,
-``_total`` for what only grows, ``_info`` for what is always 1. The text is the client library's.
+Owns names, types and help texts; no counter lives here. Names follow Prometheus's conventions: base units
+(seconds, bytes) in the name, ``_total`` for what only grows, ``_info`` for what is always 1. The text is the
+client library's.
 """
 
 from __future__ import annotations

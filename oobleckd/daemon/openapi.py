@@ -1,6 +1,7 @@
 """The API as an OpenAPI 3.1 document, made from the structs that it answers with.
 
-Owns the list of operations: paths, what may be asked of them, and what they answer. That it is complete is a test, which compares it with the routes.
+Owns the list of operations: paths, what may be asked of them, and what they answer. That it is complete is a
+test, which compares it with the routes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _JOB = {"job": _TEXT}
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """``answer``: a struct, a list of them (``many``), or a media type. ``query``: name -> schema; ``needs``: those that must be there.
-    ``deprecated``: an older name, which goes on working.
+    """``answer``: a struct, a list of them (``many``), or a media type. ``query``: name -> schema; ``needs``:
+    those that must be there. ``deprecated``: an older name, which goes on working.
     """
 
     method: str

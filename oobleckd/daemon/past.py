@@ -1,8 +1,9 @@
 """The past on disk, for replay: snapshots and the changes between them, bounded in bytes and age.
 
-Owns one SQLite file beside the journal, its writer thread, and what becomes of a disk that fails: what could not be written is
-dropped, said once, and the next batch is tried again; a damaged or removed file is begun anew. Nothing waits for it and nothing
-depends on it. Owns neither what a snapshot holds nor when there is one (``recorder``).
+Owns one SQLite file beside the journal, its writer thread, and what becomes of a disk that fails: what could
+not be written is dropped, said once, and the next batch is tried again; a damaged or removed file is begun
+anew. Nothing waits for it and nothing depends on it. Owns neither what a snapshot holds nor when there is one
+(``recorder``).
 
 Rows are compressed msgpack, but for changes, whose raw parts are JSON.
 """
@@ -44,7 +45,8 @@ _AT_ONCE = 32
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS rows (
-    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, first REAL NOT NULL, last REAL NOT NULL, bytes INTEGER NOT NULL, data BLOB NOT NULL
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, first REAL NOT NULL, last REAL NOT NULL,
+    bytes INTEGER NOT NULL, data BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS rows_of_kind ON rows (kind, last);
 CREATE INDEX IF NOT EXISTS rows_by_age ON rows (last);
@@ -87,8 +89,8 @@ class _Row:
 class PastStore:
     """The file in ``folder``, of at most ``max_bytes`` and ``max_s`` seconds back.
 
-    ``on_trouble`` is called from the writer thread with a sentence when writing starts to fail, and with "" when it works again.
-    ``trouble`` is that sentence. Never raises, but ``read``.
+    ``on_trouble`` is called from the writer thread with a sentence when writing starts to fail, and with ""
+    when it works again. ``trouble`` is that sentence. Never raises, but ``read``.
     """
 
     folder: Path
@@ -121,7 +123,9 @@ class PastStore:
         self._thread.start()
 
     def put(self, batch: PastBatch) -> None:
-        """Have ``batch`` written soon, from any thread. Where the disk is much too slow the oldest that wait are dropped."""
+        """Have ``batch`` written soon, from any thread. Where the disk is much too slow the oldest that wait
+        are dropped.
+        """
         with self._condition:
             if self._closing:
                 if batch.reached is not None:
@@ -154,7 +158,9 @@ class PastStore:
     # ------------------------------------------------------------------- reading, from any thread
 
     def read(self, at: float, span_s: float) -> Past:
-        """The last snapshot before ``at`` and what follows it for ``span_s`` seconds from ``at`` on. Raises PastError."""
+        """The last snapshot before ``at`` and what follows it for ``span_s`` seconds from ``at`` on. Raises
+        PastError.
+        """
         try:
             with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, timeout=1.0)) as database:
                 return _read(database, at, at + span_s)
@@ -203,7 +209,9 @@ class PastStore:
             self._prune(database, max(row.last for row in rows))
 
     def _prune(self, database: sqlite3.Connection, now: float) -> None:
-        """Rows that are too old, and the oldest of too many. Pages that they leave are used again, so the file stays as it is."""
+        """Rows that are too old, and the oldest of too many. Pages that they leave are used again, so the
+        file stays as it is.
+        """
         if self._num_bytes <= self.max_bytes and abs(now - self._pruned_at) < _PRUNE_EVERY_S:
             return
         self._pruned_at = now
@@ -219,7 +227,9 @@ class PastStore:
             self._num_bytes = _bytes_in(database)
 
     def _opened(self) -> sqlite3.Connection:
-        """The file, made where it is not there any more, and set aside where it cannot be used. Raises OSError, sqlite3.Error."""
+        """The file, made where it is not there any more, and set aside where it cannot be used. Raises
+        OSError, sqlite3.Error.
+        """
         if self._database is not None and not self._in_place():
             self._forget()
         if self._database is None:
@@ -318,7 +328,9 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(database: sqlite3.Connection) -> None:
-    """Make the tables where they are missing. Raises sqlite3.DatabaseError where they are another version's."""
+    """Make the tables where they are missing. Raises sqlite3.DatabaseError where they are another
+    version's.
+    """
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = NORMAL")
     database.executescript(_SCHEMA)
@@ -351,7 +363,9 @@ def _read(database: sqlite3.Connection, at: float, until: float) -> Past:
 
 
 def _changes(database: sqlite3.Connection, snapshot: Snapshot, until: float) -> tuple[Change, ...]:
-    """What follows ``snapshot``; notices of the shell have no number of their own and are told by their time."""
+    """What follows ``snapshot``; notices of the shell have no number of their own and are told by
+    their time.
+    """
     found: list[Change] = []
     for (data,) in database.execute(
         "SELECT data FROM rows WHERE kind = 'changes' AND last >= ? AND first <= ? ORDER BY id",

@@ -38,14 +38,17 @@ class CopiedState(Exception):
             f" on another machine ({known.machine})" if known.machine != _machine() else ""
         )
         self.hint = (
-            "start the daemon there; where that one is gone for good, or is to go on beside this one, start with --adopt: "
+            "start the daemon there; where that one is gone for good, or is to go on beside this one, start "
+            "with --adopt: "
             "jobs then go on here, and write their checkpoints into folders of their own"
         )
         super().__init__(self.problem)
 
 
 class DaemonPlace(msgspec.Struct, frozen=True):
-    """A state folder: its path, the machine's name of itself ("" in most containers), and the identity file's numbers."""
+    """A state folder: its path, the machine's name of itself ("" in most containers), and the identity file's
+    numbers.
+    """
 
     path: str
     machine: str
@@ -54,7 +57,9 @@ class DaemonPlace(msgspec.Struct, frozen=True):
 
 
 def check(journal: Journal, *, adopt: bool) -> bool:
-    """See that ``journal`` lies where it was written, and keep where that is; whether it was adopted. Raises CopiedState, JournalError, OSError."""
+    """See that ``journal`` lies where it was written, and keep where that is; whether it was adopted. Raises
+    CopiedState, JournalError, OSError.
+    """
     here = place_of(journal.path.parent)
     known = _read(journal.place)
     copied = known is not None and not is_same(known, here)

@@ -53,7 +53,9 @@ Key = tuple[str, Setup]
 
 @dataclass(slots=True)
 class _Prepared:
-    """What is kept of a policy and a setup, ``packed`` the templates for the pool; ``filling``: the catalogue is being filled."""
+    """What is kept of a policy and a setup, ``packed`` the templates for the pool; ``filling``: the catalogue
+    is being filled.
+    """
 
     setup: bytes
     packed: bytes
@@ -171,7 +173,9 @@ class Planning:
         return Planned(request.ticket, templates=templates, proposal=proposal)
 
     async def impact(self, question: LossQuestion, setup: Setup) -> ImpactView:
-        """What would follow a loss, as ``setup`` has the job. Raises PlanError, and one of LOST where the process is lost twice over it."""
+        """What would follow a loss, as ``setup`` has the job. Raises PlanError, and one of LOST where the
+        process is lost twice over it.
+        """
         prepared = await self._prepare(question.policy, setup)
         known = prepared.catalogue.look_up(len(set(question.situation.nodes)))
         sizes = known.sizes if known else ()

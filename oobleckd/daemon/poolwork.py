@@ -1,10 +1,10 @@
 """What the processes of the planning pool do. Large arguments and results travel as msgpack.
 
-Pickle takes some fifty times as long (0.2 s for the templates of 128 blocks on up to 64 nodes of 8 devices), and
-both of its ends are in the daemon's process, where the event loop waits meanwhile.
+Pickle takes some fifty times as long (0.2 s for the templates of 128 blocks on up to 64 nodes of 8 devices),
+and both of its ends are in the daemon's process, where the event loop waits meanwhile.
 
-That process imports this module, too, to name what is to be done: what does it (with scipy 50 MB) is imported where it is done, and ``load`` does
-so before anybody waits for it.
+That process imports this module, too, to name what is to be done: what does it (with scipy 50 MB) is imported
+where it is done, and ``load`` does so before anybody waits for it.
 """
 
 from __future__ import annotations

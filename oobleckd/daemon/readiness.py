@@ -1,11 +1,13 @@
-"""ZeroMQ sockets on an asyncio loop: edge-triggered file descriptors made safe, with bounded turns. A UDP socket is looked at in the same way.
+"""ZeroMQ sockets on an asyncio loop: edge-triggered file descriptors made safe, with bounded turns. A UDP
+socket is looked at in the same way.
 
 Owns when a socket is looked at. A bare ``await recv()`` loop starves the loop (a finished future does not
 yield), and the descriptor of a ZeroMQ socket tells of a *change* only: it must be read until empty, and
 looked at again after every send.
 
-Where thousands of messages a second come that nobody waits for, waking up for each costs several times what it takes to read it. So the one who reads may
-say that it is *calm*: then the socket is looked at after a rest, and not at once when something comes.
+Where thousands of messages a second come that nobody waits for, waking up for each costs several times what
+it takes to read it. So the one who reads may say that it is *calm*: then the socket is looked at after a
+rest, and not at once when something comes.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def never(_resting: bool) -> bool:
 class Readiness:
     """Calls ``take_one`` while it returns True, at most ``max_per_turn`` times a turn of the running loop.
 
-    ``calm`` is asked once a turn when nothing is left: whether what comes next may wait for ``REST_S``. Its argument: whether this turn was after such a rest.
+    ``calm`` is asked once a turn when nothing is left: whether what comes next may wait for ``REST_S``. Its
+    argument: whether this turn was after such a rest.
     """
 
     def __init__(

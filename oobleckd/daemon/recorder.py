@@ -1,7 +1,7 @@
 """What is kept for replay, and when: snapshots, all changes between, and some steps op by op.
 
-Owns the rhythm and what a snapshot is; the file is ``past``'s. Snapshots are made on the event loop, from views that nobody
-changes, and encoded and written in the store's thread.
+Owns the rhythm and what a snapshot is; the file is ``past``'s. Snapshots are made on the event loop, from
+views that nobody changes, and encoded and written in the store's thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from oobleckd.protocol.watch import Past, ScheduleView, Snapshot
 SNAPSHOT_EVERY_S = 30.0
 FLUSH_EVERY_S = 1.0
 SOON_S = 2.0
-"""After something that no change says in full, such as a node that is lost, there is another snapshot by then."""
+"""After something that no change says in full, such as a node that is lost, there is another snapshot by
+then.
+"""
 NODES_A_S = 100
 """Later where there are more nodes than that many for each second: their snapshots are large."""
 _SAID_IN_FULL = frozenset({"step", "daemon"})

@@ -20,7 +20,9 @@ import msgspec
 
 SEAL_BYTES = 8
 Row = tuple[Any, ...]
-"""A table's name and the columns of a row without the seal; the first of these is its number in the journal."""
+"""A table's name and the columns of a row without the seal; the first of these is its number in
+the journal.
+"""
 
 FORMAT_ROW = 0
 """The number of the row in a copy that says of which format it is."""
@@ -40,12 +42,16 @@ def _seal(packed: bytes) -> bytes:
 
 
 def format_row(format_: int, names: Sequence[str] = ()) -> Row:
-    """What a copy begins with, and what is said once more when the journal gets another name. ``names``: the journal's, the present one first."""
+    """What a copy begins with, and what is said once more when the journal gets another name. ``names``: the
+    journal's, the present one first.
+    """
     return "format", FORMAT_ROW, format_, list(names)
 
 
 def head_of(rows: dict[int, Row]) -> tuple[int, tuple[str, ...]]:
-    """Format and names that a copy with ``rows`` says it has, which are taken out; 0 and none where it does not say."""
+    """Format and names that a copy with ``rows`` says it has, which are taken out; 0 and none where it does
+    not say.
+    """
     match rows.pop(FORMAT_ROW, None):
         case (_, _, int(format_), [*names]):
             return format_, tuple(str(name) for name in names)
@@ -87,7 +93,9 @@ def rows_in(data: bytes) -> dict[int, Row]:
 
 
 def ends_whole(data: bytes) -> bool:
-    """Whether a copy ends with a row that is what was written: else one or more after its last intact one may be lost."""
+    """Whether a copy ends with a row that is what was written: else one or more after its last intact one may
+    be lost.
+    """
     at = data.rfind(_MAGIC)
     while at >= 0:
         packed = _framed_at(data, at)
@@ -106,7 +114,9 @@ def _framed_at(data: bytes, at: int) -> bytes | None:
 
 
 class RecordCopy:
-    """The file with all records once more. A disk that takes no more of it is said once, and holds nobody up."""
+    """The file with all records once more. A disk that takes no more of it is said once, and
+    holds nobody up.
+    """
 
     def __init__(self, path: Path, format_: int, names: Sequence[str]) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)

@@ -1,4 +1,5 @@
-"""The daemon's parts put together: journal, core, hub, planner, history, loop, in the order in which they live.
+"""The daemon's parts put together: journal, core, hub, planner, history, loop, in the order in which they
+live.
 
 Owns start, stop and reload. Stopping tells nobody anything: workers go on training, keep what they have
 to say, and say it to the next incarnation of the daemon.
@@ -53,7 +54,8 @@ _log = logging.getLogger(__name__)
 class Service:
     """One incarnation of the daemon. Made by ``open_service``, on the event loop that it will live on.
 
-    ``recorder``: of what is kept for replay, None where that is switched off. ``traces``: where a collector is named.
+    ``recorder``: of what is kept for replay, None where that is switched off. ``traces``: where a collector
+    is named.
     """
 
     config: Config
@@ -88,7 +90,9 @@ class Service:
         return self.running
 
     def reload(self, config: Config) -> None:
-        """Take over what may change in an incarnation: allow-list, tokens and log level. Raises KeyFileError, TokenError."""
+        """Take over what may change in an incarnation: allow-list, tokens and log level. Raises KeyFileError,
+        TokenError.
+        """
         self.callers.tokens = _tokens(config)
         if config.curve:
             self.hub.allow(keys.load_authorized(config.keys_path))
@@ -110,7 +114,9 @@ class Service:
                 self.loop.feed(found)
 
     def look_at_folder(self, job: JobRecord, number: int) -> FolderFound | None:
-        """Where the checkpoints of ``job`` go, as far as that can be known now; ``number``: the first that may be free."""
+        """Where the checkpoints of ``job`` go, as far as that can be known now; ``number``: the first that
+        may be free.
+        """
         root = Path(self.core.checkpoint_dir(job.spec))
         try:
             return self.folders.look(JobFolder(job.id, job.spec.name, root, job.folder), number)
@@ -141,7 +147,9 @@ class Service:
 
 
 def open_service(config: Config, *, adopt: bool = False) -> Service:
-    """Lock and read the journal, bind the endpoint, and stand where the last incarnation ended. ``adopt``: also where the state folder is a copy."""
+    """Lock and read the journal, bind the endpoint, and stand where the last incarnation ended. ``adopt``:
+    also where the state folder is a copy.
+    """
     traces = open_traces(config.traces) if config.traces else None
     clock = Clock()
     history = History(config.history)

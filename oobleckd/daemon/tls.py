@@ -1,4 +1,6 @@
-"""TLS for the API on TCP. Owns what is accepted: TLS 1.2 and newer, with the certificate that the configuration names."""
+"""TLS for the API on TCP. Owns what is accepted: TLS 1.2 and newer, with the certificate that the
+configuration names.
+"""
 
 from __future__ import annotations
 

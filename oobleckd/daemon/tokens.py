@@ -1,7 +1,8 @@
 """Tokens for the API on TCP: who has which, until when, and what it allows.
 
-Owns the file ``tokens.toml`` of the key folder, a table for each token with its name. The token itself is in no file of ours: only its SHA-256 is, so who
-reads the file can do nothing with it. Tokens are 256 random bits, which need no slow hash.
+Owns the file ``tokens.toml`` of the key folder, a table for each token with its name. The token itself is in
+no file of ours: only its SHA-256 is, so who reads the file can do nothing with it. Tokens are 256 random
+bits, which need no slow hash.
 
 Errors: TokenError (a ValueError) with ``hint``.
 """
@@ -58,7 +59,9 @@ def digest_of(token: str) -> str:
 
 
 def make_token(keys: Path, name: str, role: Role, expires_at: float) -> str:
-    """A new token of ``name`` in place of any it had; returned once, kept as a digest. Raises TokenError, OSError."""
+    """A new token of ``name`` in place of any it had; returned once, kept as a digest. Raises TokenError,
+    OSError.
+    """
     if not _NAME.fullmatch(name):
         raise TokenError(
             f"{name!r} is no name for a token", "use small letters, digits, dots, dashes and underscores"

@@ -1,7 +1,8 @@
 """Traces of recoveries for an OpenTelemetry collector: a span an incident, with one for each of its phases.
 
-Owns what is in a span, and that nobody waits for the collector: spans are sent by the library's own thread, and what cannot be sent
-is lost. Needs the extra ``oobleckd[otel]``; its packages are imported only where a collector is named.
+Owns what is in a span, and that nobody waits for the collector: spans are sent by the library's own thread,
+and what cannot be sent is lost. Needs the extra ``oobleckd[otel]``; its packages are imported only where a
+collector is named.
 
 Errors: TracesMissing, with ``hint``.
 """

@@ -49,8 +49,8 @@ class Waiting:
         return now
 
     def take(self) -> tuple[Sequence[Command], Sequence[Record], Sequence[Command]]:
-        """All that waits: what may leave now, what must be on disk before the rest, and the rest. Not before the last
-        one is ``done``.
+        """All that waits: what may leave now, what must be on disk before the rest, and the rest. Not before
+        the last one is ``done``.
         """
         assert not self._under_way, "one at a time"
         self._under_way, self._queue = self._queue, []

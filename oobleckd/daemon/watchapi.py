@@ -1,7 +1,8 @@
-"""What somebody who watches asks over HTTP: schedules, layers, goodput, what would follow, the past, incidents as files.
+"""What somebody who watches asks over HTTP: schedules, layers, goodput, what would follow, the past,
+incidents as files.
 
-Owns routes and refusals. Views are the core's; what takes long is computed in the planner's pool, and the past is read in a
-thread, so that nobody who looks delays a heartbeat.
+Owns routes and refusals. Views are the core's; what takes long is computed in the planner's pool, and the
+past is read in a thread, so that nobody who looks delays a heartbeat.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class WatchApi:
         return answers.whole(SampledSteps(job.id, tuple(sorted(steps))))
 
     async def schedule(self, request: web.Request) -> web.StreamResponse:
-        """``step`` of ``job`` (without one the newest) as it was, or with ``modelled`` as the planner has it."""
+        """``step`` of ``job`` (without one the newest) as it was, or with ``modelled`` as the
+        planner has it.
+        """
         step, job = answers.number(request, "step") or 0, self._asked(request)
         sample = self._service.core.samples.step(job.id, step)
         if answers.flag(request, "modelled"):
@@ -147,7 +150,9 @@ class WatchApi:
     # ------------------------------------------------------------------- the past
 
     async def past(self, request: web.Request) -> web.StreamResponse:
-        """The state at ``at`` (POSIX seconds; without it now) and what came within ``span`` seconds after it."""
+        """The state at ``at`` (POSIX seconds; without it now) and what came within ``span``
+        seconds after it.
+        """
         at = answers.seconds(request, "at", self._service.clock.now())
         span_s = answers.seconds(request, "span", SPAN_S)
         if not 0 <= span_s <= MAX_SPAN_S:

@@ -1,8 +1,8 @@
 """Lines of text as console and oobleckctl draw them: spans with a role, and the words for numbers. Pure.
 
 A role says what a text means ("bad", "dim"); which colour that is belongs to who shows it
-(``oobleckd.console.widgets.panel``). Whatever a role says, the text or its glyph says as well, so that a picture
-without colours tells the same.
+(``oobleckd.console.widgets.panel``). Whatever a role says, the text or its glyph says as well, so that a
+picture without colours tells the same.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 @lru_cache(maxsize=4096)
 def clean(text: str) -> str:
-    """``text`` without what a terminal would obey: control characters become spaces, wide ones ``?``. Kept: most of a picture stays."""
+    """``text`` without what a terminal would obey: control characters become spaces, wide ones ``?``. Kept:
+    most of a picture stays.
+    """
     return "".join(map(_clean, text)) if not text.isascii() or not text.isprintable() else text
 
 
@@ -187,7 +189,9 @@ def clock(at: float, digits: int = 0) -> str:
 
 
 def bar(start: float, stop: float, width: int) -> str:
-    """A bar over the part ``[start, stop]`` of ``width`` cells (what is outside of 0 to 1 is cut off); never without a mark."""
+    """A bar over the part ``[start, stop]`` of ``width`` cells (what is outside of 0 to 1 is cut off); never
+    without a mark.
+    """
     first, last = _share(start) * width, _share(stop) * width
     lead = int(min(first, width - 1))
     eighths = round((last - lead) * 8)

@@ -35,7 +35,9 @@ class Row(NamedTuple):
 
 
 def draw(rows: Sequence[Row], width: int, max_lines: int) -> list[Line]:
-    """``rows`` in lines of at most ``width`` cells; of more than ``max_lines`` the first and the last ones."""
+    """``rows`` in lines of at most ``width`` cells; of more than ``max_lines`` the first and the
+    last ones.
+    """
     label = max((len(row.label) for row in rows), default=0) + 2
     until_s = max((mark.stop_s for row in rows for mark in row.marks), default=0.0) or 1.0
     lines = [

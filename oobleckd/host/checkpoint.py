@@ -23,13 +23,15 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 
 def complete(directory: Path, manifest: Manifest, keep: int, spared: Collection[str] = ()) -> Path:
-    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep``, those ``spared``, and those held.
+    """Make the ``.partial`` folder ``directory`` a checkpoint, then remove all but the newest ``keep``, those
+    ``spared``, and those held.
 
-    One of a state that skipped steps led to removes none: it has the weights of the last one before them, and it is that one whose gradients
-    were finite.
+    One of a state that skipped steps led to removes none: it has the weights of the last one before them, and
+    it is that one whose gradients were finite.
 
     Durable when it returns, and done once however often it is called. Returns the final folder. Raises
-    OSError when the disk refuses; the folder is then still partial. Raises ValueError where a file that was written is gone. That the folder it lies in is the caller's to write is not asked here.
+    OSError when the disk refuses; the folder is then still partial. Raises ValueError where a file that was
+    written is gone. That the folder it lies in is the caller's to write is not asked here.
     """
     final = directory.with_name(directory.name.removesuffix(PARTIAL))
     if directory != final and directory.exists():
@@ -46,14 +48,17 @@ def complete(directory: Path, manifest: Manifest, keep: int, spared: Collection[
 
 
 def discard_partial(folder: Path) -> None:
-    """Give back the room of ``folder``, a ``.partial`` one, or of all of those in it where it is a job's: nobody will complete them."""
+    """Give back the room of ``folder``, a ``.partial`` one, or of all of those in it where it is a job's:
+    nobody will complete them.
+    """
     found = [folder] if folder.name.endswith(PARTIAL) else sorted(folder.glob(f"step-*{PARTIAL}"))
     for path in found:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def room(directory: Path) -> tuple[int, int]:
-    """How many bytes and files may be written where ``directory`` lies or is to be made (-1 files: the file system has no limit).
+    """How many bytes and files may be written where ``directory`` lies or is to be made (-1 files: the file
+    system has no limit).
 
     Raises OSError. A quota of the user's may leave less.
     """
@@ -65,8 +70,8 @@ def room(directory: Path) -> tuple[int, int]:
 
 
 def set_aside(directory: Path) -> None:
-    """Name a damaged checkpoint so that nobody takes it for one: it stays on the disk, in place of one of the same step that was set
-    aside before. Nothing where it is gone. Raises OSError when the disk refuses.
+    """Name a damaged checkpoint so that nobody takes it for one: it stays on the disk, in place of one of the
+    same step that was set aside before. Nothing where it is gone. Raises OSError when the disk refuses.
     """
     if directory.exists():
         aside = directory.with_name(f"{directory.name}{DAMAGED}")
@@ -115,8 +120,8 @@ def _tidy(directory: Path, manifest: Manifest) -> None:
 
 
 def _prune(newest: Path, keep: int, spared: Collection[str]) -> None:
-    """Keep the newest checkpoints, those that somebody may roll back to, and those that somebody reads; drop partial folders
-    of earlier steps, which nobody will finish.
+    """Keep the newest checkpoints, those that somebody may roll back to, and those that somebody reads; drop
+    partial folders of earlier steps, which nobody will finish.
     """
     old = [path for path in checkpoints(newest.parent) if _step(path) <= _step(newest)][:-keep]
     abandoned = [

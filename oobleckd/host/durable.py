@@ -14,7 +14,8 @@ from pathlib import Path
 def write_whole(path: Path, data: bytes, mode: int = 0o644, *, as_folder: bool = False) -> None:
     """Put a file with ``data`` at ``path``, in place of any: durable when it returns, and never half there.
 
-    ``as_folder``: what root makes belongs to whom the folder belongs to. Raises OSError, and leaves nothing then.
+    ``as_folder``: what root makes belongs to whom the folder belongs to. Raises OSError, and leaves nothing
+    then.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

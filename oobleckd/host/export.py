@@ -18,13 +18,16 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 COMPANIONS = (
-    "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt",
+    "special_tokens_map.json",
     "spiece.model", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
 )  # fmt: skip
 """What else lies in a folder of transformers; copied from the one that the job started from."""
 
 MARK = "oobleck-export.json"
-"""What an export leaves beside the model: by it, and nothing else, a folder is known as one that may be replaced."""
+"""What an export leaves beside the model: by it, and nothing else, a folder is known as one that may be
+replaced.
+"""
 
 
 # By size and time of change: the SHA-256 of large weights would be read once more for each export. A folder
@@ -37,8 +40,8 @@ class WrittenExport(msgspec.Struct, frozen=True):
 
 
 class ExportMark(msgspec.Struct, frozen=True):
-    """Whose model it is: of ``job`` ("": not told) after ``step`` steps, from the checkpoint whose manifest has the SHA-256 ``digest``; and all ``files``
-    that export wrote.
+    """Whose model it is: of ``job`` ("": not told) after ``step`` steps, from the checkpoint whose manifest
+    has the SHA-256 ``digest``; and all ``files`` that export wrote.
     """
 
     job: str
@@ -48,8 +51,10 @@ class ExportMark(msgspec.Struct, frozen=True):
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """A finished export. ``architecture``: the class in transformers. ``num_bytes``: of the weights in ``files``. ``skipped``: of the steps, those
-    that made no update; ``not_finite``: tensors with a NaN or an infinity in them. ``left``: where the folder is that was replaced, if somebody put a file into it meanwhile.
+    """A finished export. ``architecture``: the class in transformers. ``num_bytes``: of the weights in
+    ``files``. ``skipped``: of the steps, those that made no update; ``not_finite``: tensors with a NaN or an
+    infinity in them. ``left``: where the folder is that was replaced, if somebody put a file into it
+    meanwhile.
     """
 
     path: str
@@ -71,8 +76,8 @@ def shard_name(index: int, count: int) -> str:
 def why_not(folder: Path, *, overwrite: bool) -> tuple[str, str] | None:
     """Problem and hint when ``folder`` must not be written; None when it may.
 
-    It may when it is empty or absent, or with ``overwrite`` when it holds what an export wrote there, unchanged, and nothing else: it is
-    replaced as a whole.
+    It may when it is empty or absent, or with ``overwrite`` when it holds what an export wrote there,
+    unchanged, and nothing else: it is replaced as a whole.
     """
     if folder.is_symlink():
         return f"{folder} is a symbolic link", "name the folder that it leads to, or another one"

@@ -33,18 +33,25 @@ class ForeignFolder(ValueError):
     def __init__(self, folder: Path, found: FolderMark | None) -> None:
         whose = f"is of {found.job or 'a job'} of another journal" if found else f"has files and no {MARK}"
         super().__init__(f"{folder} {whose}, so nothing is written there")
-        self.hint = "end the other daemon's job or leave the folder to it: this job gets another one with its next plan"
+        self.hint = (
+            "end the other daemon's job or leave the folder to it: this job gets another one with "
+            "its next plan"
+        )
 
 
 class FolderMark(msgspec.Struct, frozen=True):
-    """``journal``: the name of the journal whose ``job`` writes into the folder ("": what is there cannot be read)."""
+    """``journal``: the name of the journal whose ``job`` writes into the folder ("": what is there cannot be
+    read).
+    """
 
     journal: str
     job: str = ""
 
 
 def claim(folder: Path, mark: FolderMark) -> bool:
-    """Make ``folder`` with ``mark``, for who is first; False where it is there already, whatever is in it. Raises OSError."""
+    """Make ``folder`` with ``mark``, for who is first; False where it is there already, whatever is in it.
+    Raises OSError.
+    """
     make_folder(folder.parent, _USUAL_MODE)
     try:
         folder.mkdir()
@@ -68,14 +75,16 @@ def disclaim(folder: Path) -> None:
 
 
 def enter(folder: Path, mark: FolderMark, also: Collection[str] = (), *, known: bool = False) -> None:
-    """See that who writes under ``mark`` may write into ``folder``, as also journals ``also`` were; make it anew where it is gone.
+    """See that who writes under ``mark`` may write into ``folder``, as also journals ``also`` were; make it
+    anew where it is gone.
 
     ``known``: it is theirs even without a mark, which it gets then. Raises ForeignFolder, OSError.
     """
     found = mark_of(folder)
     if found is None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Who else makes it anew puts the mark in before anything else: asked after that, it tells them from strangers.
+        # Who else makes it anew puts the mark in before anything else: asked after that, it tells them from
+        # strangers.
         if known or not any(folder.iterdir()):
             _put(folder, mark)
         found = mark_of(folder)
@@ -84,7 +93,9 @@ def enter(folder: Path, mark: FolderMark, also: Collection[str] = (), *, known: 
 
 
 def mark_of(folder: Path) -> FolderMark | None:
-    """The mark of ``folder``; None where it has none, or is not there. Raises OSError where nobody can tell."""
+    """The mark of ``folder``; None where it has none, or is not there. Raises OSError where
+    nobody can tell.
+    """
     try:
         data = (folder / MARK).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -134,7 +145,9 @@ def _write_new(path: Path, data: bytes) -> bool:
 
 
 def _open_up(folder: Path) -> None:
-    """Who may write beside it may write into it: nodes of other users than the daemon's, as when they made it themselves."""
+    """Who may write beside it may write into it: nodes of other users than the daemon's, as when they made it
+    themselves.
+    """
     above = stat.S_IMODE(folder.parent.stat().st_mode)
     with contextlib.suppress(OSError):  # a server may know no root
         give_away(folder)

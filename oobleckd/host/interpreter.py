@@ -1,7 +1,8 @@
-"""How one program of this package starts another: with the same Python, and with nothing in front of what is installed.
+"""How one program of this package starts another: with the same Python, and with nothing in front of what is
+installed.
 
-``-P`` keeps the current directory off the module path: what lies in it under the name of a package of ours, or of one that we import, is
-not ours to run.
+``-P`` keeps the current directory off the module path: what lies in it under the name of a package of ours,
+or of one that we import, is not ours to run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Log entries for systemd's journal, with fields of their own: ``journalctl OOBLECK_INCIDENT=inc-3``.
 
-Owns the journal's native protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL) as a handler of ``logging``, and what our fields are called.
-A leaf for all services: where stderr is not the journal, entries go to stderr as ever.
+Owns the journal's native protocol (https://systemd.io/JOURNAL_NATIVE_PROTOCOL) as a handler of ``logging``,
+and what our fields are called. A leaf for all services: where stderr is not the journal, entries go to stderr
+as ever.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Pairs = Iterable[tuple[str, str]]
 
 
 def reaches_journal() -> bool:
-    """Whether what this process writes to stderr ends in the journal, as systemd says (``JOURNAL_STREAM``)."""
+    """Whether what this process writes to stderr ends in the journal, as systemd says
+    (``JOURNAL_STREAM``).
+    """
     try:
         stderr = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):
@@ -33,7 +36,9 @@ def reaches_journal() -> bool:
 
 
 def set_up(level: str, formatter: logging.Formatter, **own: str) -> None:
-    """Log from now on, to the journal if it is there, else to stderr with ``formatter``. ``own``: fields of every entry, in small letters."""
+    """Log from now on, to the journal if it is there, else to stderr with ``formatter``. ``own``: fields of
+    every entry, in small letters.
+    """
     handler: logging.Handler
     if reaches_journal():
         handler = JournalHandler(SOCKET, {_PREFIX + name.upper(): value for name, value in own.items()})
@@ -44,7 +49,9 @@ def set_up(level: str, formatter: logging.Formatter, **own: str) -> None:
 
 
 def of_story(kind: str, story: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Fields of a change: its kind, and what it concerns (``job:x`` is OOBLECK_JOB=x; a field may come more than once)."""
+    """Fields of a change: its kind, and what it concerns (``job:x`` is OOBLECK_JOB=x; a field may come more
+    than once).
+    """
     pairs = [key.partition(":")[::2] for key in story]
     return ((f"{_PREFIX}KIND", kind), *((_PREFIX + what.upper(), name) for what, name in pairs))
 

@@ -1,7 +1,7 @@
 """Command lines of the programs that run as services: their errors as words, their options from files.
 
-Owns a click command whose usage errors read as all others do (``error:``, ``hint:``, exit code 2), and one whose
-options may also come from ``OOBLECK_*`` variables and from the program's table in the settings files.
+Owns a click command whose usage errors read as all others do (``error:``, ``hint:``, exit code 2), and one
+whose options may also come from ``OOBLECK_*`` variables and from the program's table in the settings files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Program(click.Command):
 class ConfiguredProgram(Program):
     """Options also come from variables, then files: flag > ``OOBLECK_*`` > files > default.
 
-    ``table`` names the program's table in the settings files; its keys are the options' names with underscores.
+    ``table`` names the program's table in the settings files; its keys are the options' names with
+    underscores.
     """
 
     def __init__(self, *args: Any, table: str, **kwargs: Any) -> None:

@@ -1,4 +1,5 @@
-"""What systemd is told and gives: readiness, status line, watchdog, sockets that it opened for us, credentials.
+"""What systemd is told and gives: readiness, status line, watchdog, sockets that it opened for us,
+credentials.
 
 A leaf without state, for all services: outside of systemd every call does nothing.
 """
@@ -36,7 +37,9 @@ def watchdog_s() -> float | None:
 
 
 def credential(name: str) -> Path | None:
-    """The file of a credential (``LoadCredential=``), which this service alone can read; None where it was not given one."""
+    """The file of a credential (``LoadCredential=``), which this service alone can read; None where it was
+    not given one.
+    """
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     # Where no credential was given the folder may be closed to us, and asking it an error.
     return Path(folder, name) if folder and os.path.exists(f"{folder}/{name}") else None  # noqa: PTH110

@@ -1,8 +1,8 @@
 """Settings: where a program's values come from, and which one wins.
 
-Owns what daemon, worker and oobleckctl have in common, the precedence: flag > ``OOBLECK_*`` > ./oobleck.toml >
-~/.config/oobleck/config.toml > /etc/oobleck/config.toml > default. A file has one table a program; what the keys
-of a table mean is the program's matter.
+Owns what daemon, worker and oobleckctl have in common, the precedence: flag > ``OOBLECK_*`` > ./oobleck.toml
+> ~/.config/oobleck/config.toml > /etc/oobleck/config.toml > default. A file has one table a program; what the
+keys of a table mean is the program's matter.
 
 Errors: ConfigError (a ValueError) with ``hint``.
 """
@@ -98,7 +98,9 @@ def read_table(path: Path, table: str, known: Iterable[str]) -> dict[str, Any]:
 
 
 def check_renamed(env: Mapping[str, str]) -> None:
-    """Raises ConfigError for a variable that has another name today: unread, it would be a setting that is lost."""
+    """Raises ConfigError for a variable that has another name today: unread, it would be a setting that is
+    lost.
+    """
     for old, new in RENAMED.items():
         if old in env:
             raise ConfigError(old, "this variable has a new name", f"set {new} instead, and unset {old}")

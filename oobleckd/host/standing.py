@@ -19,28 +19,36 @@ import msgspec
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     # What a micro-batch freed is kept for the next one, in large pages; else its pages are cleared by the
-    # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends (``oobleckd.worker.device.device``).
+    # kernel again and again, a twentieth of a CPU device's time. Given back when the job ends
+    # (``oobleckd.worker.device.device``).
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824"
     ":glibc.malloc.trim_threshold=1073741824"
-    # One heap: threads that read sums make the totals, others free them, and a heap for each thread would keep the most that it ever had.
+    # One heap: threads that read sums make the totals, others free them, and a heap for each thread would
+    # keep the most that it ever had.
     ":glibc.malloc.arena_max=1",
 }
 """Of every device process, where the agent's own environment does not say otherwise."""
 
 _READ_AT_IMPORT = (
-    "ATEN_", "BLIS_", "C10_", "CUBLAS_", "CUDA_", "GLIBC_", "GOMP_", "GOTO_", "HF_", "HOME", "KMP_", "LANG", "LC_", "LD_", "MALLOC_",
-    "MKL_", "NCCL_", "NPY_", "NUMEXPR_", "NUMPY_", "NVIDIA_", "OMP_", "ONEDNN_", "DNNL_", "OPENBLAS_", "PYTHON", "PYTORCH_", "SAFETENSORS_",
+    "ATEN_", "BLIS_", "C10_", "CUBLAS_", "CUDA_", "GLIBC_", "GOMP_", "GOTO_", "HF_", "HOME", "KMP_", "LANG",
+    "LC_", "LD_", "MALLOC_",
+    "MKL_", "NCCL_", "NPY_", "NUMEXPR_", "NUMPY_", "NVIDIA_", "OMP_", "ONEDNN_", "DNNL_", "OPENBLAS_",
+    "PYTHON", "PYTORCH_", "SAFETENSORS_",
     "TMPDIR", "TOKENIZERS_", "TORCH", "TRANSFORMERS_", "TZ", "USE_", "VECLIB_", "VIRTUAL_ENV", "XDG_",
 )  # fmt: skip
-"""Beginnings of the names of variables that Python, the C library, torch or what comes with it look at once and never again."""
+"""Beginnings of the names of variables that Python, the C library, torch or what comes with it look at once
+and never again.
+"""
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CODE = (".", "planner", "worker")  # a walk follows no links
 
 
 class Birth(msgspec.Struct, frozen=True):
-    """A program to start by fork: its module, of ``PROGRAMS``, its command line, environment and folder, and the standing of who asks.
+    """A program to start by fork: its module, of ``PROGRAMS``, its command line, environment and folder, and
+    the standing of who asks.
 
-    Its output goes where the one or two descriptors lead that come along. ``attended``: who asks waits for its end, and ends it by going away.
+    Its output goes where the one or two descriptors lead that come along. ``attended``: who asks waits for
+    its end, and ends it by going away.
     """
 
     words: tuple[str, ...]

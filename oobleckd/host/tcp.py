@@ -1,8 +1,9 @@
-"""TCP as daemon and agents use it: over IPv6 too, and when the kernel gives up a connection whose other end is gone without a word: a host without
-power, a network that is cut.
+"""TCP as daemon and agents use it: over IPv6 too, and when the kernel gives up a connection whose other end
+is gone without a word: a host without power, a network that is cut.
 
-No more than that: who is alive is decided by leases. ZeroMQ's own heartbeats would do the same, and cost a daemon with thousands of connections more
-than all that it hears: each is two more messages, and libzmq looks for a timer that it ends among those of all connections.
+No more than that: who is alive is decided by leases. ZeroMQ's own heartbeats would do the same, and cost a
+daemon with thousands of connections more than all that it hears: each is two more messages, and libzmq looks
+for a timer that it ends among those of all connections.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def speak(socket: Any, endpoint: str) -> None:
 
 
 def drop_dead(socket: Any) -> None:
-    """Have connections of a ``zmq.Socket`` that are made from now on dropped some 10 s after their other end is gone."""
+    """Have connections of a ``zmq.Socket`` that are made from now on dropped some 10 s after their other end
+    is gone.
+    """
     for name, value in _OPTIONS.items():
         setattr(socket, name, value)

@@ -26,7 +26,9 @@ POLICY = os.SCHED_RR
 
 
 def hurry(thread: int = 0) -> bool:
-    """Make the calling thread urgent, or that of this number; whether the system allows it. Threads and processes that it starts are not."""
+    """Make the calling thread urgent, or that of this number; whether the system allows it. Threads and
+    processes that it starts are not.
+    """
     return _set(thread, PRIORITY) or _set(thread, LENT)
 
 

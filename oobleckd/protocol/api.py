@@ -37,10 +37,11 @@ class Request(msgspec.Struct, frozen=True, tag=True):
 class Submit(Request, frozen=True):
     """Queue ``job``. ``resume``: a checkpoint folder to start from, or "latest" of the job's own folder.
 
-    ``counters``: (step, applied) of that folder, filled in by the HTTP layer from its manifest.json, as
-    the core reads no files; None where there is none that can be read. ``folder``: the folder that it made for the job's checkpoints, by its name,
-    which is the job's id ("": none was made, and the id has the next number). ``inputs``: what that checkpoint was made from,
-    by the same manifest, where ``job`` names the same data.
+    ``counters``: (step, applied) of that folder, filled in by the HTTP layer from its manifest.json, as the
+    core reads no files; None where there is none that can be read. ``folder``: the folder that it made for
+    the job's checkpoints, by its name, which is the job's id ("": none was made, and the id has the next
+    number). ``inputs``: what that checkpoint was made from, by the same manifest, where ``job`` names the
+    same data.
     """
 
     job: Job
@@ -119,7 +120,9 @@ class LayerRange(msgspec.Struct, frozen=True):
 
 
 class PipelineView(msgspec.Struct, frozen=True):
-    """One pipeline of the running plan. ``vacant``: devices of its stages that nobody has now; peers compute for them."""
+    """One pipeline of the running plan. ``vacant``: devices of its stages that nobody has now; peers compute
+    for them.
+    """
 
     index: int
     nodes: tuple[str, ...]
@@ -131,7 +134,8 @@ class PipelineView(msgspec.Struct, frozen=True):
 class TemplateView(msgspec.Struct, frozen=True):
     """One template: layer split, modelled seconds of one micro-batch and per further one, instances now.
 
-    With two ``chunks`` a device has two stages, as far from the beginning as from the end, and the memory is that of both.
+    With two ``chunks`` a device has two stages, as far from the beginning as from the end, and the memory is
+    that of both.
     """
 
     num_nodes: int
@@ -167,9 +171,10 @@ class SourceView(msgspec.Struct, frozen=True):
 
 
 class ReasonView(msgspec.Struct, frozen=True):
-    """The reason of an incident in parts. ``back``: why the job went back, and how far ("": it did not). ``plan``: what became of the plan, and
-    why. ``rerouted``: until there is another plan, the micro-batches of these devices go to other holders of their layers. ``staged_bytes``
-    of the copies were made before the stop.
+    """The reason of an incident in parts. ``back``: why the job went back, and how far ("": it did not).
+    ``plan``: what became of the plan, and why. ``rerouted``: until there is another plan, the micro-batches
+    of these devices go to other holders of their layers. ``staged_bytes`` of the copies were made before the
+    stop.
     """
 
     back: str = ""
@@ -182,9 +187,10 @@ class IncidentView(Numbered, frozen=True):
     """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
     ``steps_lost`` is 0 unless a layer's last copy died and the job went back to a checkpoint.
-    ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and ``layer_forwards``, of as many.
-    ``cost_s``: what was modelled of the way taken, until the next loss is expected (0: there was no choice); ``rejected``: the others.
-    ``sources``: who the copies came from, most bytes first; some may have been pre-copied. ``reason`` is a sentence, ``parts`` what it is made of.
+    ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and
+    ``layer_forwards``, of as many. ``cost_s``: what was modelled of the way taken, until the next loss is
+    expected (0: there was no choice); ``rejected``: the others. ``sources``: who the copies came from, most
+    bytes first; some may have been pre-copied. ``reason`` is a sentence, ``parts`` what it is made of.
     """
 
     id: str
@@ -213,11 +219,13 @@ class IncidentView(Numbered, frozen=True):
 class NodeView(msgspec.Struct, frozen=True):
     """A node and its devices. ``heartbeat_age_s`` (in JSON ``beat_age_s``) is the age of its last heartbeat.
 
-    ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's
-    (0: not known yet). ``layers`` are those that its devices compute, ``redundant`` (in JSON ``shadows``) the redundant ones, which they hold for others. ``zone``: what
-    it fails together with, where that is known. ``bits``: of each device what decides the bits of its results, in short; ``traits``:
-    all that does, by name. ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it would read another text).
-    ``lease_s``: how long its silence is forgiven at present; what its first heartbeats teach makes that shorter.
+    ``spare``: its warm spare, "" if it keeps none; ``spare_bytes`` of the host's memory are the spare's (0:
+    not known yet). ``layers`` are those that its devices compute, ``redundant`` (in JSON ``shadows``) the
+    redundant ones, which they hold for others. ``zone``: what it fails together with, where that is known.
+    ``bits``: of each device what decides the bits of its results, in short; ``traits``: all that does, by
+    name. ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it
+    would read another text). ``lease_s``: how long its silence is forgiven at present; what its first
+    heartbeats teach makes that shorter.
     """
 
     name: str
@@ -242,10 +250,12 @@ class NodeView(msgspec.Struct, frozen=True):
 
 
 class CadenceView(msgspec.Struct, frozen=True):
-    """How often a job writes checkpoints with ``checkpoint.every = "auto"``: after so many ``steps``, which are ``interval_s`` seconds.
+    """How often a job writes checkpoints with ``checkpoint.every = "auto"``: after so many ``steps``, which
+    are ``interval_s`` seconds.
 
-    ``cost_s``: what one costs training (``measured``, or modelled until then); ``mtbf_s``: mean time between losses that need one;
-    ``write_s``: the longest that one of the last took to be written. Why these make the interval: docs/mechanisms/checkpoints.md.
+    ``cost_s``: what one costs training (``measured``, or modelled until then); ``mtbf_s``: mean time between
+    losses that need one; ``write_s``: the longest that one of the last took to be written. Why these make the
+    interval: docs/mechanisms/checkpoints.md.
     """
 
     steps: int
@@ -257,8 +267,8 @@ class CadenceView(msgspec.Struct, frozen=True):
 
 
 class DeathView(msgspec.Struct, frozen=True):
-    """A device of a job that died in ``step``, and knew of what. ``text`` is for people; ``planned_bytes``: of memory, what it was to have at most
-    (0: not known).
+    """A device of a job that died in ``step``, and knew of what. ``text`` is for people; ``planned_bytes``:
+    of memory, what it was to have at most (0: not known).
     """
 
     device: str
@@ -270,8 +280,9 @@ class DeathView(msgspec.Struct, frozen=True):
 
 
 class TroubleView(msgspec.Struct, frozen=True):
-    """Why no checkpoint can be written now: ``text`` for people, ``tries`` in vain since the last one was complete, the first at ``since``
-    (0: none was begun). A checkpoint takes ``needed_bytes``, of which ``free_bytes`` are free (-1: not known).
+    """Why no checkpoint can be written now: ``text`` for people, ``tries`` in vain since the last one was
+    complete, the first at ``since`` (0: none was begun). A checkpoint takes ``needed_bytes``, of which
+    ``free_bytes`` are free (-1: not known).
     """
 
     text: str
@@ -284,18 +295,20 @@ class TroubleView(msgspec.Struct, frozen=True):
 class JobView(Numbered, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
-    ``step`` is the number of committed steps. ``tolerance``: nodes that can still be lost at once
-    without going back to a checkpoint (-1 when not deployed), of ``f`` asked for. ``step_s`` is the median of the
-    last steps. Of the devices' updates since the daemon's start ``updates_early`` were made before all votes were in (with a
-    staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a device has at most in its boundary cache;
-    ``sum_copies``: how often in a step a peer gets a copy of its gradient sums.
-    ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in the last one.
-    ``cause``: of a failed job, where a program should know it. ``notes``: what is to be said of the folder that its model starts from.
-    ``steps_skipped``: of ``step``, those that made no update, since their loss or
-    a gradient was not finite; ``skipped_in_row``: the last ones, if the last step was one. ``kinds``: the traits of all devices that ever trained it, those that are alike
-    once; ``differences``: in what those differ that train it now. ``deaths``: the newest of its devices that knew what they died of.
-    ``checkpoint_trouble``: why its checkpoints cannot be written now, if so. ``inputs``: the identity of what it reads; ``checked_step``: up to the newest checkpoint
-    of so many steps all who read have found afterwards that it was that (0: of none).
+    ``step`` is the number of committed steps. ``tolerance``: nodes that can still be lost at once without
+    going back to a checkpoint (-1 when not deployed), of ``f`` asked for. ``step_s`` is the median of the
+    last steps. Of the devices' updates since the daemon's start ``updates_early`` were made before all votes
+    were in (with a staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a
+    device has at most in its boundary cache; ``sum_copies``: how often in a step a peer gets a copy of its
+    gradient sums. ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in
+    the last one. ``cause``: of a failed job, where a program should know it. ``notes``: what is to be said of
+    the folder that its model starts from. ``steps_skipped``: of ``step``, those that made no update, since
+    their loss or a gradient was not finite; ``skipped_in_row``: the last ones, if the last step was one.
+    ``kinds``: the traits of all devices that ever trained it, those that are alike once; ``differences``: in
+    what those differ that train it now. ``deaths``: the newest of its devices that knew what they died of.
+    ``checkpoint_trouble``: why its checkpoints cannot be written now, if so. ``inputs``: the identity of what
+    it reads; ``checked_step``: up to the newest checkpoint of so many steps all who read have found
+    afterwards that it was that (0: of none).
     """
 
     id: str
@@ -339,8 +352,9 @@ class JobView(Numbered, frozen=True):
 
 
 class StepView(Numbered, frozen=True):
-    """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON, where it is finite (else it is null); ``loss_hex`` is its
-    bits for people. ``outcome``: applied, or skipped: it made no update, since its loss or a gradient was not finite.
+    """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON, where it is finite
+    (else it is null); ``loss_hex`` is its bits for people. ``outcome``: applied, or skipped: it made no
+    update, since its loss or a gradient was not finite.
 
     ``at`` is when the daemon heard of it; ``step_s`` is how long a device took from the commit before it.
     """
@@ -359,7 +373,9 @@ class StepView(Numbered, frozen=True):
 
 
 class LostRecords(msgspec.Struct, frozen=True):
-    """The journal was damaged, and records of it are gone: ``what`` was found, and ``kept_as`` has what was left of it ("": nothing was)."""
+    """The journal was damaged, and records of it are gone: ``what`` was found, and ``kept_as`` has what was
+    left of it ("": nothing was).
+    """
 
     at: float
     what: str
@@ -369,8 +385,8 @@ class LostRecords(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     """Headline of the daemon.
 
-    ``nodes`` live, of those ``expected``: all that ever joined but for who left in order or was forgotten. ``lost``: how many of them are not here and not
-    waited for. ``lost_records``: of the last seven days.
+    ``nodes`` live, of those ``expected``: all that ever joined but for who left in order or was forgotten.
+    ``lost``: how many of them are not here and not waited for. ``lost_records``: of the last seven days.
     """
 
     version: str

@@ -1,9 +1,11 @@
-"""What happened, as the event stream tells it: a ``Change`` is a number, a time, a sentence for people, and typed ``data`` for programs.
+"""What happened, as the event stream tells it: a ``Change`` is a number, a time, a sentence for people, and
+typed ``data`` for programs.
 
-Owns the kinds of data, how they are read, and the upgrade of what earlier versions wrote: the only place where a sentence of ours is taken apart.
-Who tells what, and in which words, is the core's.
+Owns the kinds of data, how they are read, and the upgrade of what earlier versions wrote: the only place
+where a sentence of ours is taken apart. Who tells what, and in which words, is the core's.
 
-``data`` is a JSON object whose ``type`` says which of the structs below it is. A reader keeps what it does not know, of a newer version, as it came.
+``data`` is a JSON object whose ``type`` says which of the structs below it is. A reader keeps what it does
+not know, of a newer version, as it came.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Payload(msgspec.Struct, frozen=True, tag_field="type", tag=_tag, omit_defa
 
 
 class JobMoved(Payload, frozen=True):
-    """A job is in another ``state``, for a ``reason`` that people read, and of a ``cause`` where a program should know it."""
+    """A job is in another ``state``, for a ``reason`` that people read, and of a ``cause`` where a program
+    should know it.
+    """
 
     kind: ClassVar[str] = "job"
     job: str
@@ -155,8 +159,9 @@ class DevicePace(Payload, frozen=True):
 
 
 class NodeQuarantined(Payload, frozen=True):
-    """A device of a node computes or keeps wrong bits: no plan uses the node until somebody lets it back. ``why`` is for people, ``evidence`` what
-    it rests on: most holders have other bits, its own check, the step computed again, or too many disagreements that nobody could settle.
+    """A device of a node computes or keeps wrong bits: no plan uses the node until somebody lets it back.
+    ``why`` is for people, ``evidence`` what it rests on: most holders have other bits, its own check, the
+    step computed again, or too many disagreements that nobody could settle.
     """
 
     kind: ClassVar[str] = "node"
@@ -178,7 +183,9 @@ class NodeKeptOut(Payload, frozen=True):
 
 
 class LastCopyAwaited(Payload, frozen=True):
-    """A silent node, or a device of it, has the last copy of ``layers``: it is waited for up to ``wait_s``, as going back costs ``steps``."""
+    """A silent node, or a device of it, has the last copy of ``layers``: it is waited for up to ``wait_s``,
+    as going back costs ``steps``.
+    """
 
     kind: ClassVar[str] = "node"
     node: str
@@ -200,7 +207,9 @@ class TemplatesReady(Payload, frozen=True):
 
 
 class PlanChosen(Payload, frozen=True):
-    """A plan was chosen, or the one in force stays (``stays``), at a modelled cost, before those ``rejected``."""
+    """A plan was chosen, or the one in force stays (``stays``), at a modelled cost, before those
+    ``rejected``.
+    """
 
     kind: ClassVar[str] = "plan"
     job: str
@@ -227,7 +236,9 @@ class CopiesBegun(Payload, frozen=True):
 
 
 class PlanDeployed(Payload, Numbered, frozen=True):
-    """A layout is in force: its ``pipelines`` as nodes, and what was copied for it, in the stop and before it (``staged_bytes``)."""
+    """A layout is in force: its ``pipelines`` as nodes, and what was copied for it, in the stop and before it
+    (``staged_bytes``).
+    """
 
     kind: ClassVar[str] = "plan"
     job: str
@@ -249,7 +260,9 @@ class DevicesDiffer(Payload, frozen=True):
 
 
 class StepCommitted(Payload, Numbered, frozen=True):
-    """A step (the first is 1) was committed. ``loss`` is null where it is no finite number. ``outcome``: applied, skipped, or repeated."""
+    """A step (the first is 1) was committed. ``loss`` is null where it is no finite number. ``outcome``:
+    applied, skipped, or repeated.
+    """
 
     kind: ClassVar[str] = "step"
     job: str
@@ -316,8 +329,8 @@ class CheckpointFolder(Payload, frozen=True):
 
 
 class CheckpointRoom(Payload, frozen=True):
-    """Whether the next checkpoint can be written: it takes ``needed_bytes``, and so many are free (-1: not known). ``errno``: the system's error
-    where one was tried and refused, by its name ("ENOSPC").
+    """Whether the next checkpoint can be written: it takes ``needed_bytes``, and so many are free (-1: not
+    known). ``errno``: the system's error where one was tried and refused, by its name ("ENOSPC").
     """
 
     kind: ClassVar[str] = "checkpoint"
@@ -393,7 +406,8 @@ class Change(msgspec.Struct, frozen=True):
     """One entry of the event stream. ``seq`` grows by one; a gap means: fetch a snapshot.
 
     ``kind`` is a word such as node, job, step, incident, plan, checkpoint, audit; ``story`` are the keys
-    (``node:n3``, ``incident:inc-2``, ``job:…``) under which ``story`` finds it. ``data`` says in fields what ``text`` says in words: its ``type`` which fields.
+    (``node:n3``, ``incident:inc-2``, ``job:…``) under which ``story`` finds it. ``data`` says in fields what
+    ``text`` says in words: its ``type`` which fields.
     """
 
     seq: int
@@ -442,8 +456,8 @@ def _read(kind: str, text: str, raw: msgspec.Raw) -> AnyPayload | msgspec.Raw:
 
 
 def _upgraded(kind: str, text: str, raw: msgspec.Raw) -> AnyPayload | msgspec.Raw:
-    """The payload of a change that an earlier version made, which had no ``type``, and some of it in the text alone. Where nobody goes by
-    it, and of a newer version, ``raw`` stays what it is.
+    """The payload of a change that an earlier version made, which had no ``type``, and some of it in the text
+    alone. Where nobody goes by it, and of a newer version, ``raw`` stays what it is.
     """
     try:
         old = _decode_old(raw)

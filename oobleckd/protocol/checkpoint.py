@@ -36,8 +36,8 @@ class BucketFile(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     """A whole checkpoint. ``model`` is ``model_digest`` of ``spec``, the job that wrote it.
 
-    ``corpus`` is the digest of the text ("": nobody had read all of it yet): two runs on different texts cannot be compared. ``inputs`` is all that the
-    job read, by its identity (format 1 has the corpus alone).
+    ``corpus`` is the digest of the text ("": nobody had read all of it yet): two runs on different texts
+    cannot be compared. ``inputs`` is all that the job read, by its identity (format 1 has the corpus alone).
     """
 
     format: int
@@ -66,7 +66,9 @@ def model_digest(job: Job) -> str:
 
 
 def manifest_of(job: Job, parts: Sequence[CheckpointPart], inputs: Inputs = ()) -> Manifest:
-    """The manifest of a checkpoint whose parts, one for every bucket, have all arrived. ``inputs``: what the job reads."""
+    """The manifest of a checkpoint whose parts, one for every bucket, have all arrived. ``inputs``: what the
+    job reads.
+    """
     assert len({part.bucket for part in parts}) == len(parts) == parts[0].num_buckets
     assert len({(part.counters, part.directory) for part in parts}) == 1
     files = [

@@ -1,4 +1,6 @@
-"""msgpack in, structs out. Unknown tags are told apart from damage, so that they can be counted and ignored."""
+"""msgpack in, structs out. Unknown tags are told apart from damage, so that they can be counted
+and ignored.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What holders of the same bucket say of it, compared: bits that differ where they must not are silent data corruption.
+"""What holders of the same bucket say of it, compared: bits that differ where they must not are silent data
+corruption.
 
-Owns the comparison and its words, shared by the devices (who compare votes) and the daemon (who compares answers). Who is to blame
-is the core's (``core.blame``).
+Owns the comparison and its words, shared by the devices (who compare votes) and the daemon (who compares
+answers). Who is to blame is the core's (``core.blame``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ What = Literal["state", "gradients"]
 
 
 class Odd(msgspec.Struct, frozen=True):
-    """``bucket`` is not the same for all who hold it. ``said``: device -> the fingerprint of what it has, 64 bits."""
+    """``bucket`` is not the same for all who hold it. ``said``: device -> the fingerprint of what it has, 64
+    bits.
+    """
 
     what: What
     bucket: int
@@ -26,7 +29,9 @@ class Odd(msgspec.Struct, frozen=True):
 
 
 class Fingerprints(msgspec.Struct, frozen=True):
-    """Bucket -> fingerprint, of all that was voted on in a round that was committed: what the bits must be."""
+    """Bucket -> fingerprint, of all that was voted on in a round that was committed: what the
+    bits must be.
+    """
 
     state: dict[int, int]
     gradients: dict[int, int]
@@ -37,7 +42,9 @@ class Fingerprints(msgspec.Struct, frozen=True):
 
 
 def of_norms(norms: tuple[float, ...]) -> int:
-    """The fingerprint of a bucket's reduced gradients: of their norms, which every holder computes from its own sum."""
+    """The fingerprint of a bucket's reduced gradients: of their norms, which every holder computes from its
+    own sum.
+    """
     data = msgspec.msgpack.encode(norms)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
@@ -49,7 +56,9 @@ def fingerprints(vote: Vote) -> Fingerprints:
 
 
 def agree(votes: Mapping[str, Vote]) -> bool:
-    """Whether the votes of a round (device -> its own) say the same of every bucket. Asked at every commit."""
+    """Whether the votes of a round (device -> its own) say the same of every bucket. Asked at
+    every commit.
+    """
     norms: dict[int, tuple[float, ...]] = {}
     digests: dict[int, int] = {}
     comparable = _comparable(votes)
@@ -87,5 +96,7 @@ def _differing(what: What, said: Mapping[str, Mapping[int, int]]) -> list[Odd]:
 
 
 def _comparable(votes: Mapping[str, Vote]) -> bool:
-    """Whether norms must be equal: not where devices come to different bits, nor where a NaN or an overflow leaves them no meaning."""
+    """Whether norms must be equal: not where devices come to different bits, nor where a NaN or an overflow
+    leaves them no meaning.
+    """
     return not any(vote.nan or vote.overflow or not vote.compared for vote in votes.values())

@@ -1,19 +1,24 @@
-"""Heartbeats of idle nodes as UDP datagrams and the daemon's acknowledgements, questions and their answers: their bytes, and which of them count.
+"""Heartbeats of idle nodes as UDP datagrams and the daemon's acknowledgements, questions and their answers:
+their bytes, and which of them count.
 
-A datagram stands for a heartbeat only if it says that the one before it was acknowledged; any other merely asks whether datagrams get through, and
-its agent sends heartbeats over ZeroMQ at the same time. So a lost datagram costs one interval, who hears nothing of the daemon does not look alive, and of
-what somebody holds back on the way one heartbeat at most would count later.
+A datagram stands for a heartbeat only if it says that the one before it was acknowledged; any other merely
+asks whether datagrams get through, and its agent sends heartbeats over ZeroMQ at the same time. So a lost
+datagram costs one interval, who hears nothing of the daemon does not look alive, and of what somebody holds
+back on the way one heartbeat at most would count later.
 
-A node that trains sends heartbeats over ZeroMQ, whose connection may be held up by packets that are lost. When two of its heartbeats are missing the daemon *asks*, and an
-*answer* proves that its agent lives. Each question has a number of its own, and each answer counts once.
+A node that trains sends heartbeats over ZeroMQ, whose connection may be held up by packets that are lost.
+When two of its heartbeats are missing the daemon *asks*, and an *answer* proves that its agent lives. Each
+question has a number of its own, and each answer counts once.
 
-Both ends know a session's key, which came with the ``Welcome``. The code at a datagram's end is made with it, and for its direction: a heartbeat cannot be
-sent back as its acknowledgement. Counters only rise, so nothing counts twice. An acknowledgement is shorter than what it answers.
+Both ends know a session's key, which came with the ``Welcome``. The code at a datagram's end is made with it,
+and for its direction: a heartbeat cannot be sent back as its acknowledgement. Counters only rise, so nothing
+counts twice. An acknowledgement is shorter than what it answers.
 
-Layout, big-endian: version (1 byte), session (8), counter (8; of a question and its answer the question's number), of a heartbeat the newest counter that was
-acknowledged (8), code (16: keyed BLAKE2b).
+Layout, big-endian: version (1 byte), session (8), counter (8; of a question and its answer the question's
+number), of a heartbeat the newest counter that was acknowledged (8), code (16: keyed BLAKE2b).
 
-Pure: no socket. Who sends when is ``oobleckd.worker.agent.heartbeat``'s, who is heard ``oobleckd.daemon.heartbeats``'.
+Pure: no socket. Who sends when is ``oobleckd.worker.agent.heartbeat``'s, who is heard
+``oobleckd.daemon.heartbeats``'.
 """
 
 from __future__ import annotations
@@ -39,7 +44,9 @@ Verdict = Literal["heartbeat", "question", "forged", "replayed"]
 
 
 def stands(counter: int, acked: int) -> bool:
-    """Whether a datagram stands for a heartbeat: the one before it got through, and the word of that came back."""
+    """Whether a datagram stands for a heartbeat: the one before it got through, and the word of that came
+    back.
+    """
     # One rule for both ends, without a clock or a state "UDP works": a lost packet costs one heartbeat, a
     # blocked port only memory, and no heartbeat comes twice, which would teach leases wrong.
     # (D-detection-008)
@@ -124,12 +131,16 @@ def session_of(data: bytes) -> bytes:
 
 
 def short_session_of(data: bytes) -> bytes:
-    """The session that an acknowledgement, a question or an answer names, for who has many on one socket; empty where it is none."""
+    """The session that an acknowledgement, a question or an answer names, for who has many on one socket;
+    empty where it is none.
+    """
     return data[1 : 1 + DATAGRAM_SESSION_BYTES] if len(data) == ACK_BYTES else b""
 
 
 def address_of(endpoint: str) -> tuple[str, int] | None:
-    """Host and port of ``tcp://host:port``, without the brackets of IPv6; None where datagrams have nowhere to go (ipc)."""
+    """Host and port of ``tcp://host:port``, without the brackets of IPv6; None where datagrams have nowhere
+    to go (ipc).
+    """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(";")[2].rpartition(":")  # what is before a semicolon is the own end
     return (host.strip("[]"), int(port)) if scheme == "tcp" and host and port.isdigit() else None

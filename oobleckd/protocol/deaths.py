@@ -1,6 +1,8 @@
-"""Why a device died, where it knew: what it ran out of, or the error that it met. Pure words and values; what follows is ``core.deaths``'.
+"""Why a device died, where it knew: what it ran out of, or the error that it met. Pure words and values; what
+follows is ``core.deaths``'.
 
-A device that is killed knows nothing of it, so nobody speaks for it: such an end is nobody's fault, and is never taken for one of these.
+A device that is killed knows nothing of it, so nobody speaks for it: such an end is nobody's fault, and is
+never taken for one of these.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ import msgspec
 from oobleckd.protocol.job import Job
 
 OUT_OF_MEMORY: Final = "out-of-memory"
-"""The kind of a death for want of memory. Of any other death it is the class of the error, such as "RuntimeError"."""
+"""The kind of a death for want of memory. Of any other death it is the class of the error, such as
+"RuntimeError".
+"""
 TO_MEND: Final = "to-mend"
 """The kind of a death for a reason that a user must mend."""
 _NEXT_SIZE = 1024.0
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Bytes of a device that ran out of it. ``used``: the most that the process had; ``capacity``: of the device, for a CPU what its host or its
-    limits leave it; ``wanted``: what it asked for last (0: not known); ``others``: what others have of it.
+    """Bytes of a device that ran out of it. ``used``: the most that the process had; ``capacity``: of the
+    device, for a CPU what its host or its limits leave it; ``wanted``: what it asked for last (0: not known);
+    ``others``: what others have of it.
     """
 
     used: int
@@ -32,8 +37,8 @@ class Memory(msgspec.Struct, frozen=True):
 class Death(msgspec.Struct, frozen=True):
     """The end of a device process in ``phase`` (such as "backward") of ``job`` ("": it had none).
 
-    ``error``: one line, for people; ``where``: the line of code, such as "passes.py:63". ``epoch``: the highest that the device had heard of.
-    ``hint``: what to do, where a user must mend something.
+    ``error``: one line, for people; ``where``: the line of code, such as "passes.py:63". ``epoch``: the
+    highest that the device had heard of. ``hint``: what to do, where a user must mend something.
     """
 
     kind: str
@@ -76,7 +81,8 @@ def ways_out(job: Job) -> str:
         ways.append(f"a shorter train.sequence than {train.sequence}")
     cap = job.resources.device_memory
     ways.append(
-        f"a lower resources.device_memory{f' than {cap}' if cap else ''}, or a higher resources.min_pipeline_nodes, and more nodes: each has "
+        f"a lower resources.device_memory{f' than {cap}' if cap else ''}, or a higher "
+        "resources.min_pipeline_nodes, and more nodes: each has "
         "fewer layers then"
     )
     if train.precision != "bf16":

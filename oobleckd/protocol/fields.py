@@ -14,7 +14,9 @@ HINT = "a field is a number, a word, a list, or a table of these, tables include
 
 
 def misfit(value: object, path: str, *, tables: int = 2, lists: int = 2) -> tuple[str, str] | None:
-    """Where in ``value``, the field ``path``, something is no ``ConfigValue``, and what it is; None where all is."""
+    """Where in ``value``, the field ``path``, something is no ``ConfigValue``, and what it is; None where all
+    is.
+    """
     match value:
         case bool() | int() | float() | str() | None:
             return None

@@ -21,7 +21,9 @@ class StageForecast(msgspec.Struct, frozen=True):
 
 
 class TemplateForecast(msgspec.Struct, frozen=True):
-    """The split for so many nodes; ``instances`` of it are in the plan. ``chunks``: stages a device (``TemplateView``)."""
+    """The split for so many nodes; ``instances`` of it are in the plan. ``chunks``: stages a device
+    (``TemplateView``).
+    """
 
     num_nodes: int
     stages: tuple[StageForecast, ...]
@@ -63,8 +65,8 @@ class LossForecast(msgspec.Struct, frozen=True):
     ``plan`` is None where too few nodes are left: the job waits. ``lost_layers`` have no copy left and come
     from the last checkpoint. ``copied_bytes`` of state travel, ``copy_s`` on the busiest link.
     ``considered``: pipelines that could take part in the change; fewer than there are where there are very
-    many. ``rolls_back``: whatever is lost, the job rolls back to its last checkpoint. ``cases``: of the reason what becomes of the pipelines, where
-    it says more than that.
+    many. ``rolls_back``: whatever is lost, the job rolls back to its last checkpoint. ``cases``: of the
+    reason what becomes of the pipelines, where it says more than that.
     """
 
     nodes: tuple[str, ...]
@@ -83,8 +85,8 @@ class GuaranteeForecast(msgspec.Struct, frozen=True):
     """What these templates promise (docs/guarantee.md). ``n0``: with fewer nodes the job waits.
 
     ``full_down_to``: ``f + 1`` pipelines down to so many nodes. ``idle``: first and last of the numbers of
-    nodes at which some idle, because no sizes sum up to them. ``rolls_back``: every loss leads to the last checkpoint, so nothing is
-    promised but to go on down to ``n0``.
+    nodes at which some idle, because no sizes sum up to them. ``rolls_back``: every loss leads to the last
+    checkpoint, so nothing is promised but to go on down to ``n0``.
     """
 
     f: int
@@ -97,7 +99,9 @@ class GuaranteeForecast(msgspec.Struct, frozen=True):
 
 
 class OpForecast(msgspec.Struct, frozen=True):
-    """A forward (``0F3``: stage 0, micro-batch 3), backward or part of one, from ``start_s`` to ``stop_s``."""
+    """A forward (``0F3``: stage 0, micro-batch 3), backward or part of one, from ``start_s`` to
+    ``stop_s``.
+    """
 
     op: str
     start_s: float
@@ -105,7 +109,8 @@ class OpForecast(msgspec.Struct, frozen=True):
 
 
 class ScheduleForecast(msgspec.Struct, frozen=True):
-    """1F1B of one pipeline for the first ``micro_batches`` of its ``of_micro_batches``; with ``decoupled`` what is in its place.
+    """1F1B of one pipeline for the first ``micro_batches`` of its ``of_micro_batches``; with ``decoupled``
+    what is in its place.
 
     ``stages``: the ops of each, as simulated; with two ``chunks`` of each device, which has two.
     """

@@ -1,7 +1,7 @@
 """The number that grows with each loss and each new plan, under the two names that it has in the API.
 
-It is ``epoch`` in the core, in messages and in the journal, and ``generation`` wherever somebody reads it: to everybody who trains an
-epoch is a pass over the data.
+It is ``epoch`` in the core, in messages and in the journal, and ``generation`` wherever somebody reads it: to
+everybody who trains an epoch is a pass over the data.
 """
 
 from __future__ import annotations

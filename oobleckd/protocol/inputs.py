@@ -1,7 +1,8 @@
 """What a job reads, by its identity: two devices that read other bytes do not train the same.
 
-Owns the words for it and the comparison, shared by the devices (who read), the daemon (who compares), the manifest of a checkpoint and
-``verify``. How an identity is made is the worker's (``oobleckd.worker.data.inputs``); what follows where two differ is the core's (``core.inputs``).
+Owns the words for it and the comparison, shared by the devices (who read), the daemon (who compares), the
+manifest of a checkpoint and ``verify``. How an identity is made is the worker's
+(``oobleckd.worker.data.inputs``); what follows where two differ is the core's (``core.inputs``).
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ _NAMED = 3
 class Input(msgspec.Struct, frozen=True):
     """One thing that a job reads. ``place``: where it lies, for people; ``files`` of ``num_bytes`` in all.
 
-    ``blocks``: a digest of the files' names and sizes, and of blocks of them that are chosen by a seed, so that terabytes take no longer than
-    a stat and some reads ("": not known, as in a checkpoint of an older version). ``whole``: size and SHA-256 of all bytes, "" until somebody has
-    read them all. ``listing``: file -> size and digest of what was read of it, where they are few.
+    ``blocks``: a digest of the files' names and sizes, and of blocks of them that are chosen by a seed, so
+    that terabytes take no longer than a stat and some reads ("": not known, as in a checkpoint of an older
+    version). ``whole``: size and SHA-256 of all bytes, "" until somebody has read them all. ``listing``: file
+    -> size and digest of what was read of it, where they are few.
     """
 
     kind: InputKind
@@ -49,7 +51,9 @@ def of_corpus(corpus: str) -> Inputs:
 
 
 def same(one: Input, other: Input) -> bool:
-    """Whether nothing that is known of both differs. All bytes count where both have read them all: names and places do not."""
+    """Whether nothing that is known of both differs. All bytes count where both have read them all: names and
+    places do not.
+    """
     if one.whole and other.whole:
         return one.whole == other.whole
     if one.num_bytes != other.num_bytes:

@@ -21,12 +21,16 @@ from oobleckd.protocol.units import parse_rate, parse_size
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
 MAX_SKIPPED = 3
-"""Steps in a row, with ``train.on_nan = "stop"``. A bad batch or two pass; what comes a third time comes for ever."""
+"""Steps in a row, with ``train.on_nan = "stop"``. A bad batch or two pass; what comes a third time comes for
+ever.
+"""
 MAX_MICRO_BATCHES = 2**16
 """In a step: each has a route of its own in every plan."""
 
 _RENAMED = {"shadow_memory": "redundant_memory"}
-"""Keys of ``[schedule]`` by their first names, which stay in journals, manifests and the API, and what a job.toml calls them."""
+"""Keys of ``[schedule]`` by their first names, which stay in journals, manifests and the API, and what a
+job.toml calls them.
+"""
 _LARGEST = 2**63 - 1
 _MIN_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
 
@@ -54,14 +58,16 @@ class Model(_Table, frozen=True):
     config: Annotated[
         dict[str, fields.ConfigValue],
         Meta(
-            description="Fields of that family's configuration class, tables and lists among them, such as `layer_types` and "
+            description="Fields of that family's configuration class, tables and lists among them, such as "
+            "`layer_types` and "
             "`rope_scaling`; the others keep their defaults."
         ),
     ] = {}
     checkpoint: Annotated[
         str,
         Meta(
-            description="Folder with config.json and safetensors to start from instead of fresh weights (docs/models.md)."
+            description="Folder with config.json and safetensors to start from instead of fresh weights "
+            "(docs/models.md)."
         ),
     ] = ""
 
@@ -73,7 +79,8 @@ class Data(_Table, frozen=True):
         Literal["stdlib", "text", "tokens"],
         Meta(
             description="stdlib: source files of the Python standard library, as bytes. text: every file "
-            "under path, as bytes. tokens: path is a file of token numbers: little-endian and nothing else (dtype), or numpy's .npy, or "
+            "under path, as bytes. tokens: path is a file of token numbers: little-endian and nothing else "
+            "(dtype), or numpy's .npy, or "
             "one with llm.c's header, or Megatron's .bin beside its .idx."
         ),
     ] = "stdlib"
@@ -81,7 +88,8 @@ class Data(_Table, frozen=True):
     dtype: Annotated[
         Literal["auto", "uint16", "uint32"],
         Meta(
-            description="What a file of token numbers has. auto: what its own header says, and without one uint16; a file that looks like uint32 "
+            description="What a file of token numbers has. auto: what its own header says, and without one "
+            "uint16; a file that looks like uint32 "
             "is refused then, and never read as uint16."
         ),
     ] = "auto"
@@ -111,8 +119,10 @@ class Train(_Table, frozen=True):
     on_nan: Annotated[
         Literal["stop", "skip"],
         Meta(
-            description="What follows steps that are skipped, since their loss or a gradient is no number or infinite. stop: after three in a row "
-            "the job has failed, and its last checkpoint from before them stays. skip: it goes on, whatever their number."
+            description="What follows steps that are skipped, since their loss or a gradient is no number or "
+            "infinite. stop: after three in a row "
+            "the job has failed, and its last checkpoint from before them stays. skip: it goes on, whatever "
+            "their number."
         ),
     ] = "stop"
     # Integers are the only way in which any grouping gives the same bits by construction: wider floats
@@ -120,7 +130,8 @@ class Train(_Table, frozen=True):
     exact: Annotated[
         bool,
         Meta(
-            description="Gradients summed as integers, so that any grouping gives the same bits; false: floating point."
+            description="Gradients summed as integers, so that any grouping gives the same bits; false: "
+            "floating point."
         ),
     ] = True
 
@@ -153,10 +164,13 @@ class FaultTolerance(_Table, frozen=True):
     policy: Annotated[
         PolicyName,
         Meta(
-            description="What follows a loss. oobleck: a new plan on all nodes, with copies. slipstream: peers compute "
-            "what the dead would have, nothing is moved until a node can take its place. bamboo: every device also holds the layers of "
+            description="What follows a loss. oobleck: a new plan on all nodes, with copies. slipstream: "
+            "peers compute "
+            "what the dead would have, nothing is moved until a node can take its place. bamboo: every "
+            "device also holds the layers of "
             "the one behind it in its pipeline and computes for it when it dies. varuna: back to the "
-            "last checkpoint, and on with the best depth x width for the nodes that are left. adaptive: whichever costs least until "
+            "last checkpoint, and on with the best depth x width for the nodes that are left. adaptive: "
+            "whichever costs least until "
             "the next loss is expected; the others are shown with their costs."
         ),
     ] = "adaptive"
@@ -164,16 +178,20 @@ class FaultTolerance(_Table, frozen=True):
         int,
         Meta(
             ge=0,
-            description="In every so many steps the replicas of each layer compare digests of weights and optimizer state before they update, and "
-            "devices check that their gradient sums have not changed in memory; 0: never. With 1 a flipped bit is found before anybody "
+            description="In every so many steps the replicas of each layer compare digests of weights and "
+            "optimizer state before they update, and "
+            "devices check that their gradient sums have not changed in memory; 0: never. With 1 a flipped "
+            "bit is found before anybody "
             "has used what came of it, and its device is named with two copies, too (docs/corruption.md).",
         ),
     ] = 1
     slow: Annotated[
         Literal["report", "drain"],
         Meta(
-            description="What happens when a device takes twice as long for its work as its peers, or more, over eight steps. report: it is said. "
-            "drain: its node is kept out of plans until somebody lets it back (`oobleckctl undrain`), if the others keep f + 1 copies of every "
+            description="What happens when a device takes twice as long for its work as its peers, or more, "
+            "over eight steps. report: it is said. "
+            "drain: its node is kept out of plans until somebody lets it back (`oobleckctl undrain`), if the "
+            "others keep f + 1 copies of every "
             "layer (docs/corruption.md)."
         ),
     ] = "report"
@@ -185,7 +203,8 @@ class Schedule(_Table, frozen=True):
     backward: Annotated[
         Literal["fused", "decoupled"],
         Meta(
-            description="fused: a backward pass as a whole. decoupled: input gradients first, for which the stage before waits; "
+            description="fused: a backward pass as a whole. decoupled: input gradients first, for which the "
+            "stage before waits; "
             "weight gradients fill the bubbles, in an order that the planner made."
         ),
     ] = "fused"
@@ -193,23 +212,29 @@ class Schedule(_Table, frozen=True):
     chunks: Annotated[
         Literal["auto", 1, 2],
         Meta(
-            description="Parts of a pipeline that a device has, where the backward is decoupled. 2: one of the first half and its "
-            "counterpart of the second, so that the first device begins and ends a micro-batch; less waiting, twice the messages. A pipeline whose devices have "
+            description="Parts of a pipeline that a device has, where the backward is decoupled. 2: one of "
+            "the first half and its "
+            "counterpart of the second, so that the first device begins and ends a micro-batch; less "
+            "waiting, twice the messages. A pipeline whose devices have "
             "no two layers each, or no room for both parts, has one. auto: whichever is faster as modelled."
         ),
     ] = "auto"
     update: Annotated[
         Literal["flushed", "staggered"],
         Meta(
-            description="flushed: weights are updated when all devices have reduced all gradients. staggered: a device updates its own "
-            "as soon as it can and goes on with the next step; where a step turns out to be clipped or skipped, that is taken back."
+            description="flushed: weights are updated when all devices have reduced all gradients. "
+            "staggered: a device updates its own "
+            "as soon as it can and goes on with the next step; where a step turns out to be clipped or "
+            "skipped, that is taken back."
         ),
     ] = "flushed"
     boundary_memory: Annotated[
         str | int,
         Meta(
-            description="Bytes of a device's boundary cache, which keeps what it sent to its neighbours until the step is committed "
-            "(beside a GPU: of the host's memory), so that only a lost device's own work is done again; 0: none."
+            description="Bytes of a device's boundary cache, which keeps what it sent to its neighbours "
+            "until the step is committed "
+            "(beside a GPU: of the host's memory), so that only a lost device's own work is done again; 0: "
+            "none."
         ),
     ] = "1GiB"
     sum_copies: Annotated[
@@ -217,16 +242,20 @@ class Schedule(_Table, frozen=True):
         Meta(
             ge=0,
             le=64,
-            description="How often in a step a device sends a copy of its gradient sums to a peer with the same layers, so that a lost "
-            "device's work since the last copy alone is done again; 0: never. Each costs as much traffic as the exchange of all "
+            description="How often in a step a device sends a copy of its gradient sums to a peer with the "
+            "same layers, so that a lost "
+            "device's work since the last copy alone is done again; 0: never. Each costs as much traffic as "
+            "the exchange of all "
             "gradients, and the host memory of its sums three times (sent, arriving, kept).",
         ),
     ] = 0
     redundant_memory: Annotated[
         str | int,
         Meta(
-            description="Bytes that a device may use, where it also holds layers for another, to keep that one's forward passes, "
-            "which it runs while it would wait (beside a GPU: of the host's memory), so that after a loss only backward passes "
+            description="Bytes that a device may use, where it also holds layers for another, to keep that "
+            "one's forward passes, "
+            "which it runs while it would wait (beside a GPU: of the host's memory), so that after a loss "
+            "only backward passes "
             "are left to do; 0: none is run."
         ),
     ] = msgspec.field(default="1GiB", name="shadow_memory")  # its first name, see ``_RENAMED``
@@ -258,7 +287,8 @@ class Resources(_Table, frozen=True):
     device_memory: Annotated[
         str | int,
         Meta(
-            description='Cap on what the job takes of each device\'s memory, such as "48MiB"; 0: all of it, on a CPU its '
+            description='Cap on what the job takes of each device\'s memory, such as "48MiB"; 0: all of it, '
+            "on a CPU its "
             "share of the host's less the spares'. What the runtime itself takes of a GPU is not counted."
         ),
     ] = 0
@@ -274,7 +304,8 @@ class Resources(_Table, frozen=True):
     link: Annotated[
         str | int,
         Meta(
-            description='What a node sends to another one, as achieved, such as "25Gbit/s" or "2.5GB/s": what copies after a loss and tensors '
+            description='What a node sends to another one, as achieved, such as "25Gbit/s" or "2.5GB/s": '
+            "what copies after a loss and tensors "
             "between stages are planned with. 0: 1 GB/s, or in a simulation what the device's data sheet has."
         ),
     ] = 0
@@ -301,7 +332,8 @@ class Checkpoint(_Table, frozen=True):
     every: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(
-            description="Steps between checkpoints; 0: only at the end and on demand. auto: as often as pays, by what one costs and how often "
+            description="Steps between checkpoints; 0: only at the end and on demand. auto: as often as "
+            "pays, by what one costs and how often "
             "one is needed in this job (docs/mechanisms/checkpoints.md); every half hour at least."
         ),
     ] = "auto"
@@ -358,7 +390,9 @@ def table_of(job: Job) -> dict[str, Any]:
 
 
 def parse_job(raw: dict[str, Any]) -> Job:
-    """The job of a decoded TOML table, or of what the API says of a job, where some keys have their first names. Raises JobError."""
+    """The job of a decoded TOML table, or of what the API says of a job, where some keys have their first
+    names. Raises JobError.
+    """
     _reject_huge(raw, "")
     raw = _by_first_names(raw)
     _reject_unknown(raw, Job, "")
@@ -392,7 +426,8 @@ def check_job(job: Job) -> None:
         raise JobError(
             "train.micro_batch",
             f"{job.num_micro_batches:,} micro-batches in a step are too many",
-            f"make it {math.ceil(job.train.global_batch / MAX_MICRO_BATCHES)} or larger: {MAX_MICRO_BATCHES:,} are the most",
+            f"make it {math.ceil(job.train.global_batch / MAX_MICRO_BATCHES)} or larger: "
+            f"{MAX_MICRO_BATCHES:,} are the most",
         )
     for path, size in (
         ("resources.device_memory", job.resources.device_memory),
@@ -472,7 +507,8 @@ def _check_chunks(job: Job) -> None:
     if policy in WITH_REDUNDANT_LAYERS:
         raise JobError(
             "schedule.chunks",
-            f"2 does not go with fault_tolerance.policy = {policy!r}: a device with two parts of a pipeline has two successors, and "
+            f"2 does not go with fault_tolerance.policy = {policy!r}: a device with two parts of a pipeline "
+            "has two successors, and "
             "holds the layers of one",
             "leave chunks out, or choose another policy",
         )

@@ -56,11 +56,11 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class Hello(Message, frozen=True):
     """First message of an agent on every connection, and whenever its devices' incarnations change.
 
-    ``incarnation`` is new whenever the node's devices were started anew: all incarnations before it are over. A
-    device whose place the spare has taken shows by its ``incarnation`` alone. Devices still starting are not
-    listed; a node is usable when ``ready``. ``zone``: what the node fails together with, where its user said so.
-    ``notice``: it is about to be ended, and wants to be out of the plan before; said again in every Hello from then on. The agent speaks
-    protocols ``oldest`` (0: no other) to ``protocol``.
+    ``incarnation`` is new whenever the node's devices were started anew: all incarnations before it are over.
+    A device whose place the spare has taken shows by its ``incarnation`` alone. Devices still starting are
+    not listed; a node is usable when ``ready``. ``zone``: what the node fails together with, where its user
+    said so. ``notice``: it is about to be ended, and wants to be out of the plan before; said again in every
+    Hello from then on. The agent speaks protocols ``oldest`` (0: no other) to ``protocol``.
     """
 
     protocol: int
@@ -85,7 +85,8 @@ class DeviceLost(Message, frozen=True):
     """The agent saw its device process exit (``evidence``: what it saw, e.g. "signal 9").
 
     With ``spare`` the node lives on: its warm spare takes the place, and a Hello follows once it is up.
-    Without, all devices of the node start anew, under another incarnation. ``death``: why, where the device said so, or the kernel did.
+    Without, all devices of the node start anew, under another incarnation. ``death``: why, where the device
+    said so, or the kernel did.
     """
 
     incarnation: str
@@ -105,7 +106,9 @@ class DeviceUp(Message, frozen=True):
 
 
 class LastWords(Message, frozen=True):
-    """A device process that is about to end tells its agent why, which says it in its ``DeviceLost``. It never travels to the daemon."""
+    """A device process that is about to end tells its agent why, which says it in its ``DeviceLost``. It
+    never travels to the daemon.
+    """
 
     death: Death
 
@@ -121,8 +124,9 @@ class TakePlace(Message, frozen=True):
 
 
 class DeviceStopped(Message, frozen=True):
-    """The agent sees that its device process ``device_incarnation`` does not run for ``stopped_s`` seconds (a signal, a frozen cgroup: ``evidence``); said again every
-    second until it goes on or is ended. The daemon knows whether it can be spared, so it says what follows: ``EndStopped`` or ``Wake``.
+    """The agent sees that its device process ``device_incarnation`` does not run for ``stopped_s`` seconds (a
+    signal, a frozen cgroup: ``evidence``); said again every second until it goes on or is ended. The daemon
+    knows whether it can be spared, so it says what follows: ``EndStopped`` or ``Wake``.
     """
 
     incarnation: str
@@ -159,8 +163,9 @@ class Measured(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """All layers of the layout of ``epoch`` are here: ``copied_bytes`` came from others since the ``Deploy``, ``staged_bytes`` by pre-copy.
-    ``notes``: what is to be said of the folder of the job's model. ``inputs``: what of the job the device reads.
+    """All layers of the layout of ``epoch`` are here: ``copied_bytes`` came from others since the ``Deploy``,
+    ``staged_bytes`` by pre-copy. ``notes``: what is to be said of the folder of the job's model. ``inputs``:
+    what of the job the device reads.
     """
 
     device: str
@@ -172,7 +177,9 @@ class Ready(Message, frozen=True):
 
 
 class PreCopied(Message, frozen=True, tag="Prepared"):
-    """Answer of a target to ``PreCopy``, once: the copies are here, as they were before ``round``, and go on with the rounds."""
+    """Answer of a target to ``PreCopy``, once: the copies are here, as they were before ``round``, and go on
+    with the rounds.
+    """
 
     device: str
     number: int
@@ -180,7 +187,9 @@ class PreCopied(Message, frozen=True, tag="Prepared"):
 
 
 class Emptied(Message, frozen=True):
-    """Answer to ``Release``, by its ``order``: the device holds nothing of a job, and drops no tensor message any more that is for the next."""
+    """Answer to ``Release``, by its ``order``: the device holds nothing of a job, and drops no tensor message
+    any more that is for the next.
+    """
 
     device: str
     order: str
@@ -189,11 +198,11 @@ class Emptied(Message, frozen=True):
 class Progress(Message, frozen=True):
     """Answer to ``Report``: what this device has of the round it is in.
 
-    ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reduced``:
-    buckets whose sum over all replicas is here. ``vote`` is set once *all* its buckets are reduced
-    (REDUCED) and is then the union of all votes it has heard for the round. ``last`` is the vote
-    union of the round before (which it has committed), if it committed one in this incarnation. ``hops``: its part of
-    the routes that the dead broke.
+    ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reduced``: buckets
+    whose sum over all replicas is here. ``vote`` is set once *all* its buckets are reduced (REDUCED) and is
+    then the union of all votes it has heard for the round. ``last`` is the vote union of the round before
+    (which it has committed), if it committed one in this incarnation. ``hops``: its part of the routes that
+    the dead broke.
     """
 
     device: str
@@ -210,8 +219,8 @@ class Progress(Message, frozen=True):
 class Held(Message, frozen=True):
     """The device stopped at a boundary: it will not begin ``counters.round`` before ``Resume``.
 
-    ``finished``: the last step of the job is committed. ``digests``: bucket -> digest of the state, where no vote will follow that bears
-    them: at the end, and where a checkpoint of this boundary is begun.
+    ``finished``: the last step of the job is committed. ``digests``: bucket -> digest of the state, where no
+    vote will follow that bears them: at the end, and where a checkpoint of this boundary is begun.
     """
 
     device: str
@@ -224,12 +233,12 @@ class Held(Message, frozen=True):
 class StepDone(Message, frozen=True):
     """A committed round, told by every device to its agent, which keeps it until acknowledged.
 
-    ``loss`` is the mean over micro-batches in micro-batch order (float64). ``samples`` counts the
-    samples in the sums and ``ledger`` is a digest of which ones (docs/exactness.md). ``repeated``
-    layer-gradients were computed again by this device (redone work), ``forwards`` layer-forwards. ``early``: the device
-    had updated before it had all votes; ``taken_back``: in vain. ``checkpoint``: a checkpoint of the state after it is begun;
-    ``skipped``: one was due and is not begun, as the last one is still being written. ``fingerprints``: what was voted on, of the step that the
-    ``Deploy`` names as ``recheck``.
+    ``loss`` is the mean over micro-batches in micro-batch order (float64). ``samples`` counts the samples in
+    the sums and ``ledger`` is a digest of which ones (docs/exactness.md). ``repeated`` layer-gradients were
+    computed again by this device (redone work), ``forwards`` layer-forwards. ``early``: the device had
+    updated before it had all votes; ``taken_back``: in vain. ``checkpoint``: a checkpoint of the state after
+    it is begun; ``skipped``: one was due and is not begun, as the last one is still being written.
+    ``fingerprints``: what was voted on, of the step that the ``Deploy`` names as ``recheck``.
     """
 
     device: str
@@ -274,11 +283,13 @@ class CheckpointPart(Message, frozen=True):
 
 
 class CheckpointFailed(Message, frozen=True):
-    """A device cannot write its share of the checkpoint of ``counters`` in ``directory``, and keeps all of its state.
+    """A device cannot write its share of the checkpoint of ``counters`` in ``directory``, and keeps all of
+    its state.
 
-    ``needed_bytes``: its share, ``free_bytes``: what was free there (-1: nobody knows). Of the ``last`` one of a job, which is its result, it
-    says so once and tries again by itself; any other is given up. ``error`` is for people; ``errno`` is what programs tell causes apart by, the
-    name of the system's error ("ENOSPC"; "": it was none, or the device is of a version that does not say).
+    ``needed_bytes``: its share, ``free_bytes``: what was free there (-1: nobody knows). Of the ``last`` one
+    of a job, which is its result, it says so once and tries again by itself; any other is given up. ``error``
+    is for people; ``errno`` is what programs tell causes apart by, the name of the system's error ("ENOSPC";
+    "": it was none, or the device is of a version that does not say).
     """
 
     device: str
@@ -293,10 +304,12 @@ class CheckpointFailed(Message, frozen=True):
 
 
 class OpTimes(Message, frozen=True):
-    """What a device did in a committed round, and when: told of some rounds (``Deploy.sample_every``), and lost where nobody hears it.
+    """What a device did in a committed round, and when: told of some rounds (``Deploy.sample_every``), and
+    lost where nobody hears it.
 
-    ``ops``: msgpack of ``tuple[OpTime, ...]``, which nobody reads until somebody looks. ``at``: POSIX seconds, by the clock of its host,
-    at which the clock of its op times stood at 0. ``layout``: the epoch of the one that it ran; ``repaired``: attempts in it made up for a loss.
+    ``ops``: msgpack of ``tuple[OpTime, ...]``, which nobody reads until somebody looks. ``at``: POSIX
+    seconds, by the clock of its host, at which the clock of its op times stood at 0. ``layout``: the epoch of
+    the one that it ran; ``repaired``: attempts in it made up for a loss.
     """
 
     device: str
@@ -310,9 +323,10 @@ class OpTimes(Message, frozen=True):
 
 
 class DeviceFailed(Message, frozen=True):
-    """A device cannot do what it was told for a reason that a user must mend; one clear sentence. ``damaged``: the checkpoint that it was to
-    load, and that is not what was written ("": it is something else). ``cause``: what a program should know of the reason. ``unread``: it is
-    what the job reads that cannot be used there; other devices may have it.
+    """A device cannot do what it was told for a reason that a user must mend; one clear sentence.
+    ``damaged``: the checkpoint that it was to load, and that is not what was written ("": it is something
+    else). ``cause``: what a program should know of the reason. ``unread``: it is what the job reads that
+    cannot be used there; other devices may have it.
     """
 
     device: str
@@ -325,8 +339,8 @@ class DeviceFailed(Message, frozen=True):
 
 
 class Identified(Message, frozen=True):
-    """What a device would read of ``job``, or does: said when it begins with it, and in answer to ``Identify``. ``error``: why it can
-    read nothing.
+    """What a device would read of ``job``, or does: said when it begins with it, and in answer to
+    ``Identify``. ``error``: why it can read nothing.
     """
 
     device: str
@@ -337,7 +351,9 @@ class Identified(Message, frozen=True):
 
 
 class InputsChecked(Message, frozen=True):
-    """A device has read all bytes of what it reads, from after its round before ``counters`` on: they are what they were when it began."""
+    """A device has read all bytes of what it reads, from after its round before ``counters`` on: they are
+    what they were when it began.
+    """
 
     device: str
     job: str
@@ -346,8 +362,8 @@ class InputsChecked(Message, frozen=True):
 
 
 class InputsChanged(Message, frozen=True):
-    """What a device has mapped was written to: it goes no further, and whatever it gave in rounds before ``counters`` may have come from other
-    bytes. ``what``: which file, and how it shows.
+    """What a device has mapped was written to: it goes no further, and whatever it gave in rounds before
+    ``counters`` may have come from other bytes. ``what``: which file, and how it shows.
     """
 
     device: str
@@ -357,7 +373,9 @@ class InputsChanged(Message, frozen=True):
 
 
 class InputsMoved(Message, frozen=True):
-    """Another file lies at ``path`` by now, or none: what a device has mapped is untouched, and who opens the path reads something else."""
+    """Another file lies at ``path`` by now, or none: what a device has mapped is untouched, and who opens the
+    path reads something else.
+    """
 
     device: str
     job: str
@@ -366,8 +384,9 @@ class InputsMoved(Message, frozen=True):
 
 
 class Corrupted(Message, frozen=True):
-    """Bits are wrong somewhere, and the device does not go on: holders of a bucket do not agree (``odds``), which every device of the layout
-    finds in the same votes before it commits the round of ``counters``; or what it had added up has changed in its memory (``own``).
+    """Bits are wrong somewhere, and the device does not go on: holders of a bucket do not agree (``odds``),
+    which every device of the layout finds in the same votes before it commits the round of ``counters``; or
+    what it had added up has changed in its memory (``own``).
     """
 
     device: str
@@ -418,9 +437,10 @@ FromWorker = (
 class Welcome(Message, frozen=True):
     """Accepted: ``protocol`` is spoken from now on. ``daemon`` is the incarnation of the daemon.
 
-    ``incarnations``: the device incarnations of the Hello that this answers. Until an incarnation is among them, what comes for
-    its device is meant for the incarnation before it, and the agent drops it. ``datagrams``: how the node may send heartbeats while it is idle, until the
-    next Welcome or the end of the connection; None: over the connection alone.
+    ``incarnations``: the device incarnations of the Hello that this answers. Until an incarnation is among
+    them, what comes for its device is meant for the incarnation before it, and the agent drops it.
+    ``datagrams``: how the node may send heartbeats while it is idle, until the next Welcome or the end of the
+    connection; None: over the connection alone.
     """
 
     protocol: int
@@ -450,7 +470,9 @@ class EndStopped(Message, frozen=True):
 
 
 class Wake(Message, frozen=True):
-    """To an agent: send SIGCONT to the stopped process of ``device``: it is waited for, as nobody else has what it holds."""
+    """To an agent: send SIGCONT to the stopped process of ``device``: it is waited for, as nobody else has
+    what it holds.
+    """
 
     device: str
     incarnation: str = msgspec.field(name="life")
@@ -473,11 +495,13 @@ class Identify(Message, frozen=True):
 
 
 class PreCopy(Message, frozen=True, tag="Prepare"):
-    """Pre-copy the state of layers, while training goes on, for a plan that is to come (docs/mechanisms/precopy.md).
+    """Pre-copy the state of layers, while training goes on, for a plan that is to come
+    (docs/mechanisms/precopy.md).
 
-    ``number`` names the pre-copy, and is higher than that of the one before, whose place it takes; without ``transfers`` there is none any more. A source sends
-    targets the state of the last boundary, and then, for so many ``rounds``, what every update is made from. ``peers`` are
-    those that ``device`` does not know from its layout; ``secret`` (hex) opens links to them.
+    ``number`` names the pre-copy, and is higher than that of the one before, whose place it takes; without
+    ``transfers`` there is none any more. A source sends targets the state of the last boundary, and then, for
+    so many ``rounds``, what every update is made from. ``peers`` are those that ``device`` does not know from
+    its layout; ``secret`` (hex) opens links to them.
     """
 
     device: str
@@ -493,15 +517,16 @@ class PreCopy(Message, frozen=True, tag="Prepare"):
 class Deploy(Message, frozen=True):
     """Get ready for ``layout``; keep the present one until ``Resume``.
 
-    State of layers that ``device`` does not hold yet comes from ``source``: "init" (fresh weights by
-    name and seed), a checkpoint directory, or "copy": from the ``transfers`` whose target it is.
-    ``sources`` of transfers may be devices outside the new layout (drained ones). ``ops`` is the text
-    form of this device's schedule, which leads until somebody dies (empty: whatever is ready). ``secret`` (hex) opens
-    transport links of this job. ``buckets`` of the model are a pure function of the job, so they are
-    not sent. ``precopied``: the ``PreCopy`` that pre-copied for this plan (0: none did). ``recheck``: the step whose ``StepDone`` tells
-    fingerprints (-1: none does). Of rounds whose number
-    ``sample_every`` divides the device tells its op times (0: of none). ``folder``: the name of the folder in ``checkpoint.dir`` that takes
-    the job's checkpoints ("": the job's id), and ``journal`` that of the journal whose mark it has ("": nobody looks for one).
+    State of layers that ``device`` does not hold yet comes from ``source``: "init" (fresh weights by name and
+    seed), a checkpoint directory, or "copy": from the ``transfers`` whose target it is. ``sources`` of
+    transfers may be devices outside the new layout (drained ones). ``ops`` is the text form of this device's
+    schedule, which leads until somebody dies (empty: whatever is ready). ``secret`` (hex) opens transport
+    links of this job. ``buckets`` of the model are a pure function of the job, so they are not sent.
+    ``precopied``: the ``PreCopy`` that pre-copied for this plan (0: none did). ``recheck``: the step whose
+    ``StepDone`` tells fingerprints (-1: none does). Of rounds whose number ``sample_every`` divides the
+    device tells its op times (0: of none). ``folder``: the name of the folder in ``checkpoint.dir`` that
+    takes the job's checkpoints ("": the job's id), and ``journal`` that of the journal whose mark it has ("":
+    nobody looks for one).
     """
 
     device: str
@@ -525,7 +550,8 @@ class Deploy(Message, frozen=True):
 class Resume(Message, frozen=True):
     """Adopt the layout of ``layout``, free what it does not hold, and run (from a hold, too).
 
-    ``round``: the one that begins; a device that is at another one by now, as this was said twice, takes no notice (-1: any).
+    ``round``: the one that begins; a device that is at another one by now, as this was said twice, takes no
+    notice (-1: any).
     """
 
     device: str
@@ -568,8 +594,8 @@ class Decide(Message, frozen=True):
 
 
 class Flag(Message, frozen=True):
-    """Put ``flags`` into the next votes. ``round``: the first one that was not known to be committed when this was said, so that a
-    checkpoint that was begun since is not asked for again.
+    """Put ``flags`` into the next votes. ``round``: the first one that was not known to be committed when
+    this was said, so that a checkpoint that was begun since is not asked for again.
     """
 
     device: str
@@ -579,7 +605,9 @@ class Flag(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """Every ``StepDone`` of ``job`` with a round up to ``round``, and checkpoint parts up to it, are journaled."""
+    """Every ``StepDone`` of ``job`` with a round up to ``round``, and checkpoint parts up to it, are
+    journaled.
+    """
 
     job: str
     round: int
@@ -592,8 +620,9 @@ class Inject(Message, frozen=True):
     device process, its interpreter locked), net-drop (nothing of the node leaves or arrives), agent-only and
     device (SIGKILL of one process), host (sigkill, told to every node of a host). ``at`` names a fault point
     of the device process instead of "now" (docs/drills.md lists them), optionally at a given ``round``.
-    flip-weight, flip-moment and flip-sum: one bit of a weight, an optimizer moment or a gradient sum of a device changes.
-    slow: a device takes ``times`` as long for every layer. ``seconds``: sigstop, net-drop and slow end after so long (0: never).
+    flip-weight, flip-moment and flip-sum: one bit of a weight, an optimizer moment or a gradient sum of a
+    device changes. slow: a device takes ``times`` as long for every layer. ``seconds``: sigstop, net-drop and
+    slow end after so long (0: never).
     """
 
     how: How
@@ -605,7 +634,9 @@ class Inject(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """The job is over on ``device``: drop its state, keep the process. Answered with ``Emptied`` by the same ``order``."""
+    """The job is over on ``device``: drop its state, keep the process. Answered with ``Emptied`` by the same
+    ``order``.
+    """
 
     device: str
     job: str

@@ -1,4 +1,6 @@
-"""What messages between daemon, agents and device processes are made of: plain values, none of them sent alone."""
+"""What messages between daemon, agents and device processes are made of: plain values, none of them sent
+alone.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +16,34 @@ DATAGRAM_SESSION_BYTES, DATAGRAM_KEY_BYTES = 8, 32
 
 Outcome = Literal["applied", "skipped", "repeated"]
 FailureCause = Literal["", "not-finite", "data-changed", "out-of-memory"]
-"""Why a job failed, for programs: its loss or gradients were not finite, its data is not what it was, a device's memory is too small for it.
-"": for another reason, which only the sentence says.
+"""Why a job failed, for programs: its loss or gradients were not finite, its data is not what it was, a
+device's memory is too small for it. "": for another reason, which only the sentence says.
 """
 How = Literal[
     "sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host",
     "slow", "flip-weight", "flip-moment", "flip-sum",
 ]  # fmt: skip
 Point = Literal[
-    "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update", "updated", "frozen", "deploy", "copy",
+    "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update",
+    "updated", "frozen", "deploy", "copy",
     "ready", "checkpoint", "checkpoint-write", "ahead", "stage",
 ]  # fmt: skip
 AT_A_POINT: tuple[How, ...] = ("device", "hang")
-"""What can wait for a fault point: a device process reaches it, and dies or hangs there by itself. All else is done from outside."""
+"""What can wait for a fault point: a device process reaches it, and dies or hangs there by itself. All else
+is done from outside.
+"""
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
     """One device process as its agent sees it.
 
-    ``incarnation`` names this process among all that ever had the place: state is held by an incarnation, not by a name.
-    ``memory_bytes``: of the device; for a CPU that of the host, which all its CPU devices share.
-    ``address`` is "host:port" of its transport's TCP listener, ``local`` the path of its Unix-socket
-    listener (peers on the same host use it). ``layout`` is the epoch of the layout it holds (0: none),
-    ``epoch`` the highest epoch it has answered, ``step``/``round`` the first not committed there, ``holding`` whether it stopped at a boundary.
-    ``arithmetic``: for people, what decides the bits of its results besides what it is: libraries, instructions, threads. ``traits``: all
-    that does, by name.
+    ``incarnation`` names this process among all that ever had the place: state is held by an incarnation, not
+    by a name. ``memory_bytes``: of the device; for a CPU that of the host, which all its CPU devices share.
+    ``address`` is "host:port" of its transport's TCP listener, ``local`` the path of its Unix-socket listener
+    (peers on the same host use it). ``layout`` is the epoch of the layout it holds (0: none), ``epoch`` the
+    highest epoch it has answered, ``step``/``round`` the first not committed there, ``holding`` whether it
+    stopped at a boundary. ``arithmetic``: for people, what decides the bits of its results besides what it
+    is: libraries, instructions, threads. ``traits``: all that does, by name.
     """
 
     device: str
@@ -87,7 +92,9 @@ class Spare(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Word that a node is about to be ended by others (a preemption, a SIGTERM): why, and ``left_s`` seconds from now."""
+    """Word that a node is about to be ended by others (a preemption, a SIGTERM): why, and ``left_s`` seconds
+    from now.
+    """
 
     reason: str
     left_s: float
@@ -97,7 +104,9 @@ _SECRET_FIELDS = frozenset({"secret", "key"})
 
 
 def repr_without_secrets(struct: msgspec.Struct) -> str:
-    """The repr of ``struct`` with an ellipsis for what only its receiver may know: a repr may come into a log."""
+    """The repr of ``struct`` with an ellipsis for what only its receiver may know: a repr may come into a
+    log.
+    """
     fields = (
         f"{name}={'...' if name in _SECRET_FIELDS else repr(getattr(struct, name))}"
         for name in struct.__struct_fields__
@@ -106,7 +115,9 @@ def repr_without_secrets(struct: msgspec.Struct) -> str:
 
 
 class DatagramSession(msgspec.Struct, frozen=True):
-    """How an idle agent may send heartbeats by UDP: at ``port`` of the daemon's host, under the name ``session``, proven by ``key`` (``datagrams``)."""
+    """How an idle agent may send heartbeats by UDP: at ``port`` of the daemon's host, under the name
+    ``session``, proven by ``key`` (``datagrams``).
+    """
 
     port: int
     session: Annotated[bytes, Meta(min_length=DATAGRAM_SESSION_BYTES, max_length=DATAGRAM_SESSION_BYTES)]
@@ -118,8 +129,8 @@ class DatagramSession(msgspec.Struct, frozen=True):
 class Flags(msgspec.Struct, frozen=True):
     """Boundary flags: what all devices do after the round in whose votes they travelled.
 
-    ``writing``: the device is still writing the last checkpoint, so nobody begins another one, unless all hold.
-    ``full``: there is no room for a checkpoint, so none begins because so many steps are over.
+    ``writing``: the device is still writing the last checkpoint, so nobody begins another one, unless all
+    hold. ``full``: there is no room for a checkpoint, so none begins because so many steps are over.
     """
 
     hold: bool = False
@@ -137,8 +148,8 @@ class Flags(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """Where training stands: the next round and step, how many updates were applied so far, and how many of the last steps, without one
-    between them that was applied, were skipped.
+    """Where training stands: the next round and step, how many updates were applied so far, and how many of
+    the last steps, without one between them that was applied, were skipped.
     """
 
     # An overflow repeats a step, so a step's number does not name a try at it: rounds are what is numbered
@@ -154,7 +165,9 @@ class Counters(msgspec.Struct, frozen=True):
         return self.step - self.applied
 
     def after(self, outcome: Outcome) -> Counters:
-        """The counters after a round with ``outcome``. One that is repeated is no step, and ends no row of skipped ones."""
+        """The counters after a round with ``outcome``. One that is repeated is no step, and ends no row of
+        skipped ones.
+        """
         skipped = self.skipped_in_row + 1 if outcome == "skipped" else 0
         return Counters(
             self.round + 1,
@@ -167,9 +180,10 @@ class Counters(msgspec.Struct, frozen=True):
 class Vote(msgspec.Struct, frozen=True):
     """What one device (or the union of several) knows of a round that it has fully reduced.
 
-    ``norms``: bucket -> squared float64 gradient norm per key, in key order. ``losses``: micro-batch ->
-    loss. ``nan``/``overflow``: seen in any contribution that went into the sums. ``digests``: bucket -> digest of its state before the round's
-    update, in rounds whose step is compared (``fault_tolerance.check_every``). ``compared``: whether norms must be equal, too.
+    ``norms``: bucket -> squared float64 gradient norm per key, in key order. ``losses``: micro-batch -> loss.
+    ``nan``/``overflow``: seen in any contribution that went into the sums. ``digests``: bucket -> digest of
+    its state before the round's update, in rounds whose step is compared (``fault_tolerance.check_every``).
+    ``compared``: whether norms must be equal, too.
     """
 
     norms: dict[int, tuple[float, ...]]
@@ -182,7 +196,9 @@ class Vote(msgspec.Struct, frozen=True):
 
     @staticmethod
     def union(votes: Iterable[Vote]) -> Vote:
-        """All that votes of one round say together. Where replicas disagree the first word stands: whoever has all votes looks."""
+        """All that votes of one round say together. Where replicas disagree the first word stands: whoever
+        has all votes looks.
+        """
         norms: dict[int, tuple[float, ...]] = {}
         losses: dict[int, float] = {}
         digests: dict[int, int] = {}
@@ -207,10 +223,12 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class OpTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A piece of a device's work in a round, on its own monotone clock (s); a task that halted and went on is two.
+    """A piece of a device's work in a round, on its own monotone clock (s); a task that halted and went on is
+    two.
 
-    ``kind``: F, B, I, W, U or S, as in ``watch``. ``stage``: hop of the micro-batch's route, ``layer`` the first one of that hop; both -1
-    where it is no hop. ``early``: an update made before all votes were in. ``again``: it had been done once, by somebody who died.
+    ``kind``: F, B, I, W, U or S, as in ``watch``. ``stage``: hop of the micro-batch's route, ``layer`` the
+    first one of that hop; both -1 where it is no hop. ``early``: an update made before all votes were in.
+    ``again``: it had been done once, by somebody who died.
     """
 
     kind: str

@@ -1,4 +1,6 @@
-"""What decides the bits of a device's results, by name, and in what devices differ. Pure; a device finds out about itself (``oobleckd.worker.device.traits``)."""
+"""What decides the bits of a device's results, by name, and in what devices differ. Pure; a device finds out
+about itself (``oobleckd.worker.device.traits``).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import msgspec
 from oobleckd.planner.plan import node_of
 
 Traits = Mapping[str, str]
-"""Trait -> value, both for people: "transformers" -> "5.1.0". Devices with equal traits come to equal bits."""
+"""Trait -> value, both for people: "transformers" -> "5.1.0". Devices with equal traits come to
+equal bits.
+"""
 
 KIND = "device"
 """The trait that says what the device is, such as "NVIDIA H200" or "cpu"."""
@@ -19,7 +23,9 @@ _NAMED = 3  # devices, or values of a trait, in a sentence
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """These ``devices`` differ from those that are like ``usual`` (of which there are most) in ``traits``: name -> theirs, the usual one."""
+    """These ``devices`` differ from those that are like ``usual`` (of which there are most) in ``traits``:
+    name -> theirs, the usual one.
+    """
 
     devices: tuple[str, ...]
     usual: str
@@ -34,7 +40,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def between(one: Traits, other: Traits) -> dict[str, tuple[str, str]]:
-    """Trait -> its value in ``one`` and in ``other``, where these are not the same; in name order, what the device is first."""
+    """Trait -> its value in ``one`` and in ``other``, where these are not the same; in name order, what the
+    device is first.
+    """
     names = sorted(one.keys() | other.keys(), key=lambda name: (name != KIND, name))
     found = {name: (one.get(name, NONE), other.get(name, NONE)) for name in names}
     return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
@@ -46,8 +54,11 @@ def words(differing: Mapping[str, tuple[str, str]]) -> str:
 
 
 def differences(devices: Mapping[str, Traits]) -> tuple[Difference, ...]:
-    """One for each group of alike devices besides the largest (of those the one that has the first name); () where all are alike."""
-    # Thousands of devices share a few dicts (``core.membership``), and whoever looks at a job asks: each dict is looked into once.
+    """One for each group of alike devices besides the largest (of those the one that has the first name); ()
+    where all are alike.
+    """
+    # Thousands of devices share a few dicts (``core.membership``), and whoever looks at a job asks: each dict
+    # is looked into once.
     same: dict[int, list[str]] = {}
     for device, traits in devices.items():
         same.setdefault(id(traits), []).append(device)

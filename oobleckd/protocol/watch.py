@@ -1,4 +1,5 @@
-"""What somebody who watches asks the daemon for, beyond what it lists: schedules, goodput, layers at risk, what would follow, the past.
+"""What somebody who watches asks the daemon for, beyond what it lists: schedules, goodput, layers at risk,
+what would follow, the past.
 
 Owns the shapes only. Times are POSIX seconds where they are called ``at``, else seconds.
 """
@@ -25,15 +26,18 @@ from oobleckd.protocol.changes import Change
 from oobleckd.protocol.generation import Numbered
 
 OpKind = Literal["F", "B", "I", "W", "U", "S"]
-"""Forward, backward, input gradients, weight gradients, update, a forward pass run ahead for another device."""
+"""Forward, backward, input gradients, weight gradients, update, a forward pass run ahead for
+another device.
+"""
 Lost = Literal["detect", "plan", "reconfigure", "copy", "redone", "skipped", "degraded", "waiting", "bubble"]
 
 
 class OpView(msgspec.Struct, frozen=True, array_like=True):
     """One op of one device, in seconds after the step began on the first device to begin it.
 
-    ``stage``: hop of the route, from 0 on. ``origin``: whose it was before it was re-routed, "" if it was this device's own from the start.
-    ``early``: an update made before all votes were in. ``again``: it had been done once, by somebody who died.
+    ``stage``: hop of the route, from 0 on. ``origin``: whose it was before it was re-routed, "" if it was
+    this device's own from the start. ``early``: an update made before all votes were in. ``again``: it had
+    been done once, by somebody who died.
     """
 
     kind: OpKind
@@ -47,7 +51,8 @@ class OpView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaneView(msgspec.Struct, frozen=True):
-    """The ops of one device in one step, in order. ``dead``: it is lost, and the ops are those it did before, if any are known.
+    """The ops of one device in one step, in order. ``dead``: it is lost, and the ops are those it did before,
+    if any are known.
 
     ``bubble``: share of the step in which it waited.
     """
@@ -61,7 +66,9 @@ class LaneView(msgspec.Struct, frozen=True):
 
 
 class ScheduleView(Numbered, frozen=True):
-    """One step as it was (``measured``), or as the planner has it. ``step``: numbered from 1; ``span_s``: from its beginning to its end."""
+    """One step as it was (``measured``), or as the planner has it. ``step``: numbered from 1; ``span_s``:
+    from its beginning to its end.
+    """
 
     job: str
     step: int
@@ -92,7 +99,9 @@ class LayerView(msgspec.Struct, frozen=True):
 class GoodputView(msgspec.Struct, frozen=True):
     """Where the time of a job's live devices went, in device-seconds since it began.
 
-    ``useful_s`` and all of ``lost_s`` add up to ``total_s``; *bubble* is the share of the newest sampled step, taken off what is useful. ``of_fault_free``: throughput now as a share of that of the best plan on all nodes that it ever had.
+    ``useful_s`` and all of ``lost_s`` add up to ``total_s``; *bubble* is the share of the newest sampled
+    step, taken off what is useful. ``of_fault_free``: throughput now as a share of that of the best plan on
+    all nodes that it ever had.
     """
 
     job: str
@@ -104,11 +113,14 @@ class GoodputView(msgspec.Struct, frozen=True):
 
 
 class ImpactView(msgspec.Struct, frozen=True):
-    """What would follow if ``nodes`` died now, all at once. Computed by the daemon from the plan in force, with the job's policy.
+    """What would follow if ``nodes`` died now, all at once. Computed by the daemon from the plan in force,
+    with the job's policy.
 
-    ``lost_layers``: without a copy then. ``steps_back``: how far the job would roll back (0: not at all). ``stops``: too few nodes would be left to go on.
-    ``stall_s``: modelled, from the loss until the plan that follows runs: noticed, repaired, deployed, copied (0 where it ``stops``). ``throughput``: share of the present one afterwards. ``copied_bytes`` on the way to it.
-    ``plan``: the pipelines that would follow. ``can_lose``: nodes that could still be lost then.
+    ``lost_layers``: without a copy then. ``steps_back``: how far the job would roll back (0: not at all).
+    ``stops``: too few nodes would be left to go on. ``stall_s``: modelled, from the loss until the plan that
+    follows runs: noticed, repaired, deployed, copied (0 where it ``stops``). ``throughput``: share of the
+    present one afterwards. ``copied_bytes`` on the way to it. ``plan``: the pipelines that would follow.
+    ``can_lose``: nodes that could still be lost then.
     """
 
     job: str
@@ -128,7 +140,9 @@ class ImpactView(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Everything that is listed, as of change ``seq``. ``layers``: of the active job. ``held``: empty, as ``nodes`` have it."""
+    """Everything that is listed, as of change ``seq``. ``layers``: of the active job. ``held``: empty, as
+    ``nodes`` have it.
+    """
 
     at: float
     seq: int
@@ -143,10 +157,11 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Past(msgspec.Struct, frozen=True):
-    """The state at a moment and what came after it: ``snapshot`` is the last before the moment asked for, ``changes`` follow it in order, up to ``until``.
+    """The state at a moment and what came after it: ``snapshot`` is the last before the moment asked for,
+    ``changes`` follow it in order, up to ``until``.
 
-    ``begins``: the oldest moment that the daemon can show. ``steps``: the newest of the snapshot's job that were committed by then, and ``before``
-    the newest changes before it, as far as they are still known.
+    ``begins``: the oldest moment that the daemon can show. ``steps``: the newest of the snapshot's job that
+    were committed by then, and ``before`` the newest changes before it, as far as they are still known.
     """
 
     begins: float
@@ -164,7 +179,9 @@ BUNDLE_VERSION = 1
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """An incident as a file, to be looked at elsewhere: the past around it. ``version`` of the format, ``made_by`` which oobleckd."""
+    """An incident as a file, to be looked at elsewhere: the past around it. ``version`` of the format,
+    ``made_by`` which oobleckd.
+    """
 
     version: int
     made_by: str
@@ -173,7 +190,9 @@ class Bundle(msgspec.Struct, frozen=True):
 
 
 class DebugView(msgspec.Struct, frozen=True):
-    """The daemon itself, for whoever looks for a fault of it. ``threads`` and ``tasks``: name -> stack, the innermost call last."""
+    """The daemon itself, for whoever looks for a fault of it. ``threads`` and ``tasks``: name -> stack, the
+    innermost call last.
+    """
 
     version: str
     python: str

@@ -1,4 +1,6 @@
-"""What a CURVE key looks like as text. Owns the look alone: a file that was cut short or changed is told by it, at both ends of a link."""
+"""What a CURVE key looks like as text. Owns the look alone: a file that was cut short or changed is told by
+it, at both ends of a link.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Where the time went: every second of every live device is useful, or lost to one cause. It adds up exactly.
 
-Owns the book, in whole nanoseconds of devices. What time is spent on is said when it begins (``spend``), but for the time of a round: whether that
-is useful is known when the round is committed (``commit``) or given up (``roll_back``). Useful is a second in which training makes as much progress as the
-best plan for the devices that are alive would; a slower plan loses the difference, which is *degraded*.
+Owns the book, in whole nanoseconds of devices. What time is spent on is said when it begins (``spend``), but
+for the time of a round: whether that is useful is known when the round is committed (``commit``) or given up
+(``roll_back``). Useful is a second in which training makes as much progress as the best plan for the devices
+that are alive would; a slower plan loses the difference, which is *degraded*.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ class BookedStretch:
 
 @dataclass(slots=True)
 class Account:
-    """``num_devices`` are alive now. ``lost_ns`` by cause; ``total_ns`` is always useful and lost and what is open together.
+    """``num_devices`` are alive now. ``lost_ns`` by cause; ``total_ns`` is always useful and lost and what is
+    open together.
 
-    ``open``: what the round under way has taken so far, by what was going on. ``stretches``: what a rollback may take, oldest first.
+    ``open``: what the round under way has taken so far, by what was going on. ``stretches``: what a rollback
+    may take, oldest first.
     """
 
     num_devices: int = 0
@@ -87,8 +90,9 @@ class Account:
     ) -> None:
         """The open round is committed, up to ``step``; with undisturbed ones before it, in one go.
 
-        ``normal_s``: what they take undisturbed, ``best_s`` with the best plan for the devices that are alive. What they took longer is lost: to the
-        checkpoint in them first, then to finding out about a loss and deciding, and the rest to work that was done again.
+        ``normal_s``: what they take undisturbed, ``best_s`` with the best plan for the devices that are
+        alive. What they took longer is lost: to the checkpoint in them first, then to finding out about a
+        loss and deciding, and the rest to work that was done again.
         """
         self.until(now)
         # Useful is what the best plan for the live devices would make of a second: against the whole

@@ -1,7 +1,8 @@
-"""Virtual time: acts on a heap, in order of their times and, at one time, in the order in which they were put there.
+"""Virtual time: acts on a heap, in order of their times and, at one time, in the order in which they were put
+there.
 
-Owns the order alone. Nothing random is here: what is drawn is drawn before a run (``failures``), so that the same
-question has the same answer to the byte.
+Owns the order alone. Nothing random is here: what is drawn is drawn before a run (``failures``), so that the
+same question has the same answer to the byte.
 """
 
 from __future__ import annotations

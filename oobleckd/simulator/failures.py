@@ -17,14 +17,18 @@ _HALF = 0.5
 
 
 def usual_duration_s(num_nodes: int, mtbf_s: float, repair_s: float) -> float:
-    """For how long to simulate where nobody says: a day; without repairs until about half of the nodes are gone."""
+    """For how long to simulate where nobody says: a day; without repairs until about half of the nodes are
+    gone.
+    """
     return DAY_S if repair_s else _HALF * num_nodes * mtbf_s
 
 
 def memoryless(
     num_nodes: int, mtbf_s: float, repair_s: float, duration_s: float, seed: int, name: str = ""
 ) -> Trace:
-    """A trace of ``num_nodes`` nodes. ``repair_s`` 0: nobody comes back. The same seed gives the same trace."""
+    """A trace of ``num_nodes`` nodes. ``repair_s`` 0: nobody comes back. The same seed gives the
+    same trace.
+    """
     assert num_nodes >= 1
     assert mtbf_s > 0.0
     chance = Random(f"{seed}:{num_nodes}:{mtbf_s}:{repair_s}")  # noqa: S311 - it must repeat

@@ -1,7 +1,8 @@
 """The nodes of a simulated cluster: who comes, goes and dies, and how the daemon gets to know.
 
-Owns the incarnations of nodes and the evidence of their ends, which is what a real cluster would have: the agent's link closes and a peer in the layout has lost its
-link too; where there is none only silence tells, after longer. Heartbeats are not sent, since nobody is silent who lives.
+Owns the incarnations of nodes and the evidence of their ends, which is what a real cluster would have: the
+agent's link closes and a peer in the layout has lost its link too; where there is none only silence tells,
+after longer. Heartbeats are not sent, since nobody is silent who lives.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class NodesShell(Protocol):
 
 @dataclass(slots=True)
 class SimulatedNodes:
-    """All nodes ever seen: name -> number of its incarnation. ``alive``: now; ``known``: of those, who has said Hello. ``zones``: node -> its zone, if it has one."""
+    """All nodes ever seen: name -> number of its incarnation. ``alive``: now; ``known``: of those, who has
+    said Hello. ``zones``: node -> its zone, if it has one.
+    """
 
     world: NodesShell
     training: Training
@@ -70,7 +73,9 @@ class SimulatedNodes:
         self.world.clock.after(self.costs.detect_s, partial(self._closed, said))
 
     def leave(self, name: str, notice_s: float) -> None:
-        """A node goes in order: after a notice, in which it is taken out of the plan. It is paid for until then."""
+        """A node goes in order: after a notice, in which it is taken out of the plan. It is paid for until
+        then.
+        """
         if notice_s > 0.0 and name in self.known:
             self.world.feed(Heard(name, self._introduction(name, Notice("announced", notice_s))))
         self.world.clock.after(notice_s, partial(self._goodbye, name, self.incarnations[name]))
@@ -121,7 +126,9 @@ class SimulatedNodes:
             )
 
     def _silent(self, dead: Sequence[tuple[str, int]]) -> None:
-        """Nobody but the agent could have told: in the core's words its devices ended, here that is what the lease says."""
+        """Nobody but the agent could have told: in the core's words its devices ended, here that is what the
+        lease says.
+        """
         for name, number in dead:
             if self.incarnations[name] == number:
                 incarnation = self._incarnation(name)

@@ -1,4 +1,5 @@
-"""What is asked of the simulator, and what it answers: plain values, which travel between processes and into JSON.
+"""What is asked of the simulator, and what it answers: plain values, which travel between processes and into
+JSON.
 
 Owns the shapes, what is gathered for them in a run, and what follows from them by division.
 """
@@ -17,7 +18,9 @@ from oobleckd.simulator.traces import Trace
 
 
 class Question(msgspec.Struct, frozen=True):
-    """``job`` under ``policy`` on nodes of ``devices_per_node`` devices, which ``trace`` happens to. ``limit_bytes`` of a device's memory, 0: none known."""
+    """``job`` under ``policy`` on nodes of ``devices_per_node`` devices, which ``trace`` happens to.
+    ``limit_bytes`` of a device's memory, 0: none known.
+    """
 
     job: Job
     policy: str
@@ -49,9 +52,10 @@ class Decided(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """One run. Times in seconds; ``*_device_s``: of all live devices together.
 
-    ``ideal_samples``: if every live device did its share of what a cluster without failures does; ``oracle_samples``: with the best plan for whoever is
-    alive, at once and at no cost. ``useful_device_s`` and all of ``lost_device_s`` sum up to ``live_device_s``, to the nanosecond. ``losses``: incidents; ``plans``: layouts
-    deployed; ``events``: that the core was brought.
+    ``ideal_samples``: if every live device did its share of what a cluster without failures does;
+    ``oracle_samples``: with the best plan for whoever is alive, at once and at no cost. ``useful_device_s``
+    and all of ``lost_device_s`` sum up to ``live_device_s``, to the nanosecond. ``losses``: incidents;
+    ``plans``: layouts deployed; ``events``: that the core was brought.
     """
 
     policy: str
@@ -95,7 +99,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class WrittenCheckpoint:
-    """What is written down while it runs. ``alive``: (time, nodes). ``waits``: why it has not begun, when most nodes were there."""
+    """What is written down while it runs. ``alive``: (time, nodes). ``waits``: why it has not begun, when
+    most nodes were there.
+    """
 
     points: list[Point] = field(default_factory=list)
     alive: list[tuple[float, int]] = field(default_factory=list)

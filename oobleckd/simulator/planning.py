@@ -1,7 +1,8 @@
 """The planner as the core asks it: at once, in this process, and remembered where that is the same question.
 
-Owns what is remembered: templates by policy and set-up, and sizes by number of nodes, as the daemon's pool keeps them. Schedules
-of plans that are whole are not made: the simulator runs no op, and the core looks at them only where routes cross.
+Owns what is remembered: templates by policy and set-up, and sizes by number of nodes, as the daemon's pool
+keeps them. Schedules of plans that are whole are not made: the simulator runs no op, and the core looks at
+them only where routes cross.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Planner:
         return self._templates[key]
 
     def answer(self, request: MakePlan, *, precopy: bool = True) -> Planned:
-        """What the daemon's pool would answer. Never raises: what is wrong is in the answer. Without ``precopy`` all copies are made in stops."""
+        """What the daemon's pool would answer. Never raises: what is wrong is in the answer. Without
+        ``precopy`` all copies are made in stops.
+        """
         try:
             templates = self.templates(request.policy, request.setup)
             if request.situation is None:
@@ -62,8 +65,8 @@ class Planner:
 class Oracle:
     """Who has the best plan for whoever is alive at once and at no cost: the bound that no policy reaches.
 
-    ``templates``: those of pipelines for all numbers of nodes; it keeps no replica that it does not need. A plan that goes around vacant places
-    is not among those that it chooses from.
+    ``templates``: those of pipelines for all numbers of nodes; it keeps no replica that it does not need. A
+    plan that goes around vacant places is not among those that it chooses from.
     """
 
     setup: Setup
@@ -72,7 +75,9 @@ class Oracle:
     _best: dict[int, float] = field(default_factory=dict)
 
     def step_s(self, num_nodes: int) -> float:
-        """Seconds of a step on ``num_nodes`` nodes, of which it may leave some idle; inf where the model does not fit them."""
+        """Seconds of a step on ``num_nodes`` nodes, of which it may leave some idle; inf where the model does
+        not fit them.
+        """
         max_nodes = min(num_nodes, self.setup.max_nodes or num_nodes)
         n0 = min(template.num_nodes for template in self.templates)
         if max_nodes not in self._best:

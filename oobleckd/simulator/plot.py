@@ -1,6 +1,8 @@
-"""Runs as a picture: throughput over time with the losses marked, and below it where the time went, policy by policy.
+"""Runs as a picture: throughput over time with the losses marked, and below it where the time went, policy by
+policy.
 
-Owns the drawing. matplotlib is an extra (``oobleckd[plot]``) and imported when there is something to draw; it opens no window.
+Owns the drawing. matplotlib is an extra (``oobleckd[plot]``) and imported when there is something to draw; it
+opens no window.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ def draw(
     runs: Sequence[Outcome],
     unable: Sequence[Unable] = (),
 ) -> None:
-    """Write the picture to ``path``, whose ending says what it is. ``runs``: of one seed, a run a policy. Those that are
-    ``unable`` to run are left out, and named.
+    """Write the picture to ``path``, whose ending says what it is. ``runs``: of one seed, a run a policy.
+    Those that are ``unable`` to run are left out, and named.
 
     Raises OSError.
     """

@@ -1,6 +1,8 @@
-"""Copies that are made while training goes on, in a simulated cluster: when targets have caught up, and what a ``Deploy`` finds of them.
+"""Copies that are made while training goes on, in a simulated cluster: when targets have caught up, and what
+a ``Deploy`` finds of them.
 
-Owns which pre-copy is under way and whether it is complete. How long it takes is the planner's model (``oobleckd.planner.placement.precopy``).
+Owns which pre-copy is under way and whether it is complete. How long it takes is the planner's model
+(``oobleckd.planner.placement.precopy``).
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ class PreCopyShell(Protocol):
 
 @dataclass(slots=True)
 class SimulatedPreCopy:
-    """``number`` of the pre-copy under way (0: none is), which began at ``began_at`` in the step after ``began_step``; that which is ``complete``; ``gone``: devices
-    that are dead.
+    """``number`` of the pre-copy under way (0: none is), which began at ``began_at`` in the step after
+    ``began_step``; that which is ``complete``; ``gone``: devices that are dead.
     """
 
     world: PreCopyShell
@@ -58,7 +60,9 @@ class SimulatedPreCopy:
                 self.world.hear(target, PreCopied(target, message.number, 0))
 
     def copies_s(self, message: Deploy) -> float:
-        """Seconds that the copies of a deployment take in its stop: what was not sent before it, and of the rest what still has to follow."""
+        """Seconds that the copies of a deployment take in its stop: what was not sent before it, and of the
+        rest what still has to follow.
+        """
         whole_s = copy_s(message.transfers, self.profile)
         still = still_share(self.profile, updated=message.counters.step > self.began_step)
         return whole_s * (1 - (1 - still) * self._sent(message))
@@ -79,7 +83,9 @@ class SimulatedPreCopy:
         return message.precopied > 0 and message.precopied == self.number
 
     def _sent(self, message: Deploy) -> float:
-        """How much of the state is there, if not as of the last commit. The link has carried it and all updates but the last, in turn."""
+        """How much of the state is there, if not as of the last commit. The link has carried it and all
+        updates but the last, in turn.
+        """
         if not self._is_under_way(message):
             return 0.0
         if self.complete == self.number:

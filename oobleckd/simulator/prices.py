@@ -9,7 +9,9 @@ import msgspec
 
 
 class Instance(msgspec.Struct, frozen=True):
-    """Dollars an hour for an instance of ``devices`` devices of the kind ``device`` (a data sheet's name, where there is one)."""
+    """Dollars an hour for an instance of ``devices`` devices of the kind ``device`` (a data sheet's name,
+    where there is one).
+    """
 
     device: str
     devices: int
@@ -18,7 +20,9 @@ class Instance(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Dollars an hour for a node, and where that is from. None: nobody said, and the table has no such device."""
+    """Dollars an hour for a node, and where that is from. None: nobody said, and the table has no such
+    device.
+    """
 
     on_demand: float | None
     spot: float | None
@@ -32,7 +36,8 @@ def instances() -> dict[str, Instance]:
 
 
 def price_of(name: str, device: str, devices_per_node: int) -> Price | None:
-    """The price of a node of so many devices: its share of the instance called ``name``, or else of one with such devices.
+    """The price of a node of so many devices: its share of the instance called ``name``, or else of one with
+    such devices.
 
     None where nobody knows. Raises KeyError for an instance that is not in the table.
     """

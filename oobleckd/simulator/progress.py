@@ -21,8 +21,8 @@ _BACKWARD = 1 - _FORWARD
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """``share`` of the round's normal time has passed. ``holding``: nobody has begun it. ``kept``: what was sent is kept until the commit;
-    without it no route is mended. ``nothing``: all that was done is lost.
+    """``share`` of the round's normal time has passed. ``holding``: nobody has begun it. ``kept``: what was
+    sent is kept until the commit; without it no route is mended. ``nothing``: all that was done is lost.
     """
 
     epoch: int
@@ -90,8 +90,8 @@ def answers(
     survivors: Sequence[str],
     inherited: Mapping[str, Mapping[int, Sequence[int]]],
 ) -> dict[str, Progress]:
-    """What every one of ``survivors`` answers. ``standing``: who computes which micro-batch in this round. ``inherited``: survivor -> layer ->
-    micro-batches of the dead that are in its sums.
+    """What every one of ``survivors`` answers. ``standing``: who computes which micro-batch in this round.
+    ``inherited``: survivor -> layer -> micro-batches of the dead that are in its sums.
     """
     done: dict[str, dict[int, list[int]]] = {}
     hops: dict[str, list[HopState]] = {}

@@ -42,8 +42,8 @@ class RunLine(msgspec.Struct, frozen=True):
 class PolicyLine(msgspec.Struct, frozen=True):
     """A policy over all seeds: means, and ``worst_of_ideal`` of them.
 
-    ``useful``, ``lost``: shares of the live devices' time, which sum up to 1. ``of_ideal``: of what the live devices would commit as a part of a whole cluster;
-    ``of_oracle``: of what the best plan for them would.
+    ``useful``, ``lost``: shares of the live devices' time, which sum up to 1. ``of_ideal``: of what the live
+    devices would commit as a part of a whole cluster; ``of_oracle``: of what the best plan for them would.
     """
 
     policy: str
@@ -68,8 +68,8 @@ class PolicyLine(msgspec.Struct, frozen=True):
 
 
 class Simulation(msgspec.Struct, frozen=True):
-    """``job`` on ``num_nodes`` nodes (as many as there are at once at most). ``measured``: the profile was, and is no estimate.
-    ``unable``: policies that cannot run it there, with the reason.
+    """``job`` on ``num_nodes`` nodes (as many as there are at once at most). ``measured``: the profile was,
+    and is no estimate. ``unable``: policies that cannot run it there, with the reason.
     """
 
     job: str
@@ -117,7 +117,8 @@ def _line(policy: str, costs: str, runs: Sequence[Outcome], price: Price | None)
         spot=_cost(hours, price.spot if price else None, samples),
         runs=tuple(
             RunLine(
-                run.seed, run.trace, run.samples, run.of_ideal, run.of_oracle, run.losses, run.plans, run.rollbacks, run.steps_lost
+                run.seed, run.trace, run.samples, run.of_ideal, run.of_oracle, run.losses, run.plans,
+                run.rollbacks, run.steps_lost
             )
             for run in runs
         ),

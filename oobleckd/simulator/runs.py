@@ -82,7 +82,9 @@ def _answer(question: Question, planner: Planner, told: Told | None = None) -> A
 
 
 def _parts(questions: Sequence[Question], num_jobs: int) -> list[list[int]]:
-    """Numbers of questions: of one job, policy and costs together, split until there is enough for all processes."""
+    """Numbers of questions: of one job, policy and costs together, split until there is enough for all
+    processes.
+    """
     kinds: dict[tuple[str, Schedule, str, str], list[int]] = {}
     for number, question in enumerate(questions):
         job = question.job
@@ -107,7 +109,9 @@ def paired(answers: Iterable[Each]) -> dict[tuple[str, str], list[Each]]:
 # A policy that cannot begin with one of the seeds has no means at all: they would be of other failures than
 # those of the others. (D-simulator-008)
 def apart(answers: Iterable[Answer]) -> tuple[tuple[Outcome, ...], tuple[Unable, ...]]:
-    """The runs of policies that can run; and of each other one the first that cannot begin. One is enough: its means would not be of the same failures."""
+    """The runs of policies that can run; and of each other one the first that cannot begin. One is enough:
+    its means would not be of the same failures.
+    """
     ran: list[Outcome] = []
     unable: list[Unable] = []
     for runs in paired(answers).values():

@@ -56,10 +56,11 @@ class Steps:
 
 @dataclass(slots=True)
 class Besides:
-    """What a step takes that no timeline has: ``commit_s`` whatever the layout, and the exchange of gradient sums.
+    """What a step takes that no timeline has: ``commit_s`` whatever the layout, and the exchange of gradient
+    sums.
 
-    ``sums_bytes``: of every layer. All that a device sends goes out one behind the other at ``bytes_per_s``, as the worker's reducer does it: what it
-    computed of a layer to each other holder (docs/decisions.md).
+    ``sums_bytes``: of every layer. All that a device sends goes out one behind the other at ``bytes_per_s``,
+    as the worker's reducer does it: what it computed of a layer to each other holder (docs/decisions.md).
     """
 
     commit_s: float
@@ -123,9 +124,10 @@ def mended_at(
 ) -> float:
     """When the interrupted round is committed, in the seconds of ``decided_at``.
 
-    Pipelines that were not hit have gone on, and end when they would have. Every device has besides what is left of its own work, of which it has done a
-    ``share``, what the new attempts give it; and no attempt is done before the decision and one way through its hops. ``besides_s``: of ``step_s`` what
-    follows the last pass, and follows that of an attempt as well.
+    Pipelines that were not hit have gone on, and end when they would have. Every device has besides what is
+    left of its own work, of which it has done a ``share``, what the new attempts give it; and no attempt is
+    done before the decision and one way through its hops. ``besides_s``: of ``step_s`` what follows the last
+    pass, and follows that of an attempt as well.
     """
     left: defaultdict[str, float] = defaultdict(float)
     own = device_s([route for route in standing if not route.touches(dead)], profile)

@@ -1,7 +1,8 @@
-"""Copies of gradient sums in a simulated cluster: what of a dead device's work its peers have, and what copies take of links.
+"""Copies of gradient sums in a simulated cluster: what of a dead device's work its peers have, and what
+copies take of links.
 
-Owns when copies leave and arrive, after the rule of ``oobleckd.worker.round.sum_copies``, who keeps them, and by how much they make a step longer. When a device has
-what of its gradients is ``progress``'s estimate.
+Owns when copies leave and arrive, after the rule of ``oobleckd.worker.round.sum_copies``, who keeps them, and
+by how much they make a step longer. When a device has what of its gradients is ``progress``'s estimate.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class SimulatedSumCopy(msgspec.Struct, frozen=True):
 
 
 class SentCopy(msgspec.Struct, frozen=True):
-    """By one device in a step: all copies by time, seconds that they are on its link, and when the last has left it."""
+    """By one device in a step: all copies by time, seconds that they are on its link, and when the last has
+    left it.
+    """
 
     copies: tuple[SimulatedSumCopy, ...] = ()
     link_s: float = 0.0
@@ -48,7 +51,9 @@ class SentCopy(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Sums:
-    """Of a job that copies them up to ``per_step`` times (0: never). ``layer_s``: seconds that a layer's are on a link, ``output_s`` its output."""
+    """Of a job that copies them up to ``per_step`` times (0: never). ``layer_s``: seconds that a layer's are
+    on a link, ``output_s`` its output.
+    """
 
     per_step: int
     layer_s: tuple[float, ...]
@@ -102,9 +107,10 @@ class Sums:
     ) -> float:
         """By how much copies make a step of ``step_s`` longer, for the device that suffers most.
 
-        A copy shares its sender's link with activations and gradients of boundaries, the time of which a step has already: for as long as it is under way
-        these take twice as long. What has not left the link when the step would end holds up the sums that are then exchanged. ``standing``: who
-        computes which micro-batch, asked for under another ``epoch`` alone.
+        A copy shares its sender's link with activations and gradients of boundaries, the time of which a step
+        has already: for as long as it is under way these take twice as long. What has not left the link when
+        the step would end holds up the sums that are then exchanged. ``standing``: who computes which
+        micro-batch, asked for under another ``epoch`` alone.
         """
         if not self.per_step:
             return 0.0

@@ -1,8 +1,11 @@
-"""What happens to the nodes of a cluster, and when: read from a file. Traces that are drawn are made by ``failures``.
+"""What happens to the nodes of a cluster, and when: read from a file. Traces that are drawn are made by
+``failures``.
 
-Owns the formats. Two are known, told apart by their lines: that of the Bamboo and Oobleck artefacts, ``ms,add|remove,node``, and
-our own, ``t_seconds,fail|leave|join,node,notice_seconds,zone`` (notice and zone may be left out, and a first line with the names of the
-columns, before all events, is skipped). A node's zone is said where it joins, once or each time. Times never decrease. What joins at the first instant of a file is the cluster as it begins, and that instant is 0.
+Owns the formats. Two are known, told apart by their lines: that of the Bamboo and Oobleck artefacts,
+``ms,add|remove,node``, and our own, ``t_seconds,fail|leave|join,node,notice_seconds,zone`` (notice and zone
+may be left out, and a first line with the names of the columns, before all events, is skipped). A node's zone
+is said where it joins, once or each time. Times never decrease. What joins at the first instant of a file is
+the cluster as it begins, and that instant is 0.
 """
 
 from __future__ import annotations
@@ -15,7 +18,10 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["fail", "leave", "join"]
-_HOW = "lines are `t_seconds,fail|leave|join,node,notice_seconds,zone`, or `ms,add|remove,node` (docs/simulator.md)"
+_HOW = (
+    "lines are `t_seconds,fail|leave|join,node,notice_seconds,zone`, or `ms,add|remove,node` "
+    "(docs/simulator.md)"
+)
 _HEADER = "t_seconds"
 _THEIRS: dict[str, Kind] = {"add": "join", "remove": "fail"}
 _OURS: tuple[Kind, ...] = ("fail", "leave", "join")
@@ -31,8 +37,8 @@ class TraceError(ValueError):
 
 
 class TraceEvent(msgspec.Struct, frozen=True):
-    """``node`` fails without a word, leaves in order, or joins, at ``at_s`` seconds. ``notice_s``: a leave is known so long before the
-    node is gone; then ``at_s`` is when it becomes known.
+    """``node`` fails without a word, leaves in order, or joins, at ``at_s`` seconds. ``notice_s``: a leave is
+    known so long before the node is gone; then ``at_s`` is when it becomes known.
     """
 
     at_s: float
@@ -42,8 +48,8 @@ class TraceEvent(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """``nodes`` are there at 0; ``events`` in order of time, until ``duration_s``. ``zones``: node -> what it fails together with, where that is known.
-    ``seed``: by which it was drawn; 0 of one that was read.
+    """``nodes`` are there at 0; ``events`` in order of time, until ``duration_s``. ``zones``: node -> what it
+    fails together with, where that is known. ``seed``: by which it was drawn; 0 of one that was read.
     """
 
     name: str
@@ -71,8 +77,9 @@ def node_names(num_nodes: int) -> tuple[str, ...]:
 def read_trace(path: Path, *, num_nodes: int = 0, duration_s: float = 0.0) -> Trace:
     """The trace in a file.
 
-    ``num_nodes``: node-1 to node-N are there at the beginning, where nothing joins at the first instant of the file. ``duration_s``: how much of
-    it counts (0: until its last line). Raises TraceError naming the line.
+    ``num_nodes``: node-1 to node-N are there at the beginning, where nothing joins at the first instant of
+    the file. ``duration_s``: how much of it counts (0: until its last line). Raises TraceError naming the
+    line.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets begin with a byte order mark
@@ -117,7 +124,9 @@ def _shifted(event: TraceEvent, first_s: float) -> TraceEvent:
 
 
 def _read(path: Path, number: int, line: str, zones: dict[str, str]) -> Iterable[TraceEvent]:
-    """The event of a line; none of an empty one, a comment or the names of the columns. A zone that it tells is written into ``zones``."""
+    """The event of a line; none of an empty one, a comment or the names of the columns. A zone that it tells
+    is written into ``zones``.
+    """
     text = line.partition("#")[0].strip()
     if not text or text.startswith(_HEADER):
         return ()

@@ -1,8 +1,9 @@
 """The job's devices as one: what they are told, and what they answer, without running an op.
 
-Owns where training stands between two events of the core: the layout that was adopted, the round under way, what is held. All devices of a job do the
-same at the same time, so there is one state for all of them, and a message that all of them get is obeyed once. Time is what the cost model says.
-A round of which the core hears may stand for many steps: nothing happens in them.
+Owns where training stands between two events of the core: the layout that was adopted, the round under way,
+what is held. All devices of a job do the same at the same time, so there is one state for all of them, and a
+message that all of them get is obeyed once. Time is what the cost model says. A round of which the core hears
+may stand for many steps: nothing happens in them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from oobleckd.simulator.progress import Moment, answers
 from oobleckd.simulator.steps import mended_at
 from oobleckd.simulator.sums import Sums
 
-# idle: no device holds anything. running: a round is under way. stricken: somebody died in it, and the daemon does not know.
+# idle: no device holds anything. running: a round is under way. stricken: somebody died in it, and the daemon
+# does not know.
 # reported: they have been asked. held: they stand at a boundary.
 Phase = Literal["idle", "running", "stricken", "reported", "held"]
 
@@ -82,9 +84,11 @@ class SimulatedDeployment(msgspec.Struct, frozen=True):
 class Training:
     """All devices of the job.
 
-    ``counters``: the round that is next, or under way. ``late_s``: the first step under way ends so much later, for the snapshot before
-    it. ``share`` of the round was done at the loss. ``mended_at``: when a round that lost devices is committed (inf: none has). ``gone``: devices that
-    are dead, whether anybody knows or not; ``dead`` are known; ``new`` have never held anything of the job. ``losses`` counts, so that a checkpoint knows whether its writers all lived; ``writing``: one is under way.
+    ``counters``: the round that is next, or under way. ``late_s``: the first step under way ends so much
+    later, for the snapshot before it. ``share`` of the round was done at the loss. ``mended_at``: when a
+    round that lost devices is committed (inf: none has). ``gone``: devices that are dead, whether anybody
+    knows or not; ``dead`` are known; ``new`` have never held anything of the job. ``losses`` counts, so that
+    a checkpoint knows whether its writers all lived; ``writing``: one is under way.
     """
 
     world: TrainingShell
@@ -182,7 +186,9 @@ class Training:
         return min(1.0, max(0.0, (self.world.clock.now - self.begun_at - self.late_s) / took_s))
 
     def born(self, devices: Collection[str]) -> None:
-        """Names are borne by new incarnations, which hold nothing: in the layout in force they are dead, and the core knows or is about to."""
+        """Names are borne by new incarnations, which hold nothing: in the layout in force they are dead, and
+        the core knows or is about to.
+        """
         self.gone.difference_update(devices)
         self.new.update(devices)
 
@@ -376,7 +382,9 @@ class Training:
             self._write()
 
     def _stop(self, *, writes: bool) -> None:
-        """Say that all hold, once what is to be written is copied; or written, where the one before it is still being."""
+        """Say that all hold, once what is to be written is copied; or written, where the one before it is
+        still being.
+        """
         epoch = self.epoch
         if not writes:
             self._held(epoch)
@@ -387,7 +395,9 @@ class Training:
         self.world.clock.after(after_s, lambda: self._held(epoch))
 
     def _tell(self, was: Counters, num_steps: int, step_s: float, *, writes: bool) -> None:
-        """One device tells of a round whose steps took ``step_s`` each; all of them where an incident waits for that."""
+        """One device tells of a round whose steps took ``step_s`` each; all of them where an incident waits
+        for that.
+        """
         everybody = self.survivors()
         # Many undisturbed steps are told as one round: the core looks at all nodes at each, milliseconds
         # with thousands, and 30 days have half a million. (D-simulator-002)
@@ -395,7 +405,8 @@ class Training:
         told = everybody if self.world.watched else everybody[-1:]
         for device in told:
             message = StepDone(
-                device, self.job, self.epoch, first, "applied", 0.0, 0.0, 0.0, self.num_samples * num_steps, "",
+                device, self.job, self.epoch, first, "applied", 0.0, 0.0, 0.0, self.num_samples * num_steps,
+                "",
                 step_s, self.step_s, checkpoint=writes,
             )  # fmt: skip
             self.world.hear(device, message)
@@ -406,7 +417,9 @@ class Training:
     # ------------------------------------------------------------------ checkpoints
 
     def _writes(self, step: int) -> bool:
-        """Whether a checkpoint is begun at the boundary before ``step``: not while the last one is still being written, unless all hold."""
+        """Whether a checkpoint is begun at the boundary before ``step``: not while the last one is still
+        being written, unless all hold.
+        """
         due = self.checkpoint or (self.every > 0 and step % self.every == 0)
         return due and (self.hold or not self.writing)
 
@@ -418,7 +431,8 @@ class Training:
 
         def written() -> None:
             self.writing = False
-            # Where a writer died meanwhile the checkpoint stays torn. (The engine has its heir write the share anew.)
+            # Where a writer died meanwhile the checkpoint stays torn. (The engine has its heir write the
+            # share anew.)
             if self.losses == losses and self.layout is not None and (living := self.survivors()):
                 self.world.hear(living[-1], saving.part(living[-1], self.job, counters, self.profile))
 

@@ -1,7 +1,8 @@
 """A cluster on a virtual clock: the shell around the core machine, as the daemon is one.
 
-Owns virtual time, the order of things, and what is written down of a run. Performs the core's commands and brings it its events; what nodes and devices
-do with them is ``nodes``' and ``training``'s. The journal is not kept, since this daemon does not restart.
+Owns virtual time, the order of things, and what is written down of a run. Performs the core's commands and
+brings it its events; what nodes and devices do with them is ``nodes``' and ``training``'s. The journal is not
+kept, since this daemon does not restart.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ from oobleckd.simulator.training import Training
 
 LOOK_S = 30.0
 LOOK_NODE_S = 0.06
-"""The core hears of undisturbed steps so often at least, so that what it decides by the time it decides in time; less often on more nodes, where hearing of one takes longer."""
+"""The core hears of undisturbed steps so often at least, so that what it decides by the time it decides in
+time; less often on more nodes, where hearing of one takes longer.
+"""
 ENDLESS = 2**50
 MAX_POINTS = 2000
 _TURNS = 512  # between two words about how far it is
@@ -119,7 +122,9 @@ class World:
     # ------------------------------------------------------------------ a run
 
     def run(self, progress: Progress | None = None) -> Outcome:
-        """All of the trace. ``progress`` hears from time to time which share of it has passed. Raises SimulationError."""
+        """All of the trace. ``progress`` hears from time to time which share of it has passed. Raises
+        SimulationError.
+        """
         trace = self.question.trace
         for name in trace.nodes:
             self.nodes.join(name, start_s=0.0)
@@ -181,7 +186,8 @@ class World:
             raise SimulationError(f"{job.spec.name} under {self.question.policy}: {job.reason}")
         if self.written.plans == 0:
             raise SimulationError(
-                f"{self.question.job.name} never began to train: {self.written.waits[1] or 'its nodes were gone before'}",
+                f"{self.question.job.name} never began to train: "
+                f"{self.written.waits[1] or 'its nodes were gone before'}",
                 "simulate more nodes, or for longer",
             )
 
@@ -255,7 +261,8 @@ class World:
             case Release():
                 self.clock.after(0.0, lambda: self._emptied(message))
             case Welcome() | Ack() | Dismiss() | Identify():
-                pass  # that all are released shows in the record of it; a node that may leave stays until its time
+                # That all are released shows in the record of it; a node that may leave stays until its time.
+                pass
             case Refused() | Inject() | EndStopped() | Wake():
                 raise AssertionError(f"nobody asked for it: {message}")
             case _:
@@ -359,7 +366,9 @@ class World:
         return next(iter(self.machine.core.state.jobs.values()), None)
 
     def _book(self) -> None:
-        """Where nobody trains and nothing is being brought in, either a plan is awaited or there are too few nodes."""
+        """Where nobody trains and nothing is being brought in, either a plan is awaited or there are too few
+        nodes.
+        """
         training, account, job = self.training, self.account, self._record()
         if not self.written.plans and job is not None and len(self.nodes.alive) >= self.written.waits[0]:
             self.written.waits = len(self.nodes.alive), job.reason
@@ -424,5 +433,7 @@ class World:
 
 
 def simulate(question: Question, planner: Planner | None = None, progress: Progress | None = None) -> Outcome:
-    """The answer to ``question``. ``planner`` remembers what was planned for it and others. Raises SimulationError."""
+    """The answer to ``question``. ``planner`` remembers what was planned for it and others. Raises
+    SimulationError.
+    """
     return World(question, planner).run(progress)

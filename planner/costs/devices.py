@@ -31,11 +31,11 @@ class DeviceSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A device as its maker describes it, and how much of that training gets.
 
     ``fp32_flops``, ``bf16_flops``: peaks, in operations a second. ``utilisation``: the share of the peak that
-    matrix products get. ``memory_bytes``: 0 where nobody knows of a limit; ``reserve_bytes`` of it the runtime
-    takes. ``memory_bytes_per_s``, ``link_bytes_per_s`` (to another node, one way), ``host_bytes_per_s`` (from the host's memory; 0: it is the same): as
-    achieved.
-    ``dispatch_s``: what starting the operations of a layer takes in each pass, however small they are.
-    ``fused_attention``: dropout of attention's probabilities keeps none of them (on a CPU it does).
+    matrix products get. ``memory_bytes``: 0 where nobody knows of a limit; ``reserve_bytes`` of it the
+    runtime takes. ``memory_bytes_per_s``, ``link_bytes_per_s`` (to another node, one way),
+    ``host_bytes_per_s`` (from the host's memory; 0: it is the same): as achieved. ``dispatch_s``: what
+    starting the operations of a layer takes in each pass, however small they are. ``fused_attention``:
+    dropout of attention's probabilities keeps none of them (on a CPU it does).
     """
 
     name: str
@@ -70,7 +70,9 @@ def _gpu(
     link_bits: float,
     host_rate: float,
 ) -> DeviceSheet:
-    """A GPU; ``memory_rate`` and ``host_rate`` in bytes a second and ``link_bits`` a second as the maker gives them."""
+    """A GPU; ``memory_rate`` and ``host_rate`` in bytes a second and ``link_bits`` a second as the maker
+    gives them.
+    """
     return DeviceSheet(
         name=name,
         fp32_flops=fp32_flops,

@@ -19,7 +19,8 @@ _STEADY = 4  # micro-batches a stage after which every further one takes as long
 
 
 def one_f_one_b_s(works: Sequence[StageWork], num_micro_batches: int) -> float:
-    """Seconds that ``num_micro_batches`` micro-batches take, as the dry run of ``schedule.one_f_one_b`` has it.
+    """Seconds that ``num_micro_batches`` micro-batches take, as the dry run of ``schedule.one_f_one_b`` has
+    it.
 
     Beyond some times as many as stages, those that follow count a period of the slowest stage each.
     """
@@ -67,13 +68,14 @@ def _run_s(works: Sequence[StageWork], num: int) -> float:
 def stage_bounds_s(
     forward_s: Floats, backward_s: Floats, before_s: Floats, behind_s: Floats, in_flight: int, num: int
 ) -> Floats:
-    """What a pipeline takes at least, for ``num`` micro-batches, going by one of its stages; element by element.
+    """What a pipeline takes at least, for ``num`` micro-batches, going by one of its stages; element by
+    element.
 
     That stage is busy ``forward_s`` and ``backward_s`` with one micro-batch, which takes ``before_s`` and
     ``behind_s`` in the stages around it; it has ``in_flight`` at once. It begins after one forward and ends
-    before one backward of those before it, does all its own work, and waits for those behind: its first backward
-    comes after the trip of the first micro-batch, its last after that of the last. In between it has the other
-    forwards to do, and backwards. With all in flight at once the two waits are one.
+    before one backward of those before it, does all its own work, and waits for those behind: its first
+    backward comes after the trip of the first micro-batch, its last after that of the last. In between it has
+    the other forwards to do, and backwards. With all in flight at once the two waits are one.
     """
     ahead = min(in_flight, num) - 1
     first_s = np.maximum(0.0, behind_s - ahead * forward_s)

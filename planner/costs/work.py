@@ -14,7 +14,8 @@ from oobleckd.planner.plan import Plan, Range
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.planner.schedule import Op, ScheduleError
 
-# For profiles that measured the backward whole. In a prototype, weight gradients deferred in linear layers took
+# For profiles that measured the backward whole. In a prototype, weight gradients deferred in linear layers
+# took
 # four tenths of it over five families of models, and held 0.47 to 0.77 of the activations until they ran.
 INPUT_SHARE = 0.6
 # The most of five families: too much memory asked for costs some bubble, too little ends the device.
@@ -107,11 +108,12 @@ def stage_works(
     chunks: int = 1,
     besides: Sequence[int] = (),
 ) -> tuple[StageWork, ...]:
-    """The work of a pipeline of ``stages``, of which a device has as many as ``chunks``, and so much memory (0: unlimited).
+    """The work of a pipeline of ``stages``, of which a device has as many as ``chunks``, and so much memory
+    (0: unlimited).
 
-    With two the pipeline has the shape of a V: the stages in its middle are neighbours on one device, between which
-    nothing is sent; what the runtime takes counts for the first of a device. ``besides``: bytes that a stage's device holds of
-    others (as a redundant holder).
+    With two the pipeline has the shape of a V: the stages in its middle are neighbours on one device, between
+    which nothing is sent; what the runtime takes counts for the first of a device. ``besides``: bytes that a
+    stage's device holds of others (as a redundant holder).
     """
     costs = stage_costs(profile)
     works = []
@@ -163,7 +165,9 @@ def plan_works(plan: Plan, profile: Profile, device_memory_bytes: int = 0) -> di
 
 
 def check_room(works: Sequence[StageWork], chunks: int = 1) -> None:
-    """Raises ScheduleError where a device has no room for a single micro-batch in each of its stages: no order helps there."""
+    """Raises ScheduleError where a device has no room for a single micro-batch in each of its stages: no
+    order helps there.
+    """
     for first in range(len(works) // chunks):
         stages = [first, len(works) - 1 - first][:chunks]
         min_bytes, limit = (
@@ -172,7 +176,8 @@ def check_room(works: Sequence[StageWork], chunks: int = 1) -> None:
         )
         if 0 < limit < min_bytes:
             raise ScheduleError(
-                f"stage {' and '.join(map(str, stages))} needs {min_bytes:,} bytes for one micro-batch in flight and the device "
+                f"stage {' and '.join(map(str, stages))} needs {min_bytes:,} bytes for one micro-batch in "
+                "flight and the device "
                 f"has {limit:,}: raise resources.device_memory, or lower train.micro_batch"
             )
 

@@ -26,28 +26,32 @@ from oobleckd.planner.schedules.jobshop import base_bytes
 # Gradients that follow take c/3 of every step's link: at three steps no target ever catches up, at two it
 # takes three times as long. (D-precopy-006)
 MAX_STEPS = 2.0
-"""Copies that take more steps are made in the stop. With three the gradients alone would fill the link, and no target would ever catch up; with
-two it takes three times as long as the copies alone."""
+"""Copies that take more steps are made in the stop. With three the gradients alone would fill the link, and
+no target would ever catch up; with two it takes three times as long as the copies alone.
+"""
 MIN_STEPS, MIN_S = 0.5, 0.1
-"""Copies that take less than so many steps, and less than so many seconds, are made in the stop as well: it takes about as long without them, and the old plan
-would be in force for longer."""
+"""Copies that take less than so many steps, and less than so many seconds, are made in the stop as well: it
+takes about as long without them, and the old plan would be in force for longer.
+"""
 LAST_UPDATE = 1 / STATE_COPIES
 """Of what was sent before a commit so much follows after it: what that update was made from."""
 
 
 def caught_up_s(copies_s: float, step_s: float) -> float:
-    """Seconds until copies that take ``copies_s`` on an idle link are current, with steps of ``step_s``; inf: they never are.
+    """Seconds until copies that take ``copies_s`` on an idle link are current, with steps of ``step_s``; inf:
+    they never are.
 
-    They begin at once, and whoever does without them waits for the boundary as well. Where in a step they begin is anybody's guess, so that is also by how much the
-    stop comes later on average: by a step, with the probability that the boundary is there before they are.
+    They begin at once, and whoever does without them waits for the boundary as well. Where in a step they
+    begin is anybody's guess, so that is also by how much the stop comes later on average: by a step, with the
+    probability that the boundary is there before they are.
     """
     share = copies_s / STATE_COPIES / step_s if step_s > 0 else inf
     return copies_s / (1 - share) if share < 1 else inf
 
 
 def still_share(profile: Profile, *, updated: bool = True) -> float:
-    """What a stop still takes of the time to copy what was sent before it: the last update comes (``updated``: there was one since) while all of it goes from
-    the host's memory to the device's.
+    """What a stop still takes of the time to copy what was sent before it: the last update comes
+    (``updated``: there was one since) while all of it goes from the host's memory to the device's.
     """
     # The last update is sent after the commit at which all hold, a third of what was sent; without it
     # simulated joins looked cheaper. (D-precopy-013)
@@ -59,8 +63,9 @@ def still_share(profile: Profile, *, updated: bool = True) -> float:
 
 
 def hidden_s(profile: Profile, copies_s: float, step_s: float) -> float:
-    """Seconds by which the stop is shorter where copies of ``copies_s`` begin in the step under way and nobody waits for them: at its end what was sent is
-    there but for ``still_share``, the rest is copied as without them. On average, since a change comes anywhere in a step.
+    """Seconds by which the stop is shorter where copies of ``copies_s`` begin in the step under way and
+    nobody waits for them: at its end what was sent is there but for ``still_share``, the rest is copied as
+    without them. On average, since a change comes anywhere in a step.
     """
     if step_s <= 0:
         return 0.0
@@ -86,9 +91,10 @@ def pays(copies_s: float, step_s: float) -> bool:
 def has_room(
     setup: Setup, needed: Mapping[str, int], situation: Situation, copies: Sequence[Transfer]
 ) -> bool:
-    """Whether everybody has the memory for it where that of devices is their host's: targets for the state and a step's gradients beside what they hold and
-    compute, sources for the snapshot. Of an accelerator it takes none: both lie in the host's memory. ``needed``: bytes of those of whom it is known; of
-    others it is the most that they may need.
+    """Whether everybody has the memory for it where that of devices is their host's: targets for the state
+    and a step's gradients beside what they hold and compute, sources for the snapshot. Of an accelerator it
+    takes none: both lie in the host's memory. ``needed``: bytes of those of whom it is known; of others it is
+    the most that they may need.
 
     A target that holds nothing yet has the room that the plan gives it.
     """
@@ -120,7 +126,8 @@ def precopy_s(
     copies: Sequence[Transfer],
     step_s: float,
 ) -> float:
-    """Seconds until ``copies`` are pre-copied, with steps of ``step_s`` until then; 0 where they are better made in the stop.
+    """Seconds until ``copies`` are pre-copied, with steps of ``step_s`` until then; 0 where they are better
+    made in the stop.
 
     ``needed``: as in ``has_room``, asked for where that decides.
     """

@@ -59,7 +59,9 @@ def segments_on(template: Template, nodes: Sequence[str]) -> tuple[Segment, ...]
 
 
 def redundant_on(members: Sequence[Template], placed: Sequence[Sequence[str]]) -> dict[str, Layers]:
-    """Device -> what it holds for others, of pipelines of the templates ``members`` on the nodes ``placed``."""
+    """Device -> what it holds for others, of pipelines of the templates ``members`` on the nodes
+    ``placed``.
+    """
     return {
         device_name(node, index): layers
         for template, nodes in zip(members, placed, strict=True)

@@ -19,7 +19,9 @@ _Place = tuple[list[str], int]  # a ring, and where in it
 
 
 def same_zone(node: str, ring: Sequence[str], at: int, zones: Mapping[str, str]) -> int:
-    """How many of the nodes beside place ``at`` of ``ring`` are in the zone of ``node``. A node without a zone is in one of its own."""
+    """How many of the nodes beside place ``at`` of ``ring`` are in the zone of ``node``. A node without a
+    zone is in one of its own.
+    """
     if node not in zones:
         return 0
     beside = {(at - 1) % len(ring), (at + 1) % len(ring)} - {at}
@@ -29,8 +31,9 @@ def same_zone(node: str, ring: Sequence[str], at: int, zones: Mapping[str, str])
 def exchanged(
     rings: Sequence[Nodes], zones: Mapping[str, str], holdings: Mapping[str, Layers], may: Collection[str]
 ) -> tuple[Nodes, ...]:
-    """``rings`` with pairs of the nodes ``may`` that hold the same exchanged, for as long as that leaves fewer neighbours in one
-    zone. All others stay, so pairs of them that are in one remain. For the few that take vacant places: it looks at every pair.
+    """``rings`` with pairs of the nodes ``may`` that hold the same exchanged, for as long as that leaves
+    fewer neighbours in one zone. All others stay, so pairs of them that are in one remain. For the few that
+    take vacant places: it looks at every pair.
     """
     found = [list(ring) for ring in rings]
     kinds = _kinds([tuple(may)], holdings)
@@ -72,11 +75,13 @@ def apart(
     holdings: Mapping[str, Layers],
     spare: Sequence[str] = (),
 ) -> tuple[Nodes, ...]:
-    """``placed`` with nodes that hold the same exchanged, so that nodes beside each other are in different ``zones`` as far as
-    that goes. A pipeline is a ring: its last node is beside the first. ``spare``: nodes without a place, who may take that of one who holds the same.
+    """``placed`` with nodes that hold the same exchanged, so that nodes beside each other are in different
+    ``zones`` as far as that goes. A pipeline is a ring: its last node is beside the first. ``spare``: nodes
+    without a place, who may take that of one who holds the same.
 
-    Greedy: into each place a node of the zone that has most left, of those that its neighbours are not in, nor the next place has to take. A node without a zone is
-    in one of its own. Where nobody has one nothing changes.
+    Greedy: into each place a node of the zone that has most left, of those that its neighbours are not in,
+    nor the next place has to take. A node without a zone is in one of its own. Where nobody has one nothing
+    changes.
     """
     if not any(node in zones for nodes in placed for node in nodes):
         return tuple(placed)

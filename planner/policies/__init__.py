@@ -1,4 +1,6 @@
-"""Recovery policies behind the Policy protocol: the registry, and its two calls by name, with the schedules of what they plan."""
+"""Recovery policies behind the Policy protocol: the registry, and its two calls by name, with the schedules
+of what they plan.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def proposed(
     situation: Situation,
     sizes: tuple[int, ...] = (),
 ) -> Proposal:
-    """``policy(name).adapt``, with pre-copy where that pays and the policy has not weighed it. Raises PlanError."""
+    """``policy(name).adapt``, with pre-copy where that pays and the policy has not weighed it. Raises
+    PlanError.
+    """
     asked = policy(name)
     found = asked.adapt(setup, templates, situation, sizes)
     if found.precopy_s >= 0:
@@ -73,7 +77,9 @@ def proposed(
 def _precopy_s(
     setup: Setup, templates: tuple[Template, ...], situation: Situation, found: Proposal, *, goes_on: bool
 ) -> float:
-    """As ``precopy_s``, where less is lost by the steps until then than by the copies in the stop. ``goes_on``: the job does after a loss."""
+    """As ``precopy_s``, where less is lost by the steps until then than by the copies in the stop.
+    ``goes_on``: the job does after a loss.
+    """
     copies, new_s = found.transfers, found.plan.step_s
     copies_s = copy_s(copies, setup.profile)
     if not copies or not pays(copies_s, new_s):
@@ -88,7 +94,8 @@ def _precopy_s(
 
 
 def schedules_of(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
-    """Device -> the schedule that it is given with ``plan``: of a decoupled backward; one that is whole is run ready-first, which is 1F1B.
+    """Device -> the schedule that it is given with ``plan``: of a decoupled backward; one that is whole is
+    run ready-first, which is 1F1B.
 
     Raises ScheduleError.
     """

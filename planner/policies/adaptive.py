@@ -1,11 +1,13 @@
 """Policy ``adaptive``: at each change whichever way costs least until the next loss is expected.
 
-Owns the choice between what the others propose: go on as it is, micro-batches of vacant places re-routed (``slipstream``); let
-nodes without a place fill them; re-instantiate (``oobleck``); either of these with copies made while training goes on; roll back to the checkpoint. The same choice serves losses, joins
-and drains: is the gain worth the switch? Plans, copies and routes are theirs.
+Owns the choice between what the others propose: go on as it is, micro-batches of vacant places re-routed
+(``slipstream``); let nodes without a place fill them; re-instantiate (``oobleck``); either of these with
+copies made while training goes on; roll back to the checkpoint. The same choice serves losses, joins and
+drains: is the gain worth the switch? Plans, copies and routes are theirs.
 
-What is weighed, in seconds until the next loss is expected: the steps as modelled, the copies, the stop at a boundary, and what that loss would cost
-if it takes the last copy of a layer. But first of all the promise is kept: where one of the ways leaves ``f`` losses that can be survived, none that leaves fewer is taken.
+What is weighed, in seconds until the next loss is expected: the steps as modelled, the copies, the stop at a
+boundary, and what that loss would cost if it takes the last copy of a layer. But first of all the promise is
+kept: where one of the ways leaves ``f`` losses that can be survived, none that leaves fewer is taken.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation
 # It was a step: steps of 10 s and more made a switch look that dear, and the job stayed longer than it
 # should on a slower plan. (D-policies-020)
 STOP_S = 0.1
-"""Until all agree on a new layout, as in the simulator's costs (``deploy_s``); at most a step, where steps are short."""
+"""Until all agree on a new layout, as in the simulator's costs (``deploy_s``); at most a step, where steps
+are short.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """``proposal`` under its name; ``cost_s`` until the next loss, of which ``risk_s`` for what that may take along. ``anew``: it re-instantiates."""
+    """``proposal`` under its name; ``cost_s`` until the next loss, of which ``risk_s`` for what that may take
+    along. ``anew``: it re-instantiates.
+    """
 
     what: str
     proposal: Proposal
@@ -44,7 +50,9 @@ class _Way:
     anew: bool = False
 
     def rank(self, f: int) -> tuple[int, float]:
-        """Less is better: the promise first; then the cost, to the nanosecond. The first of equals is the one that does least."""
+        """Less is better: the promise first; then the cost, to the nanosecond. The first of equals is the one
+        that does least.
+        """
         # Seconds and "can still lose k" have no common unit, and f is what the user asked for: the promise
         # comes before the cost. (D-policies-015)
         return -min(self.tolerance, f), round(self.cost_s, 9)
@@ -56,7 +64,9 @@ class Adaptive(Staying):
     name = "adaptive"
 
     def choose(self, situation: Situation, grid: Grid, anew: Proposal) -> Proposal:
-        """The way of least modelled cost until the next loss is expected; the others with their costs, as rejected."""
+        """The way of least modelled cost until the next loss is expected; the others with their costs, as
+        rejected.
+        """
         f, now = grid.setup.f, at_work(grid, situation)
         whole = _way("re-instantiate", grid.setup, situation, anew, stops=True)
         again = _begun(replace(whole, anew=True), now, situation)
@@ -84,8 +94,8 @@ class Adaptive(Staying):
 
 
 def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[tuple[str, Grid, bool]]:
-    """The pipelines at work as they are, with whoever came back in its place, and with the nodes that wait in the others that are vacant; and
-    whether all have to stop for that.
+    """The pipelines at work as they are, with whoever came back in its place, and with the nodes that wait in
+    the others that are vacant; and whether all have to stop for that.
     """
     waiting = waiting_for(grid, situation)
     working = tuple(now.here[slot] for slot in sorted(now.here))
@@ -100,7 +110,9 @@ def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[tuple[str,
 
 
 def _is_dearer(chosen: Grid, again: _Way, f: int) -> bool:
-    """Whether ``again`` is better whatever the order in which ``chosen`` would be run, so that none need be sought."""
+    """Whether ``again`` is better whatever the order in which ``chosen`` would be run, so that none need be
+    sought.
+    """
     return _min_cost_s(chosen) > again.cost_s and min(chosen.tolerance, f) <= min(again.tolerance, f)
 
 
@@ -125,9 +137,11 @@ def _begun(way: _Way, now: Grid, situation: Situation) -> _Way:
 
 
 def _precopied(way: _Way, now: Grid, situation: Situation) -> _Way | None:
-    """``way`` with its copies waited for while the job goes on as it does ``now``; None where that does not pay, or it cannot go on.
+    """``way`` with its copies waited for while the job goes on as it does ``now``; None where that does not
+    pay, or it cannot go on.
 
-    In place of what the copies take in the stop it costs what steps take longer until then. Where the next loss is expected before that, it is no way.
+    In place of what the copies take in the stop it costs what steps take longer until then. Where the next
+    loss is expected before that, it is no way.
     """
     copies, new_s = way.proposal.transfers, way.proposal.plan.step_s
     if not (copies and now.goes_on):
@@ -156,8 +170,8 @@ def _way(what: str, setup: Setup, situation: Situation, proposal: Proposal, *, s
 
 
 def stop_s(setup: Setup, plan: Plan) -> float:
-    """Seconds that the deployment of ``plan`` takes besides its copies. Steps of staggered updates overlap, so pipelines run empty and fill again;
-    flushed ones do so in every step.
+    """Seconds that the deployment of ``plan`` takes besides its copies. Steps of staggered updates overlap,
+    so pipelines run empty and fill again; flushed ones do so in every step.
     """
     shares = [(len(p.segments) - 1) / len(p.micro_batches) for p in plan.pipelines if p.micro_batches]
     # Flushed pipelines run empty at every boundary, stop or not; staggered ones only where they stop.
@@ -167,7 +181,9 @@ def stop_s(setup: Setup, plan: Plan) -> float:
 
 
 def _copies(plan: Plan) -> tuple[int, int]:
-    """How many nodes hold the layer that fewest hold; and how many nodes are the last holder of some layer."""
+    """How many nodes hold the layer that fewest hold; and how many nodes are the last holder of
+    some layer.
+    """
     holders: dict[int, set[str]] = {}
     for device, layers in plan.holdings().items():
         for layer in layers.layers():

@@ -1,9 +1,11 @@
-"""Policy ``bamboo``: every device also holds its successor's layers, and computes them when that one dies (Bamboo, NSDI'23).
+"""Policy ``bamboo``: every device also holds its successor's layers, and computes them when that one dies
+(Bamboo, NSDI'23).
 
-Owns what follows a loss: nodes that stand by take the places of the dead, with copies of a stage and of its successor's; else
-each predecessor goes on with the work of both (section 5). A pipeline that has lost two neighbours has a stage that no redundant holder
-holds any more, so others compute it until the pipelines are instantiated anew as ``oobleck`` would, with redundant layers. The same where
-a pipeline is gone whole, where what is left has no room for the work of two, and where more nodes are here than places.
+Owns what follows a loss: nodes that stand by take the places of the dead, with copies of a stage and of its
+successor's; else each predecessor goes on with the work of both (section 5). A pipeline that has lost two
+neighbours has a stage that no redundant holder holds any more, so others compute it until the pipelines are
+instantiated anew as ``oobleck`` would, with redundant layers. The same where a pipeline is gone whole, where
+what is left has no room for the work of two, and where more nodes are here than places.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ class Bamboo(Staying):
     name = "bamboo"
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
-        """Templates for n0 .. n_max nodes, with room for redundant layers. Raises PlanError when no number of nodes fits."""
+        """Templates for n0 .. n_max nodes, with room for redundant layers. Raises PlanError when no number of
+        nodes fits.
+        """
         return redundant_templates(setup)
 
     def choose(self, situation: Situation, grid: Grid, anew: Proposal) -> Proposal:
-        """The pipelines at work with as few vacant places as there can be, where redundant holders take over the others; else what ``oobleck``
-        proposes with these templates.
+        """The pipelines at work with as few vacant places as there can be, where redundant holders take over
+        the others; else what ``oobleck`` proposes with these templates.
         """
         waiting = waiting_for(grid, situation)
         if len(waiting) > len(grid.vacant):

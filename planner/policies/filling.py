@@ -27,8 +27,8 @@ def waiting_for(grid: Grid, situation: Situation) -> list[str]:
 
 
 def stayed(grid: Grid, waiting: Sequence[str]) -> tuple[Grid, Grid | None] | None:
-    """``grid`` with the nodes of ``waiting`` (at most as many as are vacant) in places, and live nodes moved where that pays; and
-    the best move that does not. None where routes cannot go around what stays vacant.
+    """``grid`` with the nodes of ``waiting`` (at most as many as are vacant) in places, and live nodes moved
+    where that pays; and the best move that does not. None where routes cannot go around what stays vacant.
     """
     taken = filled(grid, waiting)
     if not taken.whole:
@@ -38,8 +38,9 @@ def stayed(grid: Grid, waiting: Sequence[str]) -> tuple[Grid, Grid | None] | Non
 
 
 def filled(grid: Grid, waiting: Sequence[str]) -> Grid:
-    """Each node of ``waiting`` in a vacant place: where the busiest device then has least to do, of those where the fewest bytes are
-    copied, and of those where fewest neighbours are in its zone; its own place before others that are as good.
+    """Each node of ``waiting`` in a vacant place: where the busiest device then has least to do, of those
+    where the fewest bytes are copied, and of those where fewest neighbours are in its zone; its own place
+    before others that are as good.
     """
     for count, node in enumerate(waiting):
         # Zones decide last and only among what costs the same: a copy is paid at every fill, by all; a
@@ -56,7 +57,9 @@ def filled(grid: Grid, waiting: Sequence[str]) -> Grid:
 
 
 def _apart(grid: Grid, came: Sequence[str]) -> Grid:
-    """``grid`` with nodes of ``came`` that hold the same exchanged, where fewer neighbours are in one zone then: who chose first may be in the only place that is good for another."""
+    """``grid`` with nodes of ``came`` that hold the same exchanged, where fewer neighbours are in one zone
+    then: who chose first may be in the only place that is good for another.
+    """
     if not grid.zones:
         return grid
     rings = exchanged(grid.named, grid.zones, grid.holdings, came)
@@ -106,9 +109,11 @@ def _kinds(grid: Grid, slots: Iterable[int]) -> list[int]:
 
 
 def _normalised(grid: Grid) -> tuple[Grid, Grid | None]:
-    """``grid`` with live nodes moved to vacant places for as long as that pays; and the best move that does not.
+    """``grid`` with live nodes moved to vacant places for as long as that pays; and the best move that does
+    not.
 
-    One vacant place stays as it is: the loss of one node moves no layer. (Failure normalisation: SlipStream/ReCycle, SOSP'24.)
+    One vacant place stays as it is: the loss of one node moves no layer. (Failure normalisation:
+    SlipStream/ReCycle, SOSP'24.)
     """
     # One vacant place stays as it is: no copy, no stop. A move is weighed from two on. (D-policies-001)
     while len(grid.vacant) > 1:

@@ -1,7 +1,7 @@
 """The pipelines at work as a grid of places, some of which are vacant: who stands where, and what moves cost.
 
-Owns places, names and the plan that they make. Which place is filled or left is ``slipstream``'s choice. A vacant place
-bears the name of a node that is not here; no two places bear the same.
+Owns places, names and the plan that they make. Which place is filled or left is ``slipstream``'s choice. A
+vacant place bears the name of a node that is not here; no two places bear the same.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from oobleckd.planner.templates.guarantee import losses_survived
 
 @dataclass(frozen=True)
 class Grid:
-    """``running`` pipelines (node names, of vacant places too) of the templates ``members``; ``here``: slot -> node.
-    ``horizon_steps``: for so many steps it is weighed. ``zones``: node -> what it fails together with, where neighbours are to be apart.
+    """``running`` pipelines (node names, of vacant places too) of the templates ``members``; ``here``: slot
+    -> node. ``horizon_steps``: for so many steps it is weighed. ``zones``: node -> what it fails together
+    with, where neighbours are to be apart.
     """
 
     setup: Setup
@@ -99,8 +100,9 @@ class Grid:
     def needed_bytes(self) -> dict[str, int]:
         """Device -> bytes of what it holds and may have in flight.
 
-        Where all its routes leave as many hops to their ends, that is what its template was made for. Else each
-        number of hops left may have as many micro-batches in flight (``oobleckd.worker.round.tasks``). What runs ahead for others comes on top.
+        Where all its routes leave as many hops to their ends, that is what its template was made for. Else
+        each number of hops left may have as many micro-batches in flight (``oobleckd.worker.round.tasks``).
+        What runs ahead for others comes on top.
         """
         setup, profile = self.setup, self.setup.profile
         flying: dict[str, dict[int, list[int]]] = {}
@@ -184,7 +186,9 @@ class Grid:
 
     @property
     def ops(self) -> dict[str, tuple[Op, ...]]:
-        """Device -> its schedule, where routes cross and one is enough faster than ready-first; none is sought of many hops."""
+        """Device -> its schedule, where routes cross and one is enough faster than ready-first; none is
+        sought of many hops.
+        """
         if self._many_hops:
             return {}
         found, shop = self._crossing
@@ -197,10 +201,12 @@ class Grid:
 
     @cached_property
     def step_s(self) -> float:
-        """Modelled time of a step in seconds: as the templates have it where no route crosses, else of what is run. With too many hops to
-        run it, it is as many times longer than if all places were taken as the busiest device has more to do.
+        """Modelled time of a step in seconds: as the templates have it where no route crosses, else of what
+        is run. With too many hops to run it, it is as many times longer than if all places were taken as the
+        busiest device has more to do.
 
-        That holds where updates are staggered, too: the schedule that a whole plan then gets is about as long from step to step as by itself.
+        That holds where updates are staggered, too: the schedule that a whole plan then gets is about as long
+        from step to step as by itself.
         """
         # As its templates have it, where updates are staggered too: by whatever is ready it looked 4 to 14
         # % slower than the schedule that it gets. (D-policies-017)
@@ -237,8 +243,9 @@ class Grid:
 
     @cached_property
     def min_busy_s(self) -> float:
-        """A bound of ``busiest_s`` from below, for which no route is chosen. Whatever layers follow each other: who holds none of them has no part in
-        their work, so the busiest of the others has at least its share. Where all pipelines are split alike it is nearly tight.
+        """A bound of ``busiest_s`` from below, for which no route is chosen. Whatever layers follow each
+        other: who holds none of them has no part in their work, so the busiest of the others has at least its
+        share. Where all pipelines are split alike it is nearly tight.
         """
         layers = self.setup.profile.layers
         held = [part for slot in self.here for place in self.slots[slot] for part in place.ranges]
@@ -272,7 +279,9 @@ class Grid:
 
 
 def grid_of(setup: Setup, templates: Sequence[Template], situation: Situation) -> Grid | None:
-    """The grid in which the pipelines at work stand; None where there is none, or templates are others by now."""
+    """The grid in which the pipelines at work stand; None where there is none, or templates are others by
+    now.
+    """
     running, usable = situation.running, frozenset(situation.nodes)
     by_size = {template.num_nodes: template for template in templates}
     if not running or any(len(nodes) not in by_size for nodes in running):
@@ -280,14 +289,15 @@ def grid_of(setup: Setup, templates: Sequence[Template], situation: Situation) -
     names = [name for nodes in running for name in nodes]
     here = {slot: name for slot, name in enumerate(names) if name in usable}
     members = tuple(by_size[len(nodes)] for nodes in running)
-    # Who holds no other's layers has no reason to be apart from its neighbours: a zone that is lost would take places of more pipelines.
+    # Who holds no other's layers has no reason to be apart from its neighbours: a zone that is lost would
+    # take places of more pipelines.
     zones = situation.zones if any(template.redundant for template in members) else {}
     return Grid(setup, members, running, here, situation.holdings, situation.horizon_steps, zones)
 
 
 def at_work(grid: Grid, situation: Situation) -> Grid:
-    """``grid`` as the job runs until there is another plan: who has its state stands in its place, also who is to leave; who came back, and holds
-    nothing yet, does not.
+    """``grid`` as the job runs until there is another plan: who has its state stands in its place, also who
+    is to leave; who came back, and holds nothing yet, does not.
     """
     # Who holds state now, and not who may be used: drains were weighed as if the leaving node did nothing
     # any more, and so were copied in the stop. (D-precopy-009)

@@ -1,10 +1,10 @@
 """Policy ``slipstream``: peers compute what a dead node would have (SlipStream/ReCycle, SOSP'24).
 
-Owns what happens to the places of the dead: nodes without a place fill them, a live node moves to a stage that
-lost more than others where that pays (failure normalisation), and the rest stay vacant, their micro-batches
-re-routed. No layer moves otherwise. Where nothing can be re-routed (no pipeline at work yet, one that is gone whole, a
-layer that no place holds, too little memory for routes that cross) and where more nodes are here than places, it
-is ``oobleck`` that answers.
+Owns what happens to the places of the dead: nodes without a place fill them, a live node moves to a stage
+that lost more than others where that pays (failure normalisation), and the rest stay vacant, their
+micro-batches re-routed. No layer moves otherwise. Where nothing can be re-routed (no pipeline at work yet,
+one that is gone whole, a layer that no place holds, too little memory for routes that cross) and where more
+nodes are here than places, it is ``oobleck`` that answers.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ PLACES_SHOWN = 3
 # What these policies have in common is the order of questions and the words; what each chooses is one
 # method. (D-policies-019)
 class Staying(ABC):
-    """A policy under which a job goes on with detours after a loss, and which chooses among what can become of the pipelines at work."""
+    """A policy under which a job goes on with detours after a loss, and which chooses among what can become
+    of the pipelines at work.
+    """
 
     name: str
     reroutes = True
@@ -46,7 +48,8 @@ class Staying(ABC):
         situation: Situation,
         sizes: tuple[int, ...] = (),
     ) -> Proposal:
-        """What the policy chooses; where no pipelines are at work, or templates are others by now, what ``oobleck`` proposes with these.
+        """What the policy chooses; where no pipelines are at work, or templates are others by now, what
+        ``oobleck`` proposes with these.
 
         Raises PlanError when there are fewer than n0 nodes.
         """
@@ -62,7 +65,9 @@ class Staying(ABC):
 def proposal_of(
     situation: Situation, chosen: Grid, rejected: Iterable[Rejected], around: Callable[[Grid, int], str]
 ) -> Proposal:
-    """The plan of ``chosen``. Nodes of the situation that have no place in it are idle. ``around``: who does the work of a vacant slot, in words."""
+    """The plan of ``chosen``. Nodes of the situation that have no place in it are idle. ``around``: who does
+    the work of a vacant slot, in words.
+    """
     reason = _reason(situation, chosen, around)
     idle = tuple(waiting_for(chosen, situation))
     plan = msgspec.structs.replace(chosen.plan, idle=idle, step_s=chosen.step_s, reason=reason)

@@ -1,9 +1,10 @@
-"""Policy ``varuna``: rollback to the checkpoint, and on with the best depth x width for the nodes at hand (Varuna, EuroSys'22).
+"""Policy ``varuna``: rollback to the checkpoint, and on with the best depth x width for the nodes at hand
+(Varuna, EuroSys'22).
 
-Owns the choice of the shape, *job morphing* (Varuna, sections 4.3 and 5): all pipelines have one depth P, there are D of them, P x D
-nodes work and the rest stand idle. Every shape is scored by its modelled step. No layer is copied from device to device: what a plan
-needs is loaded from a checkpoint, so a change of nodes that forces nobody must pay for the stop. Which checkpoint, and how
-far back it lies, is the core's.
+Owns the choice of the shape, *job morphing* (Varuna, sections 4.3 and 5): all pipelines have one depth P,
+there are D of them, P x D nodes work and the rest stand idle. Every shape is scored by its modelled step. No
+layer is copied from device to device: what a plan needs is loaded from a checkpoint, so a change of nodes
+that forces nobody must pay for the stop. Which checkpoint, and how far back it lies, is the core's.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ SHAPES_SHOWN = 2
 
 @dataclass(frozen=True, slots=True)
 class VarunaShape:
-    """``width`` pipelines of ``depth`` nodes: the modelled seconds of a step, of the stop before the first (``stop_s``), and of both together
-    over ``horizon_steps``.
+    """``width`` pipelines of ``depth`` nodes: the modelled seconds of a step, of the stop before the first
+    (``stop_s``), and of both together over ``horizon_steps``.
     """
 
     depth: int
@@ -57,7 +58,8 @@ class Varuna:
     rolls_back = name in ROLLING_BACK
 
     def prepare(self, setup: Setup) -> tuple[Template, ...]:
-        """Templates for every depth from n0 nodes on. ``f`` bounds none of them: a loss leads to the checkpoint, not to a copy.
+        """Templates for every depth from n0 nodes on. ``f`` bounds none of them: a loss leads to the
+        checkpoint, not to a copy.
 
         Raises PlanError when no number of nodes fits.
         """
@@ -72,8 +74,9 @@ class Varuna:
         situation: Situation,
         sizes: tuple[int, ...] = (),  # noqa: ARG002 - they are those of pipelines of different depth
     ) -> Proposal:
-        """The shape of least modelled cost, the stop plus the steps until the next loss; the one at work, which needs no stop, if all its
-        nodes may be used and no other is so much faster. Nothing is ever transferred.
+        """The shape of least modelled cost, the stop plus the steps until the next loss; the one at work,
+        which needs no stop, if all its nodes may be used and no other is so much faster. Nothing is ever
+        transferred.
 
         Raises PlanError when there are fewer than n0 nodes.
         """
@@ -159,7 +162,8 @@ def _plan(setup: Setup, template: Template, placed: tuple[Nodes, ...]) -> Plan:
 
 
 def _proposal(
-    setup: Setup, by_depth: Mapping[int, Template], chosen: VarunaShape, placed: tuple[Nodes, ...], nodes: Nodes,
+    setup: Setup, by_depth: Mapping[int, Template], chosen: VarunaShape, placed: tuple[Nodes, ...],
+    nodes: Nodes,
     others: list[VarunaShape],
 ) -> Proposal:  # fmt: skip
     working = frozenset(node for pipeline in placed for node in pipeline)

@@ -1,11 +1,14 @@
-"""Redundant layers: those that a device holds besides those that it computes, so that it can take over at once.
+"""Redundant layers: those that a device holds besides those that it computes, so that it can take over at
+once.
 
-Owns who takes over a dead device's hop, which forward passes a device can run ahead for that case, and the bytes that those
-hold (Bamboo, NSDI'23, sections 4 and 5). For whom a device holds layers in a pipeline its template says (``Template.redundant_layers``).
-Does not own the splits that leave room for it (``redundant``), nor the routes (``reroute``, ``splice``).
+Owns who takes over a dead device's hop, which forward passes a device can run ahead for that case, and the
+bytes that those hold (Bamboo, NSDI'23, sections 4 and 5). For whom a device holds layers in a pipeline its
+template says (``Template.redundant_layers``). Does not own the splits that leave room for it (``redundant``),
+nor the routes (``reroute``, ``splice``).
 
-What it holds besides is kept current by the reduce itself: who holds a layer gets the sums of all who computed for it. It is in
-the layout's ``holdings`` like any other layer; that no route asks for it makes it redundant.
+What it holds besides is kept current by the reduce itself: who holds a layer gets the sums of all who
+computed for it. It is in the layout's ``holdings`` like any other layer; that no route asks for it makes it
+redundant.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ def heir(route: Route, layers: Range, redundant: Mapping[str, Layers], lost: Col
 
 
 def ahead(route: Route, device: str, redundant: Layers) -> Iterator[int]:
-    """Hops of ``route`` whose forward pass ``device`` can run beside the one who is to: it holds their layers redundantly and has what
-    goes in, since it computes the hop before. The first hop takes the micro-batch alone, and is the last one's device's.
+    """Hops of ``route`` whose forward pass ``device`` can run beside the one who is to: it holds their layers
+    redundantly and has what goes in, since it computes the hop before. The first hop takes the micro-batch
+    alone, and is the last one's device's.
     """
     hops = route.segments
     for position, hop in enumerate(hops):

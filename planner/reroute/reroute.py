@@ -45,7 +45,9 @@ def reroute(
 
 
 class Rerouting:
-    """Routes made one after the other for one loss: each counts the work of those before it. ``load``: live device -> layer passes of a step."""
+    """Routes made one after the other for one loss: each counts the work of those before it. ``load``: live
+    device -> layer passes of a step.
+    """
 
     def __init__(self, layout: Layout, dead: Collection[str]) -> None:
         lost = frozenset(dead)
@@ -57,12 +59,15 @@ class Rerouting:
         self._ways: dict[tuple[Range, frozenset[str]], Ways] = {}
 
     def heir(self, route: Route, layers: Range) -> str | None:
-        """Who takes over a dead device's hop of ``route`` without having been asked: a live redundant holder of it, if there is one."""
+        """Who takes over a dead device's hop of ``route`` without having been asked: a live redundant holder
+        of it, if there is one.
+        """
         return heir(route, layers, self._layout.redundant, self._lost)
 
     def whole(self, micro_batch: int, missing: Sequence[int], attempt: int) -> Route:
-        """From the embedding to the loss; ``missing``: the layers whose weight gradients it adds. Where redundant holders of all dead hops
-        of its standing route live it is that route with them in their places.
+        """From the embedding to the loss; ``missing``: the layers whose weight gradients it adds. Where
+        redundant holders of all dead hops of its standing route live it is that route with them in their
+        places.
         """
         mask = tuple(sorted(missing))
         own = self._own.get(micro_batch)
@@ -76,7 +81,9 @@ class Rerouting:
     def path(
         self, layers: Range, mask: tuple[int, ...], without: Collection[str] = ()
     ) -> tuple[Segment, ...] | None:
-        """The best hops through ``layers`` on live devices other than ``without``; None if those do not hold them all."""
+        """The best hops through ``layers`` on live devices other than ``without``; None if those do not hold
+        them all.
+        """
         ways = self._ways_of(layers, frozenset(without))
         if not ways.whole:
             return None
@@ -86,7 +93,9 @@ class Rerouting:
         return tuple(Segment(h.device, Range(h.layers.start + shift, h.layers.stop + shift)) for h in hops)
 
     def around(self, segments: Sequence[Segment], left_out: Callable[[Segment], bool]) -> tuple[Segment, ...]:
-        """``segments`` with the best live hops in the places of those ``left_out``, which are to do all passes."""
+        """``segments`` with the best live hops in the places of those ``left_out``, which are to do all
+        passes.
+        """
         every, holdings = tuple(range(self._layout.num_layers)), self._layout.holdings
         hops: list[Segment] = []
         for out, group in groupby(segments, left_out):
@@ -115,11 +124,13 @@ class Rerouting:
 def detour(layout: Layout, dead: Collection[str], attempt: int) -> tuple[Route, ...]:
     """Whole routes over live holders for every micro-batch whose route in ``layout`` touches ``dead``.
 
-    Where redundant holders of all its dead hops live they take their places, and a route is what it was; routes without the dead stay as well. The rest go
-    layer by layer, so that pipelines of any depth help each other. Where all have as many hops, whole new routes are made as for repairs. Where
-    they have not these would go where hops are few (with pipelines of 13 and 18 nodes, one of the 18 dead, past the 17 others, in steps 2.5 times as
-    long), so the live hops stay and somebody takes the dead ones (1.5 times). Then micro-batches are moved off the busiest device
-    for as long as that helps. Deterministic. Raises PlanError if a layer has no live holder.
+    Where redundant holders of all its dead hops live they take their places, and a route is what it was;
+    routes without the dead stay as well. The rest go layer by layer, so that pipelines of any depth help each
+    other. Where all have as many hops, whole new routes are made as for repairs. Where they have not these
+    would go where hops are few (with pipelines of 13 and 18 nodes, one of the 18 dead, past the 17 others, in
+    steps 2.5 times as long), so the live hops stay and somebody takes the dead ones (1.5 times). Then
+    micro-batches are moved off the busiest device for as long as that helps. Deterministic. Raises PlanError
+    if a layer has no live holder.
     """
     # Made anew at each loss from the layout and the dead: no history to replay, and the load is spread over
     # all that are left. (D-recovery-004)
@@ -169,7 +180,9 @@ def _patched(rerouting: Rerouting, routes: Sequence[Route]) -> Chosen:
 
 
 def inherited(layout: Layout, route: Route, lost: Collection[str]) -> tuple[Segment, ...] | None:
-    """The hops of ``route`` with live redundant holders in the places of the ``lost``; None where one has none, or nobody is lost."""
+    """The hops of ``route`` with live redundant holders in the places of the ``lost``; None where one has
+    none, or nobody is lost.
+    """
     if not layout.redundant or not route.touches(lost):
         return None
     segments = []
@@ -184,7 +197,8 @@ def inherited(layout: Layout, route: Route, lost: Collection[str]) -> tuple[Segm
 
 
 def _improve(rerouting: Rerouting, routes: dict[int, Route]) -> bool:
-    """Move one micro-batch at a time off the busiest device, with its other hops as they are or anew; whether the loads, the busiest first, went down.
+    """Move one micro-batch at a time off the busiest device, with its other hops as they are or anew; whether
+    the loads, the busiest first, went down.
 
     Of micro-batches that go the same way one is tried: the others would find the same.
     """

@@ -1,10 +1,10 @@
 """Makes routes that go on where a dead stage left off: its hops alone are replaced, and the others keep what
 they did.
 
-The inputs of a stage are in the boundary caches of those who sent them (activations and gradients), so the survivors of
-a micro-batch's route need not compute anything again: who sent an activation or a gradient to the dead stage
-sends it once more to whoever takes its place. That is the redundant holder where one lives, which goes on
-from the forward pass if it ran that ahead. Where a peer has a copy of the dead stage's sums
+The inputs of a stage are in the boundary caches of those who sent them (activations and gradients), so the
+survivors of a micro-batch's route need not compute anything again: who sent an activation or a gradient to
+the dead stage sends it once more to whoever takes its place. That is the redundant holder where one lives,
+which goes on from the forward pass if it ran that ahead. Where a peer has a copy of the dead stage's sums
 (``oobleckd.worker.round.sum_copies``) its hop may have nothing left to do. Owns whether that is possible and
 who takes the place. Does not own what is missing (the recovery decision knows), nor routes from the embedding
 (``reroute``).
@@ -34,7 +34,9 @@ class _Hop(msgspec.Struct, frozen=True):
 
 
 class _Old(NamedTuple):
-    """A hop as it was: what is known of it (None: its device is dead), and who is its heir ("": nobody in particular)."""
+    """A hop as it was: what is known of it (None: its device is dead), and who is its heir ("": nobody in
+    particular).
+    """
 
     position: int
     segment: Segment
@@ -52,9 +54,9 @@ def spliced(
 ) -> Route | None:
     """``standing`` with its dead hops replaced, or None where too little was kept for that.
 
-    ``states``: (device, position) -> its hop of the micro-batch, be it one that it ran ahead redundantly, for another
-    device. ``missing``: layers whose weight gradients no survivor has. The work of the new hops is added to ``rerouting``'s
-    load.
+    ``states``: (device, position) -> its hop of the micro-batch, be it one that it ran ahead redundantly, for
+    another device. ``missing``: layers whose weight gradients no survivor has. The work of the new hops is
+    added to ``rerouting``'s load.
     """
     old = [
         _Hop(s, states[s.device, at]) if (s.device, at) in states and s.device not in dead else None
@@ -112,7 +114,9 @@ def _inherited(old: _Old, attempt: int, states: Mapping[tuple[str, int], HopStat
 
 
 def _without_idle(hops: Sequence[_Hop], mask: tuple[int, ...]) -> list[_Hop]:
-    """Hops in new hands have nothing to do where somebody has the dead's sums, and both neighbours what they were given."""
+    """Hops in new hands have nothing to do where somebody has the dead's sums, and both neighbours what they
+    were given.
+    """
     found: list[_Hop] = []
     for given, group in groupby(hops, lambda hop: hop.given):
         run = list(group)
@@ -135,8 +139,8 @@ def _waits(hop: _Hop, lowest: int) -> bool:
 def _redone(hops: Sequence[_Hop]) -> tuple[int, ...]:
     """Of each hop what the dead had done of it, by what their neighbours have.
 
-    Forward, if the hop behind got the activations; gradients, if the one in front got them, or where there is none, if
-    the one behind had sent its own. What nobody can have seen was done, too.
+    Forward, if the hop behind got the activations; gradients, if the one in front got them, or where there is
+    none, if the one behind had sent its own. What nobody can have seen was done, too.
     """
     redone = []
     for position, hop in enumerate(hops):

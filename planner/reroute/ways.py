@@ -26,7 +26,8 @@ Holder = tuple[str, Range]
 
 
 class Ways:
-    """What there is to choose from: the layers ``within``, counted from their first, on ``devices`` that hold ``holdings``.
+    """What there is to choose from: the layers ``within``, counted from their first, on ``devices`` that hold
+    ``holdings``.
 
     Devices with the same range differ in their load alone: the least loaded stands for all.
     """
@@ -53,11 +54,12 @@ class Ways:
     def best(self, load: Mapping[str, int], work: Sequence[int], depth: int) -> tuple[Segment, ...]:
         """The hops with the least busy busiest device, where a hop costs ``HOP_COST`` passes.
 
-        ``load``: layer passes that each device has to do already. ``work``: entry ``i`` is those of layers ``[0, i)`` here. Only where
-        all layers are held (``whole``). Dynamic programme over (number of hops, cut); cuts are where some range begins or
-        ends. More than ``depth`` hops (the deepest pipeline) only where fewer do not reach the last layer. The optimum,
-        except where it comes back to a device, whose hops are weighed each for itself: within one range that device
-        then computes what lies between as well.
+        ``load``: layer passes that each device has to do already. ``work``: entry ``i`` is those of layers
+        ``[0, i)`` here. Only where all layers are held (``whole``). Dynamic programme over (number of hops,
+        cut); cuts are where some range begins or ends. More than ``depth`` hops (the deepest pipeline) only
+        where fewer do not reach the last layer. The optimum, except where it comes back to a device, whose
+        hops are weighed each for itself: within one range that device then computes what lies between as
+        well.
         """
         ranked = sorted(
             (min([(load[device], device) for device in group]), number)
@@ -78,7 +80,9 @@ class Ways:
         return without_returns(hops)
 
     def _bars(self) -> Passes:
-        """Option, cut, cut: 0 where the option holds all layers between the cuts, and ``NEVER`` where it does not."""
+        """Option, cut, cut: 0 where the option holds all layers between the cuts, and ``NEVER`` where it does
+        not.
+        """
         at = {cut: index for index, cut in enumerate(self._cuts)}
         barred = np.full((len(self._options), len(at), len(at)), NEVER)
         for number, (part, _) in enumerate(self._options):
@@ -89,8 +93,8 @@ class Ways:
 
 
 def _stops(busy: Passes, depth: int) -> list[int]:
-    """The cuts at which the best path stops, from the first to the last. ``busy``: cut, cut -> passes of the least busy device that
-    holds all between, with the hop.
+    """The cuts at which the best path stops, from the first to the last. ``busy``: cut, cut -> passes of the
+    least busy device that holds all between, with the hop.
     """
     least = int(np.diagonal(busy, 1).max())  # every path computes every layer somewhere
     peaks = np.empty_like(busy)
@@ -113,7 +117,9 @@ def _stops(busy: Passes, depth: int) -> list[int]:
 
 
 def without_returns(hops: Iterable[tuple[Holder, Range]]) -> tuple[Segment, ...]:
-    """``hops`` where no range of a device comes twice: it has what lies between, so that is computed there as well."""
+    """``hops`` where no range of a device comes twice: it has what lies between, so that is computed there as
+    well.
+    """
     path = list(hops)
     if len({device for (device, _), _ in path}) < len(path):
         path = _returning(path)

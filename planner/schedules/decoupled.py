@@ -1,10 +1,10 @@
 """Decoupled (zero-bubble) schedules: weight gradients fill the bubbles, within each device's memory.
 
-Owns the choice of a schedule whose backward is split into input gradients (I), for which the stage
-before waits, and weight gradients (W), for which nobody does (Qi et al., Zero Bubble Pipeline
-Parallelism, 2023), of one or two virtual stages a device (``pipe``). Some dispatch rules, and 1F1B where a device has
-one stage, make orders; from the best of them on, each is where a search begins (``orders``). On small cases that
-ended at the optimum (benchmarks/schedules.py).
+Owns the choice of a schedule whose backward is split into input gradients (I), for which the stage before
+waits, and weight gradients (W), for which nobody does (Qi et al., Zero Bubble Pipeline Parallelism, 2023), of
+one or two virtual stages a device (``pipe``). Some dispatch rules, and 1F1B where a device has one stage,
+make orders; from the best of them on, each is where a search begins (``orders``). On small cases that ended
+at the optimum (benchmarks/schedules.py).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ EFFORT_AT_ONCE = 20_000  # where training waits for the schedule
 class Rule(NamedTuple):
     """How a free device picks among what it can do: I first, then F, then W; with ``eager`` F before I.
 
-    It does not begin an F (a W) where something more urgent is known to arrive within this share of
-    the time that it takes; and has at most ``ahead`` more micro-batches between F and I than 1F1B. Of its two stages
+    It does not begin an F (a W) where something more urgent is known to arrive within this share of the time
+    that it takes; and has at most ``ahead`` more micro-batches between F and I than 1F1B. Of its two stages
     the one nearer to the end comes first with an F or a W, and with an I the one that could begin it first.
     """
 
@@ -53,8 +53,9 @@ RULES_V = tuple(
 def decoupled(
     works: Sequence[StageWork], micro_batches: Sequence[int], effort: int = EFFORT, chunks: int = 1
 ) -> tuple[tuple[Op, ...], ...]:
-    """Device -> ops of the fastest schedule found that fits the memory of ``works`` (one for each virtual stage, of which a
-    device has as many as ``chunks``); with one stage a device never slower than the 1F1B that fits.
+    """Device -> ops of the fastest schedule found that fits the memory of ``works`` (one for each virtual
+    stage, of which a device has as many as ``chunks``); with one stage a device never slower than the 1F1B
+    that fits.
 
     ``effort``: how many ops the search may run in trials. Raises ScheduleError where a device has no
     room for one micro-batch.
@@ -97,8 +98,8 @@ def pipe_of(
     device_memory_bytes: int,
     besides: Sequence[int] = (),
 ) -> Pipe:
-    """The pipeline of ``stages``. Where nothing limits memory: room for as many micro-batches a device as 1F1B has on the
-    first of as many devices, not for all of them. ``besides``: as in ``work.stage_works``.
+    """The pipeline of ``stages``. Where nothing limits memory: room for as many micro-batches a device as
+    1F1B has on the first of as many devices, not for all of them. ``besides``: as in ``work.stage_works``.
     """
     pipe = Pipe.of(stage_works(stages, profile, device_memory_bytes, chunks, besides), chunks)
     if device_memory_bytes:
@@ -114,7 +115,9 @@ def pipe_of(
 def best_orders(
     pipe: Pipe, num_micro_batches: int, effort: int = EFFORT, rules: Sequence[Rule] = ()
 ) -> Orders:
-    """The order of F, I and W on every device; see ``decoupled``. ``rules``: none but these. Raises ScheduleError."""
+    """The order of F, I and W on every device; see ``decoupled``. ``rules``: none but these. Raises
+    ScheduleError.
+    """
     check_room(pipe.works, pipe.chunks)
     bound_s = min_makespan_s(pipe, num_micro_batches)
     rules = rules or (RULES if pipe.chunks == 1 else RULES_V)
@@ -225,7 +228,9 @@ class _Device:
         return (came for came in map(self.next_s, self.came) if now_s < came < inf)
 
     def _has_room(self, letter: str) -> bool:
-        """Of a first chunk as long as its own leave room for one of the second: that must always be able to go on."""
+        """Of a first chunk as long as its own leave room for one of the second: that must always be able to
+        go on.
+        """
         changes = self.pipe.changes[self.number]
         if not self.pipe.fits(self.number, self.held_bytes + changes[letter]):
             return False
@@ -244,9 +249,9 @@ class _Device:
 def _dispatch(pipe: Pipe, num_micro_batches: int, rule: Rule) -> Orders:
     """The orders that ``rule`` leads to, from event to event.
 
-    It comes to an end: what a device holds of its last stage waits for an I, which the stages behind it lead to, or is
-    a W that it can begin at any time; with neither there is room for an F there. What it holds of its first one waits for
-    the I of stages nearer to the end, or is such a W, or there is room.
+    It comes to an end: what a device holds of its last stage waits for an I, which the stages behind it lead
+    to, or is a W that it can begin at any time; with neither there is room for an F there. What it holds of
+    its first one waits for the I of stages nearer to the end, or is such a W, or there is room.
     """
     devices = [_Device(pipe, number, rule) for number in range(len(pipe.stages))]
     devices[0].came["F"] = [0.0] * num_micro_batches

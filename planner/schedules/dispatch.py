@@ -22,11 +22,13 @@ ROUNDS = 4  # that are dispatched where updates are staggered: by then they repe
 
 
 class DispatchRule(NamedTuple):
-    """How a free device picks among what it can do: backward (I) first, then F, then W; with ``eager`` F before I.
+    """How a free device picks among what it can do: backward (I) first, then F, then W; with ``eager`` F
+    before I.
 
-    It does not begin an F (a W) where something more urgent is known to arrive within this share of the time that
-    it takes; and has at most ``ahead`` more micro-batches in flight than 1F1B. Forwards
-    come by their micro-batches; with ``mixed`` those that take different ways in turn, with ``shuffled`` in the order of that seed.
+    It does not begin an F (a W) where something more urgent is known to arrive within this share of the time
+    that it takes; and has at most ``ahead`` more micro-batches in flight than 1F1B. Forwards come by their
+    micro-batches; with ``mixed`` those that take different ways in turn, with ``shuffled`` in the order of
+    that seed.
     """
 
     f_patience: float = 0.0
@@ -55,11 +57,15 @@ RULES_FUSED = (
     DispatchRule(0.5, 0.0, inf, mixed=True),
     DispatchRule(0.0, 0.0, 1, eager=True, mixed=True),
 )
-"""Those that were best, of 72 that were tried on random shops: all others together bring less than 0.2 % more."""
+"""Those that were best, of 72 that were tried on random shops: all others together bring less than 0.2 %
+more.
+"""
 # Four of 51 shapes with a whole backward were a unit above the optimum; from shuffled orders, and from the
 # end of a step, none is. (D-schedules-019)
 RULES_SHUFFLED = (DispatchRule(0.0, 0.0, inf, eager=True), DispatchRule(0.0, 0.0, inf))
-"""Tried with one seed after the other. Where stages are alike most moves of a search change nothing, and beginning elsewhere finds what it cannot."""
+"""Tried with one seed after the other. Where stages are alike most moves of a search change nothing, and
+beginning elsewhere finds what it cannot.
+"""
 
 
 class Dispatched(NamedTuple):
@@ -71,8 +77,8 @@ class Dispatched(NamedTuple):
 
 @dataclass(slots=True)
 class _Bench:
-    """What a device has of a round: what has come, what will, what it has done. Its levels are the hops left of its routes, ascending; here they go by
-    their place among these.
+    """What a device has of a round: what has come, what will, what it has done. Its levels are the hops left
+    of its routes, ascending; here they go by their place among these.
     """
 
     shop: Shop
@@ -145,11 +151,12 @@ class _Bench:
         return found
 
     def admits(self, level: int) -> bool:
-        """Whether a forward so many hops from the end may begin: within the cap, and with room left for one of each that is nearer.
+        """Whether a forward so many hops from the end may begin: within the cap, and with room left for one
+        of each that is nearer.
 
-        For every number of hops s: what is held with s or more to go leaves room for the largest F of every smaller
-        number. So nobody waits for ever, as in ``oobleckd.worker.round.tasks``: suppose that all with fewer hops to go are done; then whatever
-        device has one of r hops may run it.
+        For every number of hops s: what is held with s or more to go leaves room for the largest F of every
+        smaller number. So nobody waits for ever, as in ``oobleckd.worker.round.tasks``: suppose that all with
+        fewer hops to go are done; then whatever device has one of r hops may run it.
         """
         hops = self.levels[level]
         if self.rule.ahead != inf and sum(self.flying[: level + 1]) >= hops + self.rule.ahead:
@@ -263,7 +270,8 @@ class _Floor:
             other = shop.device[fed]
             there = self.benches[number][other]
             heappush(there.owed if fed % stride else there.coming, (end_s, fed))
-            # One that works looks for itself when it is free: of three events an op one is left, and the orders
+            # One that works looks for itself when it is free: of three events an op one is left, and the
+            # orders
             # are the same. (D-schedules-021)
             if other != device and self.round[other] == number and self.free_s[other] <= now_s:
                 if self.patient:
@@ -308,7 +316,9 @@ class _Floor:
 
 
 def has_room(shop: Shop) -> bool:
-    """Whether every device has room for a micro-batch of each number of hops to go: else rules may wait for ever."""
+    """Whether every device has room for a micro-batch of each number of hops to go: else rules may wait for
+    ever.
+    """
     return all(
         room is None or sum(most.values()) <= room for room, most in zip(shop.room, _most(shop), strict=True)
     )
@@ -331,10 +341,11 @@ def dispatch(shop: Shop, rule: DispatchRule, rounds: int = 1) -> Dispatched:
 
 
 def mirrored(shop: Shop, rule: DispatchRule) -> tuple[Orders, ...]:
-    """Orders of a flushed step with a backward as a whole that ``rule`` leads to from its end to its beginning.
+    """Orders of a flushed step with a backward as a whole that ``rule`` leads to from its end to its
+    beginning.
 
-    Seen from its end such a step is another one: B of the first stage comes first, F of the first stage last, and what is held is
-    the same. A rule that makes the beginning tight then makes the end so.
+    Seen from its end such a step is another one: B of the first stage comes first, F of the first stage last,
+    and what is held is the same. A rule that makes the beginning tight then makes the end so.
     """
     assert not shop.apart, "W waits for its I alone, which mirrored is no F"
     seconds = list(shop.seconds)

@@ -89,7 +89,9 @@ def reduced_s(shop: Shop, ran: Ran) -> list[float]:
 
 
 class Period(NamedTuple):
-    """``seconds`` from step to step once they repeat; ``last``: when the ops of the last steps end, ``reduced`` the devices."""
+    """``seconds`` from step to step once they repeat; ``last``: when the ops of the last steps end,
+    ``reduced`` the devices.
+    """
 
     seconds: float
     last: list[list[float]]

@@ -34,7 +34,9 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """What hops cost in seconds on a device: forward and backward, with the sends that follow them, and weight gradients alone."""
+    """What hops cost in seconds on a device: forward and backward, with the sends that follow them, and
+    weight gradients alone.
+    """
 
     forward_s: Sequence[float]  # entry i: of layers [0, i)
     backward_s: Sequence[float]
@@ -75,12 +77,13 @@ class Hops:
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """Op by op: ``device`` (its number), ``seconds``, ``source`` (whom it waits for), ``feeds`` (the F, B or I that waits for it),
-    ``left`` (hops to the end of its route, its own among them), ``change`` of the bytes held.
+    """Op by op: ``device`` (its number), ``seconds``, ``source`` (whom it waits for), ``feeds`` (the F, B or
+    I that waits for it), ``left`` (hops to the end of its route, its own among them), ``change`` of the bytes
+    held.
 
-    ``room``: bytes of a device for activations; None: nothing bounds it. ``sums[i]``: hops by number whose gradients are reduced
-    together, as (classes, devices that take part); ``part_of``: hop -> its class, the hops of a device through the same layers.
-    ``update_s``: of a device, from reduced sums to new weights.
+    ``room``: bytes of a device for activations; None: nothing bounds it. ``sums[i]``: hops by number whose
+    gradients are reduced together, as (classes, devices that take part); ``part_of``: hop -> its class, the
+    hops of a device through the same layers. ``update_s``: of a device, from reduced sums to new weights.
     """
 
     routes: tuple[Route, ...]
@@ -166,8 +169,9 @@ def orders_of(shop: Shop, ops: Mapping[str, Sequence[Op]]) -> Orders:
 def shop_of(layout: Layout, setup: Setup) -> Shop:
     """The step of ``layout`` as ``setup`` has it computed, on devices as it says.
 
-    Where nothing limits memory: room for as many micro-batches a device as 1F1B has on the first of as many devices, as in
-    ``decoupled.pipe_of``; where routes cross for twice as many, since some devices then have two pipelines to keep busy.
+    Where nothing limits memory: room for as many micro-batches a device as 1F1B has on the first of as many
+    devices, as in ``decoupled.pipe_of``; where routes cross for twice as many, since some devices then have
+    two pipelines to keep busy.
     """
     profile, costs = setup.profile, Hops.of(setup.profile)
     names = tuple(sorted(layout.holdings))

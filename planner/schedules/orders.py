@@ -24,7 +24,9 @@ TENURE = 12  # rounds in which the search does not go back to an order it has le
 PATIENCE = 60  # rounds without a better makespan after which the search ends
 ROUNDING = 1e-9
 MAX_PER_ROUND = 150_000
-"""Ops run in trials of one round beyond what the search has left, about a sixth of a second. Where all changes of a round would take more, the likeliest are tried."""
+"""Ops run in trials of one round beyond what the search has left, about a sixth of a second. Where all
+changes of a round would take more, the likeliest are tried.
+"""
 
 
 class FoundOrders(NamedTuple):
@@ -36,7 +38,9 @@ class FoundOrders(NamedTuple):
 
 
 class OrderChange(NamedTuple):
-    """The new ``order`` of ``device``, which differs from its old one between positions ``low`` and ``high``."""
+    """The new ``order`` of ``device``, which differs from its old one between positions ``low``
+    and ``high``.
+    """
 
     device: int
     order: str
@@ -45,15 +49,18 @@ class OrderChange(NamedTuple):
 
 
 class OrderRun(NamedTuple):
-    """``ends[device][letter][k]``: when the k-th op of ``letter`` ends; ``makespan_s``: when the last does."""
+    """``ends[device][letter][k]``: when the k-th op of ``letter`` ends; ``makespan_s``: when the
+    last does.
+    """
 
     makespan_s: float
     ends: Ends
 
 
 def min_makespan_s(pipe: Pipe, num_micro_batches: int) -> float:
-    """A bound from below: a device cannot begin before the first activations are there, has all its ops
-    to do, and after its last I (of its first stage: what is nearer to the end comes before) the stages before it have theirs.
+    """A bound from below: a device cannot begin before the first activations are there, has all its ops to
+    do, and after its last I (of its first stage: what is nearer to the end comes before) the stages before it
+    have theirs.
     """
     if num_micro_batches == 0:
         return 0.0
@@ -116,9 +123,10 @@ def run(pipe: Pipe, orders: Orders) -> OrderRun | None:
 def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> FoundOrders:
     """The best orders that a search from ``orders`` finds.
 
-    Tabu search of job shops (Nowicki and Smutnicki 1996): only a change on the critical path can help.
-    Every round takes the best change of one order, even for the worse, but not back to one just left. Ends
-    at ``good_enough_s``, or after ``num_ops`` ops were run in trials; a round that is begun is ended, within ``MAX_PER_ROUND``.
+    Tabu search of job shops (Nowicki and Smutnicki 1996): only a change on the critical path can help. Every
+    round takes the best change of one order, even for the worse, but not back to one just left. Ends at
+    ``good_enough_s``, or after ``num_ops`` ops were run in trials; a round that is begun is ended, within
+    ``MAX_PER_ROUND``.
     """
     size = sum(map(len, orders))
     now = run(pipe, orders)
@@ -151,7 +159,9 @@ def improve(pipe: Pipe, orders: Orders, num_ops: int, good_enough_s: float) -> F
 
 
 def _likeliest(pipe: Pipe, orders: Orders, now: OrderRun, max_changes: int) -> Iterator[OrderChange]:
-    """All changes that are allowed; where there are more than ``max_changes``, so many of those that are expected to be best."""
+    """All changes that are allowed; where there are more than ``max_changes``, so many of those that are
+    expected to be best.
+    """
     changes = list(_changes(pipe, orders, now))
     if len(changes) > max_changes:
         tails = _tails(pipe, orders, now)
@@ -162,8 +172,8 @@ def _likeliest(pipe: Pipe, orders: Orders, now: OrderRun, max_changes: int) -> I
 
 
 def _changes(pipe: Pipe, orders: Orders, now: OrderRun) -> Iterator[OrderChange]:
-    """In every block of ops that follow each other on the critical path, two neighbours swapped, one op before all others, one
-    behind them.
+    """In every block of ops that follow each other on the critical path, two neighbours swapped, one op
+    before all others, one behind them.
     """
     for device, first, last in _blocks(_critical(pipe, orders, now)):
         order = orders[device]
@@ -202,8 +212,8 @@ def _tails(pipe: Pipe, orders: Orders, now: OrderRun) -> Ends:
 
 
 def _expected(pipe: Pipe, now: OrderRun, tails: Ends, change: OrderChange) -> float:
-    """The longest path through the ops between ``low`` and ``high`` in their new order, as if nothing else moved (Balas and Vazacopoulos 1998):
-    an estimate of the makespan; inf where an op comes before its source.
+    """The longest path through the ops between ``low`` and ``high`` in their new order, as if nothing else
+    moved (Balas and Vazacopoulos 1998): an estimate of the makespan; inf where an op comes before its source.
     """
     device, order, _, high = change
     took, heads = pipe.times[device], _heads(pipe, now, change)
@@ -229,7 +239,9 @@ def _expected(pipe: Pipe, now: OrderRun, tails: Ends, change: OrderChange) -> fl
 
 
 def _heads(pipe: Pipe, now: OrderRun, change: OrderChange) -> dict[Op, float] | None:
-    """When the ops between ``low`` and ``high`` end in their new order, as if nothing else moved; None where one comes before its source."""
+    """When the ops between ``low`` and ``high`` end in their new order, as if nothing else moved; None where
+    one comes before its source.
+    """
     device, order, low, high = change
     took, ends = pipe.times[device], now.ends
     counts = {letter: order.count(letter, 0, low) for letter in took}

@@ -1,9 +1,9 @@
 """A pipeline as orders of ops see it: virtual stages, the devices that they are on, and who waits for whom.
 
 Owns the letters of an order: F, I and W are forward, input gradient and weight gradient of a device's first
-chunk, f, i and w those of its second. With two chunks a device (Qi et al., Pipeline Parallelism with Controllable
-Memory, 2024) S devices have 2·S virtual stages and the pipeline has the shape of a V: device s has the stages s and
-2·S - 1 - s, so the first begins and ends a micro-batch, and the last has two neighbours.
+chunk, f, i and w those of its second. With two chunks a device (Qi et al., Pipeline Parallelism with
+Controllable Memory, 2024) S devices have 2·S virtual stages and the pipeline has the shape of a V: device s
+has the stages s and 2·S - 1 - s, so the first begins and ends a micro-batch, and the last has two neighbours.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def homes(num_stages: int, chunks: int = 1) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Pipe:
-    """Device by device: its virtual ``stages``, and by letter ``times``, ``sources`` (whose op of the same micro-batch an op
-    waits for), ``feeds`` (which F or I waits for it) and ``changes`` of what is held.
+    """Device by device: its virtual ``stages``, and by letter ``times``, ``sources`` (whose op of the same
+    micro-batch an op waits for), ``feeds`` (which F or I waits for it) and ``changes`` of what is held.
     """
 
     works: tuple[StageWork, ...]

@@ -34,15 +34,20 @@ from oobleckd.planner.schedules.jobshop import Hops, Orders, Shop, shop_of
 from oobleckd.planner.schedules.tabu import improve
 
 MAX_HOPS = 20_000
-"""Of a step that is run to see how long it takes: some tenths of a second. Beyond it whoever asks must estimate."""
-EFFORT_AT_ONCE = 300_000  # ops run in search of orders while training waits for them or goes on ready-first: about half a second
+"""Of a step that is run to see how long it takes: some tenths of a second. Beyond it whoever asks must
+estimate.
+"""
+# Ops run in search of orders while training waits for them or goes on ready-first: about half a second.
+EFFORT_AT_ONCE = 300_000
 DISPATCHED = 10  # an op that a rule places costs as much as so many that are run
 SHUFFLES = 32  # orders in which micro-batches may come, tried by the rules as far as the effort goes
 STARTS = 3  # the search begins from so many of the best orders
 # Ready-first needs nobody's plan at the moment of a loss and loses up to a third of a step to an order. A
 # stop costs about a step, and plans are chosen for a hundred. (D-schedules-011)
 WORTH = 0.01
-"""An order must be modelled to save so much of a step, or ready-first stays: a stop costs about a step of the horizon's hundred."""
+"""An order must be modelled to save so much of a step, or ready-first stays: a stop costs about a step of the
+horizon's hundred.
+"""
 
 
 class Crossing(NamedTuple):
@@ -53,7 +58,9 @@ class Crossing(NamedTuple):
 
 
 def crossing(shop: Shop, effort: int = EFFORT_AT_ONCE, *, staggered: bool = False) -> Crossing:
-    """How the step of ``shop`` is best run. ``effort``: how many ops may be run in search of it. For up to ``MAX_HOPS``."""
+    """How the step of ``shop`` is best run. ``effort``: how many ops may be run in search of it. For up to
+    ``MAX_HOPS``.
+    """
     ready_s = ready_first_s(shop, staggered=staggered)
     if min_s(shop, staggered=staggered) >= ready_s * (1 - WORTH):
         return Crossing(ready_s, None)  # no order can be worth it
@@ -64,7 +71,9 @@ def crossing(shop: Shop, effort: int = EFFORT_AT_ONCE, *, staggered: bool = Fals
 
 
 def better(shop: Shop, orders: Orders, effort: int = EFFORT_AT_ONCE) -> Orders:
-    """Orders with a shorter period than ``orders``, where updates are staggered; those where none is found."""
+    """Orders with a shorter period than ``orders``, where updates are staggered; those where none
+    is found.
+    """
     before = period(shop, orders)
     assert before is not None, "orders that run"
     best_s, best = _best(shop, effort, (orders,), staggered=True)
@@ -72,7 +81,9 @@ def better(shop: Shop, orders: Orders, effort: int = EFFORT_AT_ONCE) -> Orders:
 
 
 def ready_first_s(shop: Shop, *, staggered: bool = False) -> float:
-    """Seconds of a step of devices that do whatever is ready, until the slowest update; staggered: from step to step."""
+    """Seconds of a step of devices that do whatever is ready, until the slowest update; staggered: from step
+    to step.
+    """
     votes = dispatch(shop, READY_FIRST, ROUNDS if staggered else 1).votes_s
     if staggered:
         return (votes[-1] - votes[0]) / (len(votes) - 1)
@@ -80,8 +91,8 @@ def ready_first_s(shop: Shop, *, staggered: bool = False) -> float:
 
 
 def min_s(shop: Shop, *, staggered: bool = False) -> float:
-    """A bound from below. Whatever the order, the busiest device has its work to do; in a flushed step it cannot begin before
-    something has come to it, and after its last backward those before it have theirs.
+    """A bound from below. Whatever the order, the busiest device has its work to do; in a flushed step it
+    cannot begin before something has come to it, and after its last backward those before it have theirs.
     """
     if staggered:
         return max(shop.busy_s(), default=0.0)

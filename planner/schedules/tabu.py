@@ -1,8 +1,10 @@
-"""A search for better orders in a shop: tabu search on critical blocks (Nowicki and Smutnicki 1996; moves of Balas and Vazacopoulos 1998).
+"""A search for better orders in a shop: tabu search on critical blocks (Nowicki and Smutnicki 1996; moves of
+Balas and Vazacopoulos 1998).
 
-Owns the search from orders that somebody else began (``dispatch``). Only what changes a block of the critical path can help:
-an op of it moved to its beginning or its end, or two neighbours swapped. Of a flushed step the effect of a move is estimated
-from heads and tails, as far as a bound lets it hope for something, and only the best is run; of the period of staggered updates every move is run.
+Owns the search from orders that somebody else began (``dispatch``). Only what changes a block of the critical
+path can help: an op of it moved to its beginning or its end, or two neighbours swapped. Of a flushed step the
+effect of a move is estimated from heads and tails, as far as a bound lets it hope for something, and only the
+best is run; of the period of staggered updates every move is run.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Found(NamedTuple):
 
 
 def improve(shop: Shop, orders: Orders, num_ops: int, good_enough_s: float, *, staggered: bool) -> Found:
-    """The best orders that a search from ``orders`` finds; ends at ``good_enough_s``, or after the work of running ``num_ops`` ops."""
+    """The best orders that a search from ``orders`` finds; ends at ``good_enough_s``, or after the work of
+    running ``num_ops`` ops.
+    """
     floor = _Period(shop) if staggered else _Flushed(shop)
     seconds = floor.look_at(orders)
     assert seconds is not None, "the search begins with orders that run"
@@ -69,7 +73,9 @@ def improve(shop: Shop, orders: Orders, num_ops: int, good_enough_s: float, *, s
 
 
 class _Flushed:
-    """A step on its own: orders looked at, with heads and tails of their ops. ``left``: work that may still be done, in ops run."""
+    """A step on its own: orders looked at, with heads and tails of their ops. ``left``: work that may still
+    be done, in ops run.
+    """
 
     def __init__(self, shop: Shop) -> None:
         self.shop = shop
@@ -128,8 +134,8 @@ class _Flushed:
     def _bounded(self, orders: Orders, found: Iterable[Block]) -> Iterator[tuple[float, int, int, int]]:
         """Moves of blocks, each with a bound from below of what ``_expected`` says of it.
 
-        A block has no gaps. So what goes to its beginning delays all that it overtakes by the same time, and what goes
-        further back ends no earlier than those before it end now.
+        A block has no gaps. So what goes to its beginning delays all that it overtakes by the same time, and
+        what goes further back ends no earlier than those before it end now.
         """
         ends, seconds = self.ends, self.shop.seconds
         for device, first, last in found:
@@ -170,7 +176,9 @@ class _Flushed:
         yield from blocks(critical(self.shop, orders, ends, last)[0])
 
     def _expected(self, order: Sequence[int], at: int, to: int) -> float:
-        """An estimate of the step with that move, from below as far as the path through the ops between goes; -1 where it cannot be."""
+        """An estimate of the step with that move, from below as far as the path through the ops between goes;
+        -1 where it cannot be.
+        """
         shop, ends, tails, seconds = self.shop, self.ends, self.tails, self.shop.seconds
         low, high = min(at, to), max(at, to)
         between = list(order[low : high + 1])

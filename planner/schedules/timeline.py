@@ -120,8 +120,8 @@ def dry_run(ops: Mapping[str, Sequence[Op]], cost: Cost) -> Timeline:
 def dry_run_works(
     ops: Mapping[str, Sequence[Op]], works: Mapping[str, StageWork] | Mapping[str, DeviceWork]
 ) -> Timeline:
-    """Simulate ``ops`` with the seconds and bytes of ``works``, both by device; a StageWork is of the device's only
-    stage. Raises Deadlock.
+    """Simulate ``ops`` with the seconds and bytes of ``works``, both by device; a StageWork is of the
+    device's only stage. Raises Deadlock.
     """
     timed = dry_run(ops, lambda device, op: works[device].seconds(op))
     peak = {}

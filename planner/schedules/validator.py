@@ -1,4 +1,5 @@
-"""Whether the schedules of a pipeline, or of routes that cross, can be run: complete, in an order that data allow, within memory.
+"""Whether the schedules of a pipeline, or of routes that cross, can be run: complete, in an order that data
+allow, within memory.
 
 Owns the checks of what is written; a circle of waiting stages is found by ``timeline``.
 """
@@ -30,11 +31,11 @@ def validate(
     chunks: int = 1,
 ) -> None:
     """Check the schedules of one pipeline, device by device: every op once and in an order that its data
-    allow, every receive with its send, and no more held than the devices of ``works`` have room for. A device has as
-    many virtual stages as ``chunks``; ``works`` has one entry for each of those.
+    allow, every receive with its send, and no more held than the devices of ``works`` have room for. A device
+    has as many virtual stages as ``chunks``; ``works`` has one entry for each of those.
 
-    Without ``works``: no more micro-batches in flight than 1F1B holds on that device, or with two stages on the first of
-    as many devices with one. Raises ScheduleError.
+    Without ``works``: no more micro-batches in flight than 1F1B holds on that device, or with two stages on
+    the first of as many devices with one. Raises ScheduleError.
     """
     wanted = tuple(micro_batches)
     where = homes(len(devices) * chunks, chunks)
@@ -63,7 +64,8 @@ def validate_shop(shop: Shop, ops: Mapping[str, Sequence[Op]]) -> None:
     for device, order in enumerate(orders_of(shop, ops)):
         if not shop.fits(device, order):
             raise ScheduleError(
-                f"device {shop.names[device]} has {shop.peak_bytes(order):,} bytes in flight at its peak and room for {shop.room[device]:,}"
+                f"device {shop.names[device]} has {shop.peak_bytes(order):,} bytes in flight at its peak and "
+                f"room for {shop.room[device]:,}"
             )
 
 

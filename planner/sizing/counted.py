@@ -33,7 +33,9 @@ class Points:
     corners: tuple[int, ...]
 
     def bound(self, total: int, min_members: int, max_members: int) -> float:
-        """No ``min_members`` to ``max_members`` members with sum ``total`` take more than this; -inf: there are none."""
+        """No ``min_members`` to ``max_members`` members with sum ``total`` take more than this; -inf: there
+        are none.
+        """
         sizes, caps = self.sizes[list(self.corners)], self.caps[list(self.corners)]
         least, greatest = max(min_members, total / sizes[-1]), min(max_members, total / sizes[0])
         if least > greatest:

@@ -1,9 +1,10 @@
 """Templates as a decoupled backward runs them: one stage a device or two, whichever is faster.
 
-Owns that choice and the split into two stages a device (``pipe``): chunks whose sums are even from device to device,
-the first with the last, and so on inwards. A template keeps its split where it runs as fast with one stage. Either way
-its ``fill_s`` then makes ``time_s`` of the micro-batches that it was made for what the decoupled run takes. The form is
-chosen here, when templates are made, so that a plan after a loss has nothing to choose.
+Owns that choice and the split into two stages a device (``pipe``): chunks whose sums are even from device to
+device, the first with the last, and so on inwards. A template keeps its split where it runs as fast with one
+stage. Either way its ``fill_s`` then makes ``time_s`` of the micro-batches that it was made for what the
+decoupled run takes. The form is chosen here, when templates are made, so that a plan after a loss has nothing
+to choose.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from oobleckd.planner.schedules.orders import run
 from oobleckd.planner.schedules.pipe import Pipe
 
 MAX_OPS = 3_000
-"""Ops to run in the search for one template's chunks, counted once for all rules: a tenth of a second or two."""
+"""Ops to run in the search for one template's chunks, counted once for all rules: a tenth of a
+second or two.
+"""
 _STEADY = 2  # micro-batches a device after which every further one takes as long as the busiest device
 _SHORTER = 1 - 1e-9  # sums of the same times are rounded each for itself
 
@@ -32,9 +35,10 @@ Bounds = tuple[int, ...]  # 0, first layer of each further stage, number of laye
 
 
 def folded(setup: Setup, template: Template, share: int, besides: Sequence[int] = ()) -> Template:
-    """``template`` for ``share`` micro-batches with a decoupled backward; in two chunks a device where that is allowed, fits,
-    and is faster or asked for. Others than decoupled ones, and stages that several devices share, stay as they are. ``besides``: bytes
-    that the devices of its stages hold of others; then as it is, one stage a device.
+    """``template`` for ``share`` micro-batches with a decoupled backward; in two chunks a device where that
+    is allowed, fits, and is faster or asked for. Others than decoupled ones, and stages that several devices
+    share, stay as they are. ``besides``: bytes that the devices of its stages hold of others; then as it is,
+    one stage a device.
     """
     if not setup.decoupled or share < 1 or any(stage.num_devices > 1 for stage in template.stages):
         return template
@@ -48,7 +52,9 @@ def folded(setup: Setup, template: Template, share: int, besides: Sequence[int] 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """A split with what its micro-batches and the update take, and a further micro-batch on the busiest device."""
+    """A split with what its micro-batches and the update take, and a further micro-batch on the busiest
+    device.
+    """
 
     layers: tuple[Range, ...]
     chunks: int
@@ -82,7 +88,9 @@ class _Search:
     memory: dict[Bounds, float] = field(default_factory=dict)
 
     def as_it_will_be(self, found: _Timed) -> _Timed:
-        """``found`` with the schedule that a plan gets at once; of large ones about as it will be is enough."""
+        """``found`` with the schedule that a plan gets at once; of large ones about as it will be
+        is enough.
+        """
         if 3 * self._num_run * len(found.layers) > MAX_OPS:
             return found
         return self.timed(found.layers, found.chunks, EFFORT_AT_ONCE)
@@ -92,8 +100,8 @@ class _Search:
         return min(self.share, _STEADY * self.num_devices)
 
     def timed(self, layers: Sequence[Range], chunks: int, effort: int = 0) -> _Timed:
-        """Run it, about as it will be, or with ``effort`` as it will be. Beyond some micro-batches a device, those that
-        follow count a period each.
+        """Run it, about as it will be, or with ``effort`` as it will be. Beyond some micro-batches a device,
+        those that follow count a period each.
         """
         setup = self.setup
         pipe = pipe_of(layers, chunks, setup.profile, setup.device_memory_bytes, self.besides)
@@ -110,7 +118,9 @@ class _Search:
         return _Timed(tuple(layers), chunks, taken_s, period_s, self.share)
 
     def folded(self) -> _Timed | None:
-        """The fastest split into two chunks a device that is found downhill from an even one; None where none fits."""
+        """The fastest split into two chunks a device that is found downhill from an even one; None where none
+        fits.
+        """
         if self.num_devices < 2 or 2 * self.num_devices > self.costs.num_layers:
             return None
         bounds = self._even()
@@ -131,7 +141,9 @@ class _Search:
         return best
 
     def _even(self) -> Bounds:
-        """Chunks of about the same time, moved to where the busiest device is least busy and memory suffices, if it does."""
+        """Chunks of about the same time, moved to where the busiest device is least busy and memory suffices,
+        if it does.
+        """
         num_layers, num_stages = self.costs.num_layers, 2 * self.num_devices
         before = self.costs.time_s[0]
         bounds = [0]
@@ -178,8 +190,9 @@ class _Search:
         return max(0.0, self.memory[bounds] - (self.setup.device_memory_bytes or inf))
 
     def memory_bytes(self, layers: Sequence[Range]) -> list[float]:
-        """The peak of each device when whatever is ready runs (``oobleckd.worker.round.tasks``), which after a loss it does: then a stage
-        has as many micro-batches in flight as stages are left from it on, and the second chunk comes on top of the first.
+        """The peak of each device when whatever is ready runs (``oobleckd.worker.round.tasks``), which after
+        a loss it does: then a stage has as many micro-batches in flight as stages are left from it on, and
+        the second chunk comes on top of the first.
         """
         costs, held = self.costs, self.setup.held
         reserve = costs.reserve_bytes + held.device_bytes  # what a hop sent is kept; a device has two

@@ -1,13 +1,14 @@
 """Pipeline templates in which every device also holds its successor's stage (Bamboo, NSDI'23, section 4).
 
-Owns which splits leave room for that, exactly: what a stage's device needs depends on the stage behind it too, the
-last one's on the first. Counted are both stages' states, the own micro-batches in flight, and of the successor the larger
-of what passes run ahead hold (``redundant``) and what would be in flight once it is computed here. So a device that takes over
-has room.
+Owns which splits leave room for that, exactly: what a stage's device needs depends on the stage behind it
+too, the last one's on the first. Counted are both stages' states, the own micro-batches in flight, and of the
+successor the larger of what passes run ahead hold (``redundant``) and what would be in flight once it is
+computed here. So a device that takes over has room.
 
-The fastest split without a limit is the start where it fits; else one that fits, about even in time. From there boundaries
-are moved for as long as the run gets shorter (``refine``). Whether any split fits is exact; that the one found is the fastest of
-those that fit is not proved: ``gap`` is against the fastest without a limit. A pipeline of one stage holds nothing redundant.
+The fastest split without a limit is the start where it fits; else one that fits, about even in time. From
+there boundaries are moved for as long as the run gets shorter (``refine``). Whether any split fits is exact;
+that the one found is the fastest of those that fit is not proved: ``gap`` is against the fastest without a
+limit. A pipeline of one stage holds nothing redundant.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ Possible = NDArray[np.bool_]
 
 
 def redundant_templates(setup: Setup) -> tuple[Template, ...]:
-    """Templates for n0, n0+1, .. n_max nodes, as ``template.templates``, with room for redundant layers; one device a stage, one stage
-    a device. Raises PlanError when no number of nodes fits.
+    """Templates for n0, n0+1, .. n_max nodes, as ``template.templates``, with room for redundant layers; one
+    device a stage, one stage a device. Raises PlanError when no number of nodes fits.
     """
     if not setup.profile.layers or setup.num_micro_batches < 1 or setup.devices_per_node < 1:
         raise PlanError("a plan needs at least one layer, one micro-batch and one device a node")
@@ -93,7 +94,9 @@ def _more_update_s(setup: Setup, stages: Sequence[Range]) -> float:
 
 @dataclass(slots=True)
 class Room:
-    """What devices of ``setup`` need, and the splits that fit. Stages are counted from the pipeline's end: 1 is the last."""
+    """What devices of ``setup`` need, and the splits that fit. Stages are counted from the pipeline's end: 1
+    is the last.
+    """
 
     setup: Setup
     costs: StageCosts = field(init=False)
@@ -120,11 +123,15 @@ class Room:
         return min(num_nodes * self.setup.devices_per_node, self.costs.num_layers)
 
     def own(self, from_end: int) -> Floats:
-        """Entry [i, j]: bytes of a device that computes layers [i, j) in that place, without redundant layers."""
+        """Entry [i, j]: bytes of a device that computes layers [i, j) in that place, without redundant
+        layers.
+        """
         return self.costs.memory_bytes(from_end, self.setup.num_micro_batches)
 
     def redundant(self, from_end: int) -> Floats:
-        """Entry [i, j]: bytes that a device needs besides for holding the stage redundantly, as [i, j) in that place."""
+        """Entry [i, j]: bytes that a device needs besides for holding the stage redundantly, as [i, j) in
+        that place.
+        """
         # Else a predecessor could take over and not have room; with it every single loss fits by
         # construction, and n0 grows. (D-policies-009)
         in_flight = min(from_end, self.setup.num_micro_batches) * self.costs.activation_bytes
@@ -144,8 +151,9 @@ class Room:
         return possible
 
     def _reach(self, from_end: int) -> Floats:
-        """Entry [i, j]: with [i, j) in that place, and the best split behind it, the most bytes that the last device has left for
-        the first stage's layers held redundantly; ``NEVER`` where no split behind it fits.
+        """Entry [i, j]: with [i, j) in that place, and the best split behind it, the most bytes that the last
+        device has left for the first stage's layers held redundantly; ``NEVER`` where no split behind it
+        fits.
         """
         while len(self.reached) < from_end:
             behind, place = self.reached[-1], len(self.reached) + 1
@@ -160,7 +168,9 @@ class Room:
         return self.reached[from_end - 1]
 
     def split(self, num_stages: int) -> list[Range]:
-        """A split into so many stages that fits, each as near as can be to an even part of the time that is left."""
+        """A split into so many stages that fits, each as near as can be to an even part of the time that is
+        left.
+        """
         time_s = self.costs.time_s
         possible = self._first_stages(num_stages)
         assert possible.any(), "a split that fits"
@@ -217,15 +227,17 @@ def _nothing_fits(setup: Setup) -> PlanError:
     memory = f"raise resources.device_memory to at least {high:,} bytes"
     return PlanError(
         "with every device holding its successor's layers too the model fits no number of nodes: on "
-        f"{nodes}, which need least, a device needs {high:,} bytes and the limit is {setup.device_memory_bytes:,}",
-        f"{memory}, lower schedule.redundant_memory, train.micro_batch or train.sequence, or choose another fault_tolerance.policy",
+        f"{nodes}, which need least, a device needs {high:,} bytes and the limit is "
+        f"{setup.device_memory_bytes:,}",
+        f"{memory}, lower schedule.redundant_memory, train.micro_batch or train.sequence, or choose another "
+        "fault_tolerance.policy",
         memory,
     )
 
 
 def decoupled_within(setup: Setup, plan: Plan, *, redundant: bool) -> dict[str, tuple[Op, ...]]:
-    """The schedule that a decoupled job of ``setup`` gets at once, with room for what its devices hold for others if they are
-    ``redundant``. Raises ScheduleError.
+    """The schedule that a decoupled job of ``setup`` gets at once, with room for what its devices hold for
+    others if they are ``redundant``. Raises ScheduleError.
     """
     besides = Room(setup).besides if redundant else _nothing
     return decoupled_plan(plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE, besides)

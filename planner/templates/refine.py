@@ -1,9 +1,9 @@
 """Templates as they run: splits moved to where 1F1B, and not its linear model, is shortest.
 
-Owns that last step. The model that ``split`` is exact for charges waits which an early stage fills with work. Where
-stages differ, as under a head that weighs as much as some blocks, and micro-batches are few, its best split can be a
-fifth slower than the best. From it, and from the best going by single stages (``makespan.stage_bounds_s``), boundaries
-are moved one layer at a time for as long as the run gets shorter.
+Owns that last step. The model that ``split`` is exact for charges waits which an early stage fills with work.
+Where stages differ, as under a head that weighs as much as some blocks, and micro-batches are few, its best
+split can be a fifth slower than the best. From it, and from the best going by single stages
+(``makespan.stage_bounds_s``), boundaries are moved one layer at a time for as long as the run gets shorter.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def refined(
 ) -> Template:
     """``template`` with its layers where ``share`` micro-batches take least; never slower, memory kept.
 
-    Its ``fill_s`` then makes ``time_s(share)`` what the run takes. Stages that several devices share stay. ``fits``: which
-    splits do besides, that of ``template`` among them.
+    Its ``fill_s`` then makes ``time_s(share)`` what the run takes. Stages that several devices share stay.
+    ``fits``: which splits do besides, that of ``template`` among them.
     """
     if any(stage.num_devices > 1 for stage in template.stages) or share < 1:
         return template

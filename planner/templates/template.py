@@ -58,8 +58,8 @@ def templates_for(setup: Setup, wanted: Sequence[tuple[int, int]]) -> tuple[Temp
 
 
 def node_stages(template: Template) -> tuple[int, ...]:
-    """How many consecutive stages each node of ``template`` runs (devices, where those have two): nodes are filled in
-    order, or as even as possible where there are fewer stages than devices.
+    """How many consecutive stages each node of ``template`` runs (devices, where those have two): nodes are
+    filled in order, or as even as possible where there are fewer stages than devices.
     """
     devices = [stage.num_devices for stage in template.stages[: len(template.stages) // template.chunks]]
     if max(devices) > 1:
@@ -70,8 +70,8 @@ def node_stages(template: Template) -> tuple[int, ...]:
 
 
 def expected_share(setup: Setup, num_nodes: int) -> int:
-    """Micro-batches that a pipeline of ``num_nodes`` nodes expects when all nodes run such ones: as many as there are,
-    within ``max_nodes``; where nobody knows, as many as there are layers.
+    """Micro-batches that a pipeline of ``num_nodes`` nodes expects when all nodes run such ones: as many as
+    there are, within ``max_nodes``; where nobody knows, as many as there are layers.
     """
     nodes = min(filter(None, (setup.nodes_now, setup.max_nodes)), default=len(setup.profile.layers))
     return -(-setup.num_micro_batches // max(setup.f + 1, nodes // num_nodes))

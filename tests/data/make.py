@@ -1,6 +1,8 @@
-"""How the state folders, the replay bundle and the digests beside this file were made: by the programs of two commits, before later ones changed them.
+"""How the state folders, the replay bundle and the digests beside this file were made: by the programs of two
+commits, before later ones changed them.
 
-Not run by tests, and of no use on a later commit: what it wrote is what must go on opening. Needs root, for a folder whose path means nothing (``ROOT``).
+Not run by tests, and of no use on a later commit: what it wrote is what must go on opening. Needs root, for a
+folder whose path means nothing (``ROOT``).
 
     python tests/data/make.py BIN state-4     # BIN: .venv/bin of commit 5c34964
     python tests/data/make.py BIN state-3     # BIN: .venv/bin of commit 83e037b

@@ -1,4 +1,6 @@
-"""Without a GPU these tests fail with one sentence: who asks for them wants to know, and not to see them skipped."""
+"""Without a GPU these tests fail with one sentence: who asks for them wants to know, and not to see them
+skipped.
+"""
 
 from __future__ import annotations
 

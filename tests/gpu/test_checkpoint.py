@@ -1,4 +1,6 @@
-"""The copy of a share on a GPU: what is written is the state at the boundary, whatever the next update does meanwhile."""
+"""The copy of a share on a GPU: what is written is the state at the boundary, whatever the next update does
+meanwhile.
+"""
 
 from __future__ import annotations
 

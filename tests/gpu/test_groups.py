@@ -1,4 +1,6 @@
-"""NCCL on the ranks that this machine allows: init, payloads, a real kill in the middle, abort, init again."""
+"""NCCL on the ranks that this machine allows: init, payloads, a real kill in the middle, abort,
+init again.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,8 @@ def test_messages_by_channels_a_kill_abort_and_a_new_group(two: Two) -> None:
     a.ask("clear")
     two.enter(2)
     print(
-        f"abort after a kill: {ended_s:.3f} s; a new group, from nothing to open: {time.monotonic() - began:.3f} s"
+        f"abort after a kill: {ended_s:.3f} s; a new group, from nothing to open: "
+        f"{time.monotonic() - began:.3f} s"
     )
     two.exchange(2)
     for member in two.members.values():

@@ -1,4 +1,6 @@
-"""What a device says when its memory is full: of the card, in bytes, and by the class that torch really raises."""
+"""What a device says when its memory is full: of the card, in bytes, and by the class that torch really
+raises.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Forward passes ahead on a GPU: what autograd saves lies in the host's memory, and the gradients have the same bits."""
+"""Forward passes ahead on a GPU: what autograd saves lies in the host's memory, and the gradients have the
+same bits.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class AllowedContract(Contract):
-    """``importers`` and all below them import of their own package what is in ``allowed`` or below it, themselves, and ``oobleckd`` for its version.
+    """``importers`` and all below them import of their own package what is in ``allowed`` or below it,
+    themselves, and ``oobleckd`` for its version.
 
     ``external``, where it is given: the top-level names outside of the package that they may import.
     """

@@ -1,7 +1,7 @@
 """The daemon's HTTP API as far as the command line uses it, over a real unix socket, from prepared views.
 
-For tests of ``oobleckd.ctl``: requests go the whole way through the real client. It owns no behaviour: what it
-answers is what the test put in, what it was asked is in ``asked``.
+For tests of ``oobleckd.ctl``: requests go the whole way through the real client. It owns no behaviour: what
+it answers is what the test put in, what it was asked is in ``asked``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from oobleckd.protocol.watch import LayerView
 
 @dataclass(slots=True)
 class Api:
-    """What the daemon would say. ``on_act`` may change it, or refuse, when something is asked. ``watched``: schedule, goodput, impact, bundle, debug;
-    ``queries``: what was asked of these; ``follow``: what the event stream goes on with, for ever.
+    """What the daemon would say. ``on_act`` may change it, or refuse, when something is asked. ``watched``:
+    schedule, goodput, impact, bundle, debug; ``queries``: what was asked of these; ``follow``: what the event
+    stream goes on with, for ever.
     """
 
     status: Status

@@ -1,4 +1,5 @@
-"""A headless Chromium that is driven over its DevTools protocol: opens a page, presses keys, hears its web sockets, takes pictures.
+"""A headless Chromium that is driven over its DevTools protocol: opens a page, presses keys, hears its web
+sockets, takes pictures.
 
 Owns the process and its profile. Only what the console's tests need of the protocol is here.
 """
@@ -114,8 +115,10 @@ async def browsing(folder: Path, width: int = 1300, height: int = 800) -> AsyncI
     if program is None:
         raise FileNotFoundError(NO_BROWSER)
     process = await asyncio.create_subprocess_exec(
-        program, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", f"--window-size={width},{height}",
-        f"--user-data-dir={folder / 'chromium'}", "about:blank", stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
+        program, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
+        f"--window-size={width},{height}",
+        f"--user-data-dir={folder / 'chromium'}", "about:blank", stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     assert process.stderr is not None
     rest: asyncio.Task[bytes] | None = None

@@ -1,10 +1,11 @@
-"""A daemon that has much to tell: the API over a real socket, of a fleet of any size, with so many changes a second.
+"""A daemon that has much to tell: the API over a real socket, of a fleet of any size, with so many changes a
+second.
 
     python -m tests.helpers.busy SOCKET [--nodes 1000] [--rate 200]
 
-For the console's benchmark, in a process of its own. Nine of ten changes say something of a node (it is silent, it is back, it joined), the
-others are committed steps, as in a cluster that is shaken and trains on; every second the newest step's op times are another one's.
-Owns no state that a request could change.
+For the console's benchmark, in a process of its own. Nine of ten changes say something of a node (it is
+silent, it is back, it joined), the others are committed steps, as in a cluster that is shaken and trains on;
+every second the newest step's op times are another one's. Owns no state that a request could change.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class BusyApi(Api):
             case "impact":
                 nodes = tuple(query["nodes"][0].split(","))
                 return ImpactView(
-                    JOB, nodes, (), 0, stops=False, stall_s=1.0, throughput=0.99, copied_bytes=1 << 30, copy_s=0.7, can_lose=9,
+                    JOB, nodes, (), 0, stops=False, stall_s=1.0, throughput=0.99, copied_bytes=1 << 30,
+                    copy_s=0.7, can_lose=9,
                     plan=self.fleet.pipelines, reason="another takes its place",
                 )  # fmt: skip
             case _:

@@ -1,4 +1,6 @@
-"""Cards that this machine does not have: what ``torch.cuda`` would tell of them, as far as ``oobleckd.worker.device.traits`` asks."""
+"""Cards that this machine does not have: what ``torch.cuda`` would tell of them, as far as
+``oobleckd.worker.device.traits`` asks.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ class Yard:
         self.never_ends = False
 
     def let(self, name: str, count: int = 1) -> None:
-        """Allow ``count`` more payloads on the channel ``"EPOCH SENDER > RECEIVER"``; its opening takes one."""
+        """Allow ``count`` more payloads on the channel ``"EPOCH SENDER > RECEIVER"``; its opening
+        takes one.
+        """
         with self.changed:
             self.allowed[name] += count
             self.changed.notify_all()

@@ -66,7 +66,9 @@ class Scene:
         return "disk full"
 
     def _stop_last_copy(self, job: str, rng: random.Random) -> str:
-        """SIGSTOP of the devices of so many nodes at once that a layer has no other holder: whoever is the last is woken."""
+        """SIGSTOP of the devices of so many nodes at once that a layer has no other holder: whoever is the
+        last is woken.
+        """
         view = self.cluster.client.job(job)
         nodes = sorted(node for pipeline in view.pipelines for node in pipeline.nodes)
         stopped: set[str] = set()
@@ -80,7 +82,9 @@ class Scene:
         return f"stopped {'+'.join(sorted(stopped))}"
 
     def _change_text(self, *, in_place: bool) -> None:
-        """Devices that run have the old file open: what is put in its place they never see, what is written into it they read."""
+        """Devices that run have the old file open: what is put in its place they never see, what is written
+        into it they read.
+        """
         if in_place:
             self.written = True
             with self.text.open("r+b") as file:
@@ -94,7 +98,9 @@ class Scene:
         new.replace(self.text)
 
     def mend(self, job: str) -> str:
-        """Before the job can end: the right text is there again, and who waits for room is given it. What was seen of the wait."""
+        """Before the job can end: the right text is there again, and who waits for room is given it. What was
+        seen of the wait.
+        """
         self._put_in_place(_TEXT)
         if not self.disk.filled:
             return ""

@@ -37,7 +37,9 @@ class TimedOut(AssertionError):
 
 
 class Cluster:
-    """``nodes`` nodes of ``devices`` devices of ``kind`` each, under ``state``. Spares only where a test needs them."""
+    """``nodes`` nodes of ``devices`` devices of ``kind`` each, under ``state``. Spares only where a test
+    needs them.
+    """
 
     def __init__(
         self,
@@ -88,7 +90,9 @@ class Cluster:
         return next(view.pids for view in self.client.nodes() if view.name == node)
 
     def kill(self, node: str, how: str) -> None:
-        """SIGKILL, from outside: "device": its device processes; "one-device": one of them; "agent-only"; "sigkill": all."""
+        """SIGKILL, from outside: "device": its device processes; "one-device": one of them; "agent-only";
+        "sigkill": all.
+        """
         agent = self.home.alive().get(node)
         pids = self.device_pids(node) if how in {"device", "one-device", "sigkill"} else []
         if how in {"agent-only", "sigkill"} and agent is not None:
@@ -114,7 +118,9 @@ class Cluster:
         self.home.start_daemon(cluster)
 
     def heal(self) -> None:
-        """Start the nodes whose agent is dead, lift drains, end what a test left behind, and wait until all can be used."""
+        """Start the nodes whose agent is dead, lift drains, end what a test left behind, and wait until all
+        can be used.
+        """
         alive = self.home.alive()
         for i in range(1, self.num_nodes + 1):
             if f"node-{i}" not in alive:

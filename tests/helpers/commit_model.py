@@ -1,10 +1,11 @@
 """A model of the commit protocol over the real ``Commit`` and ``decide``, walked through every interleaving.
 
-Three devices: Either ``A`` and ``B`` hold layer 0 (one micro-batch each) and ``C`` layer 1 (both), or all three are replicas, or ``B`` holds the layer of ``A``, too. Computing
-is one action of a device; everything that the protocol says is an action or a message of its own. Messages
-between two ends arrive in order, those of different ends in any order; a message of a dead device that
-is on its way may arrive or not. The daemon's messages of different epochs may overtake each other, as
-they could if it was restarted in between. A state is a tuple, so that states can be counted.
+Three devices: Either ``A`` and ``B`` hold layer 0 (one micro-batch each) and ``C`` layer 1 (both), or all
+three are replicas, or ``B`` holds the layer of ``A``, too. Computing is one action of a device; everything
+that the protocol says is an action or a message of its own. Messages between two ends arrive in order, those
+of different ends in any order; a message of a dead device that is on its way may arrive or not. The daemon's
+messages of different epochs may overtake each other, as they could if it was restarted in between. A state is
+a tuple, so that states can be counted.
 """
 
 from __future__ import annotations
@@ -142,7 +143,9 @@ class World:
         self.settle(name)
 
     def copy(self, name: str, dev: Dev) -> None:
-        """Send what is in the sums to the next holder, who keeps it. A part of computing: what may come between is its arrival."""
+        """Send what is in the sums to the next holder, who keeps it. A part of computing: what may come
+        between is its arrival.
+        """
         holders = self.holders(name, dev)
         keeper = holders[(holders.index(name) + 1) % len(holders)]
         if keeper != name:
@@ -155,7 +158,9 @@ class World:
             self.devices[target] = replace(dev, copies=dev.copies | {(round_, source, ledger)})
 
     def inherit(self, dev: Dev, gone: frozenset[str]) -> Dev:
-        """What is kept of those who are ``gone`` counts as the device's own; what they sent of later rounds does not."""
+        """What is kept of those who are ``gone`` counts as the device's own; what they sent of later rounds
+        does not.
+        """
         kept = {ledger for round_, source, ledger in dev.copies if source in gone and round_ == dev.round}
         ledger = frozenset[int]().union(*kept)
         if ledger & dev.done:

@@ -1,4 +1,6 @@
-"""States of the commit model: who holds what, what a device keeps of a round, what is on the wires. Tuples all, so that states can be counted."""
+"""States of the commit model: who holds what, what a device keeps of a round, what is on the wires. Tuples
+all, so that states can be counted.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class Dev(msgspec.Struct, frozen=True, cache_hash=True):
 
 @dataclass(frozen=True)
 class Staggered:
-    """Whether devices may update before all votes are in, and whether every round then goes through as they thought."""
+    """Whether devices may update before all votes are in, and whether every round then goes through as they
+    thought.
+    """
 
     on: bool = False
     through: bool = True
@@ -99,7 +103,9 @@ FLUSHED = Staggered()
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What is the same in all states of a walk. ``go_on``: the job goes on without its dead; ``copying``: sums are copied to the next holder."""
+    """What is the same in all states of a walk. ``go_on``: the job goes on without its dead; ``copying``:
+    sums are copied to the next holder.
+    """
 
     topology: Topology = REPLICATED_AND_NOT
     staggered: Staggered = FLUSHED

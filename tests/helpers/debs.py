@@ -1,6 +1,8 @@
-"""Debian's packages for a box: downloaded by apt to a folder of ours, installed in the throw-away system alone.
+"""Debian's packages for a box: downloaded by apt to a folder of ours, installed in the throw-away system
+alone.
 
-This machine gets nothing but the files, in ``OOBLECK_DEBS`` or ~/.cache/oobleck/debs, where they stay for the next time.
+This machine gets nothing but the files, in ``OOBLECK_DEBS`` or ~/.cache/oobleck/debs, where they stay for the
+next time.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def fetch(*packages: str) -> Path:
         return folder
     (folder / "partial").mkdir(parents=True, exist_ok=True)
     command = [
-        *_APT, "-o", f"Dir::Cache::archives={folder}", "install", "--download-only", "--no-install-recommends", *packages,
+        *_APT, "-o", f"Dir::Cache::archives={folder}", "install", "--download-only",
+        "--no-install-recommends", *packages,
     ]  # fmt: skip
     if _run(command).returncode == 0:
         return folder
@@ -43,7 +46,8 @@ def fetch(*packages: str) -> Path:
 def install(box: BootBox) -> None:
     """Install in ``box`` what is bound at INSIDE. Services that packages start are started."""
     box.run(
-        "sh", "-c", f"DEBIAN_FRONTEND=noninteractive dpkg --force-confold --install {INSIDE}/*.deb >/tmp/dpkg.log 2>&1 "
+        "sh", "-c",
+        f"DEBIAN_FRONTEND=noninteractive dpkg --force-confold --install {INSIDE}/*.deb >/tmp/dpkg.log 2>&1 "
         "|| { tail -n 30 /tmp/dpkg.log; exit 1; }",
     )  # fmt: skip
 

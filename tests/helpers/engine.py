@@ -1,8 +1,8 @@
 """Several engines in one process, stepped in a seeded order: every interleaving repeats from its seed.
 
-Real executors, stores, models and the real ``decide``; only processes and sockets are left out. Tensor messages
-arrive at once or late, devices advance in any order, and a device can die between any two pieces of its
-work or at a named fault point.
+Real executors, stores, models and the real ``decide``; only processes and sockets are left out. Tensor
+messages arrive at once or late, devices advance in any order, and a device can die between any two pieces of
+its work or at a named fault point.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 Cuts = Sequence[tuple[int, ...]]
-"""(first layer, the one behind the last) of each hop of a pipeline, and the number of its device where that is not the hop's."""
+"""(first layer, the one behind the last) of each hop of a pipeline, and the number of its device where that
+is not the hop's.
+"""
 
 
 class Died(Exception):
@@ -249,7 +251,9 @@ class World:
             self.nodes[device].executor.resume()
 
     def _lay_out_again(self) -> None:
-        """What a new plan does, without copies: the dead one's micro-batches stay re-routed, mostly in an order for all."""
+        """What a new plan does, without copies: the dead one's micro-batches stay re-routed, mostly in an
+        order for all.
+        """
         self.epoch += 1
         broken = {
             r.micro_batch: tuple(range(self.spec.num_layers))
@@ -299,7 +303,9 @@ class World:
 
     @contextmanager
     def _released(self, device: str) -> Iterator[None]:
-        """``device`` computes a layer; a report may reach it meanwhile, as the real one's link answers (``oobleckd.worker.device.device``)."""
+        """``device`` computes a layer; a report may reach it meanwhile, as the real one's link answers
+        (``oobleckd.worker.device.device``).
+        """
         yield
         executor = self.nodes[device].executor
         mine = [control for control in self.controls if control[0] == device]

@@ -92,7 +92,9 @@ def scheduled(reference, tmp_path: Path, seed: int, **schedule: Any) -> World:
 
 
 def ran_ahead(world: World) -> None:
-    """Work until every forward pass of the present round that can be run ahead was; nobody contributes anything."""
+    """Work until every forward pass of the present round that can be run ahead was; nobody contributes
+    anything.
+    """
     executors = [world.nodes[device].executor for device in world.live()]
     for executor in executors:
         executor.now.contribute = lambda: None

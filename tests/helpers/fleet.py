@@ -1,7 +1,9 @@
-"""A cluster that trains, of any size, as the daemon lists it: nodes, pipelines, templates, layers, op times, steps.
+"""A cluster that trains, of any size, as the daemon lists it: nodes, pipelines, templates, layers, op times,
+steps.
 
-For pictures, snapshots and benchmarks of the console. Everything is a function of the fleet's shape, so that two runs show
-the same; it owns no plan (``planner`` has those) and no daemon (``api_server`` serves what is made here).
+For pictures, snapshots and benchmarks of the console. Everything is a function of the fleet's shape, so that
+two runs show the same; it owns no plan (``planner`` has those) and no daemon (``api_server`` serves what is
+made here).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _PEERS = 6  # so many share what a dead device does not do
 
 @dataclass(frozen=True)
 class Fleet:
-    """Pipelines of so many nodes each, one stage a node; ``standby`` nodes wait; ``f`` losses must be survived."""
+    """Pipelines of so many nodes each, one stage a node; ``standby`` nodes wait; ``f`` losses must be
+    survived.
+    """
 
     sizes: tuple[int, ...]
     standby: int = 0
@@ -51,7 +55,9 @@ class Fleet:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """``n0000``, as many digits as are needed, those of the pipelines in order, then the standby nodes."""
+        """``n0000``, as many digits as are needed, those of the pipelines in order, then the
+        standby nodes.
+        """
         digits = max(3, len(str(self.num_nodes)))
         return tuple(f"n{number:0{digits}}" for number in range(self.num_nodes))
 
@@ -93,7 +99,8 @@ class Fleet:
             layers = (held[name],) if name in held and state == "active" else ()
             found.append(
                 node_view(
-                    name, state=state, reason=reason, host=f"host-{name}", kinds=("NVIDIA H100",), layers=layers,
+                    name, state=state, reason=reason, host=f"host-{name}", kinds=("NVIDIA H100",),
+                    layers=layers,
                     heartbeat_age_s=0.05 + number * 7 % 20 / 100, zone=f"r{number % racks:02}",
                 )
             )  # fmt: skip
@@ -132,8 +139,10 @@ class Fleet:
             fault_tolerance={"f": self.f, "policy": "adaptive"},
         )
         usual: dict[str, Any] = {
-            "id": JOB, "spec": spec, "state": "running", "step": 12_480, "steps": 20_000, "epoch": 3, "loss": self.loss(12_480),
-            "tolerance": self.f, "f": self.f, "policy": "adaptive", "samples_per_s": self.batch / step_s, "step_s": step_s,
+            "id": JOB, "spec": spec, "state": "running", "step": 12_480, "steps": 20_000, "epoch": 3,
+            "loss": self.loss(12_480),
+            "tolerance": self.f, "f": self.f, "policy": "adaptive", "samples_per_s": self.batch / step_s,
+            "step_s": step_s,
             "incidents": 1, "finished_at": None, "checkpoint_step": 12_400, "nodes": self.names,
         }  # fmt: skip
         return job_view(**(usual | changes))
@@ -171,7 +180,8 @@ class Fleet:
     def goodput(self, of_fault_free: float, **lost_s: float) -> GoodputView:
         """Of two hours and ten minutes on all nodes."""
         total_s = 7_800.0 * self.num_nodes
-        usual: dict[str, float] = {"detect": 1.6, "plan": 0.2, "reconfigure": 2.4, "copy": 6.8, "redone": 1.1, "degraded": 0.0,
+        usual: dict[str, float] = {"detect": 1.6, "plan": 0.2, "reconfigure": 2.4, "copy": 6.8, "redone": 1.1,
+            "degraded": 0.0,
                                    "waiting": 0.0, "bubble": 0.079 * 7_800}  # fmt: skip
         lost: dict[Any, float] = {
             cause: spent_s * self.num_nodes for cause, spent_s in (usual | lost_s).items()
@@ -188,7 +198,9 @@ class Fleet:
     def schedule(
         self, step: int, at: float, *, measured: bool = True, dead: Collection[str] = ()
     ) -> ScheduleView:
-        """A step by op times. Nodes that are ``dead`` died a third into it: peers of their stages do the rest."""
+        """A step by op times. Nodes that are ``dead`` died a third into it: peers of their stages do the
+        rest.
+        """
         lanes = [
             LaneView(
                 f"{node}/0",
@@ -228,7 +240,9 @@ def _stages(nodes: tuple[str, ...]) -> tuple[LayerRange, ...]:
 
 @lru_cache
 def _ops(stages: int, micro_batches: int, pace: int) -> tuple[tuple[OpView, ...], ...]:
-    """Of every stage. ``pace``: so many per cent slower than planned, for a measured step is never as planned."""
+    """Of every stage. ``pace``: so many per cent slower than planned, for a measured step is never as
+    planned.
+    """
     slot_s = _SLOT_S * 4 / stages * (1 + pace / 100)
     found = []
     for stage, slots in enumerate(_slots(stages, micro_batches)):
@@ -253,8 +267,8 @@ def _numbered(ops: tuple[OpView, ...], first: int) -> tuple[OpView, ...]:
 def _slots(stages: int, micro_batches: int) -> list[list[tuple[int, OpKind, int]]]:
     """Slot, kind and micro-batch of every op of every stage, in slots of equal length.
 
-    Decoupled backward (zero bubble, Qi et al. 2024, ZB-H1): input gradients as soon as they can be, forward passes while no more than a
-    stage's share is in flight, weight gradients where there is nothing else.
+    Decoupled backward (zero bubble, Qi et al. 2024, ZB-H1): input gradients as soon as they can be, forward
+    passes while no more than a stage's share is in flight, weight gradients where there is nothing else.
     """
     done: dict[tuple[OpKind, int, int], int] = {}
     found: list[list[tuple[int, OpKind, int]]] = [[] for _ in range(stages)]
@@ -286,7 +300,9 @@ def _slots(stages: int, micro_batches: int) -> list[list[tuple[int, OpKind, int]
 
 
 def _rerouted(lanes: list[LaneView], dead: str, gone: Collection[str]) -> list[LaneView]:
-    """What ``dead`` does not do after a third of the step, devices of its stage in the next pipelines do when they wait."""
+    """What ``dead`` does not do after a third of the step, devices of its stage in the next pipelines do when
+    they wait.
+    """
     victim = next(lane for lane in lanes if lane.device == dead)
     died_s = victim.ops[-1].stop_s / 3
     kept = tuple(op for op in victim.ops if op.stop_s <= died_s)

@@ -1,4 +1,6 @@
-"""Random folders of small models, as people have them: every family, layout, naming, dtype and mistake; by seed."""
+"""Random folders of small models, as people have them: every family, layout, naming, dtype and mistake; by
+seed.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ METHODS = (
 
 @dataclass(slots=True)
 class Folder:
-    """A folder that was made: ``refused`` says whether it has to be (None: it may be), and ``what`` how it came about."""
+    """A folder that was made: ``refused`` says whether it has to be (None: it may be), and ``what`` how it
+    came about.
+    """
 
     path: Path
     family: str

@@ -1,4 +1,6 @@
-"""Damage for fuzzing: valid bytes, changed as broken or hostile programs change them. Everything follows from a seed."""
+"""Damage for fuzzing: valid bytes, changed as broken or hostile programs change them. Everything follows from
+a seed.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ from oobleckd.protocol.parts import Counters, Vote
 from tests.helpers.agents import hello
 
 _TOKENS = (
-    b"", b"\x00", b"\xff", b"\xc1", b"\xc0", b"\x80", b"\x90", b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xcf" + b"\xff" * 8,
-    b"\xd3\x80" + b"\0" * 7, b"\xcb\x7f\xf8" + b"\0" * 6, b"\xcb\x7f\xf0" + b"\0" * 6, b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
-    b"-1", b"99999999999999999999", b"1e999", b"NaN", b"null", b"[" * 2000, b'{"a":' * 2000, b"\xed\xa0\x80", b"\\ud800", b"%00", b"%ff",
-    b"../../etc/passwd", b"\r\n\r\n", b"\r\nContent-Length: 5\r\n", b"\r\nTransfer-Encoding: chunked\r\n", b"A" * 9000,
+    b"", b"\x00", b"\xff", b"\xc1", b"\xc0", b"\x80", b"\x90", b"\xdf\xff\xff\xff\xff",
+    b"\xdd\xff\xff\xff\xff", b"\xcf" + b"\xff" * 8,
+    b"\xd3\x80" + b"\0" * 7, b"\xcb\x7f\xf8" + b"\0" * 6, b"\xcb\x7f\xf0" + b"\0" * 6,
+    b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
+    b"-1", b"99999999999999999999", b"1e999", b"NaN", b"null", b"[" * 2000, b'{"a":' * 2000, b"\xed\xa0\x80",
+    b"\\ud800", b"%00", b"%ff",
+    b"../../etc/passwd", b"\r\n\r\n", b"\r\nContent-Length: 5\r\n", b"\r\nTransfer-Encoding: chunked\r\n",
+    b"A" * 9000,
 )  # fmt: skip
 
 
@@ -92,9 +98,12 @@ def http_requests() -> list[bytes]:
     """Valid requests to every route."""
     job = {"name": "small", "train": {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 8}}
     gets = [
-        "/healthz", "/metrics", "/openapi.json", "/v1/status", "/v1/jobs", "/v1/jobs/small-1", "/v1/jobs/small-1/steps?since=3",
-        "/v1/jobs/small-1/goodput", "/v1/nodes", "/v1/incidents", "/v1/incidents/inc-1/bundle", "/v1/pipelines?job=small-1",
-        "/v1/templates", "/v1/layers?job=small-1", "/v1/story?key=node:node-1", "/v1/events?since=1&follow=0", "/v1/schedules",
+        "/healthz", "/metrics", "/openapi.json", "/v1/status", "/v1/jobs", "/v1/jobs/small-1",
+        "/v1/jobs/small-1/steps?since=3",
+        "/v1/jobs/small-1/goodput", "/v1/nodes", "/v1/incidents", "/v1/incidents/inc-1/bundle",
+        "/v1/pipelines?job=small-1",
+        "/v1/templates", "/v1/layers?job=small-1", "/v1/story?key=node:node-1", "/v1/events?since=1&follow=0",
+        "/v1/schedules",
         "/v1/schedule?step=1&modelled=1", "/v1/impact?nodes=node-1,node-2", "/v1/past?at=5.0&span=10",
     ]  # fmt: skip
     posts = {
@@ -108,7 +117,8 @@ def http_requests() -> list[bytes]:
     for path, body in posts.items():
         data = msgspec.json.encode(body)
         found.append(
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode()
+            + f"Content-Length: {len(data)}\r\n\r\n".encode()
             + data
         )
     return found

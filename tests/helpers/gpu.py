@@ -1,7 +1,8 @@
-"""What the tests of ``make test-gpu`` run on: the GPUs of this machine, or, in a rehearsal, nothing but the CPU.
+"""What the tests of ``make test-gpu`` run on: the GPUs of this machine, or, in a rehearsal, nothing but the
+CPU.
 
-With ``OOBLECK_GPU_REHEARSAL=1`` the same tests run on the CPU, with gloo in place of NCCL: that keeps typing errors
-out where there is no GPU, and proves nothing about one.
+With ``OOBLECK_GPU_REHEARSAL=1`` the same tests run on the CPU, with gloo in place of NCCL: that keeps typing
+errors out where there is no GPU, and proves nothing about one.
 """
 
 from __future__ import annotations
@@ -42,4 +43,7 @@ def channel_problem() -> str:
     if shares_gpus(nccl_version(), os.environ):
         return ""
     version = ".".join(map(str, nccl_version()))
-    return f"one GPU, and NCCL {version} takes one rank a GPU (2.30 takes more with NCCL_MULTI_RANK_GPU_ENABLE=1)"
+    return (
+        f"one GPU, and NCCL {version} takes one rank a GPU (2.30 takes more with "
+        "NCCL_MULTI_RANK_GPU_ENABLE=1)"
+    )

@@ -1,7 +1,7 @@
 """A real process with a transport and groups, led line by line, for tests that kill and stop it.
 
-Prints its ``Peer``; then reads commands as JSON, one a line, and answers each with one line of JSON. What a message
-holds is a function of its key, so the receiver knows whether it has the right bits.
+Prints its ``Peer``; then reads commands as JSON, one a line, and answers each with one line of JSON. What a
+message holds is a function of its key, so the receiver knows whether it has the right bits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Command(msgspec.Struct, omit_defaults=True):
 
 
 def tensors_of(key: Key) -> list[Tensor]:
-    """What the message ``key`` holds: up to three tensors of odd shapes and several dtypes, or one large one."""
+    """What the message ``key`` holds: up to three tensors of odd shapes and several dtypes, or
+    one large one.
+    """
     draw = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
     if key[0] == "large":
         return [torch.randint(0, 256, (int(key[3]),), generator=draw, dtype=torch.uint8)]
@@ -135,7 +137,9 @@ class GroupPeer:
         return time.monotonic() - began if ended else None
 
     def receive(self, command: Command) -> Any:
-        """Take messages until there are ``count`` of each of ``names``; how often each key came, what was wrong."""
+        """Take messages until there are ``count`` of each of ``names``; how often each key came, what was
+        wrong.
+        """
         deadline = time.monotonic() + TIMEOUT_S
         self._take()
         while any(self._from(name) < command.count for name in command.names):

@@ -1,7 +1,8 @@
-"""What can go wrong in a simulated world, one method each: whom it strikes is chosen by a dice when it strikes.
+"""What can go wrong in a simulated world, one method each: whom it strikes is chosen by a dice when it
+strikes.
 
-Owns how a thing is done to a world, and for how long; what happens when is ``weather``'s. The docstrings of ``simnet`` and
-``simtransport`` say what a link can do and what it cannot.
+Owns how a thing is done to a world, and for how long; what happens when is ``weather``'s. The docstrings of
+``simnet`` and ``simtransport`` say what a link can do and what it cannot.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _BREAKS = 0.3  # of answers that are late: so many are, since their connection b
 
 
 class Hazards:
-    """Of ``world``. ``copies``: at least so many nodes are left alive by kills. ``struck``: how often each thing happened."""
+    """Of ``world``. ``copies``: at least so many nodes are left alive by kills. ``struck``: how often each
+    thing happened.
+    """
 
     def __init__(self, world: World, copies: int) -> None:
         self.world, self.copies = world, copies
@@ -208,7 +211,9 @@ class Hazards:
             self.world.after(seconds, process.go_on)
 
     def stop_devices(self) -> bool:
-        """SIGSTOP of a node's devices alone; half of the time SIGCONT does not take before whoever did it lets go."""
+        """SIGSTOP of a node's devices alone; half of the time SIGCONT does not take before whoever did it
+        lets go.
+        """
         node = self._node(lambda node: node.ready and not (node.agent.asleep or node.host.asleep))
         if node is None:
             return False
@@ -267,7 +272,9 @@ class Hazards:
         return True
 
     def ahead(self) -> bool:
-        """A device dies, and the daemon as soon as it has told of that, which its journal may not know; and one more."""
+        """A device dies, and the daemon as soon as it has told of that, which its journal may not know; and
+        one more.
+        """
         live, told = self.world.live(), self.world.daemon.disk.told_ahead
         if not self.world.daemon.up or len(live) - self.copies < 2:
             return False
@@ -279,8 +286,9 @@ class Hazards:
         return True
 
     def again(self) -> bool:
-        """A device dies, and another while answers to the report of that are on their way, which take longer or are said again on a new
-        connection. Those whose micro-batches the first had no part in go on until they hear of the second.
+        """A device dies, and another while answers to the report of that are on their way, which take longer
+        or are said again on a new connection. Those whose micro-batches the first had no part in go on until
+        they hear of the second.
         """
         live, pairs = self.world.live(), self._pairs()
         if not pairs:
@@ -295,7 +303,9 @@ class Hazards:
         return True
 
     def _pairs(self) -> list[tuple[str, str]]:
-        """Two devices of a job at work whose loss leaves a copy of every layer, and both of which no micro-batch passes: all there are."""
+        """Two devices of a job at work whose loss leaves a copy of every layer, and both of which no
+        micro-batch passes: all there are.
+        """
         run = self.world.machine.core.run if self.world.daemon.up and self.world.machine is not None else None
         layout = run.job.layout if run is not None and run.phase == "run" else None
         if run is None or layout is None:
@@ -358,8 +368,8 @@ class Hazards:
         return self.world.daemon.up
 
     def operate(self) -> None:
-        """Once the weather is clear: what can be started is started, and nothing stays drained or paused; again and again,
-        since a link may be given up later.
+        """Once the weather is clear: what can be started is started, and nothing stays drained or paused;
+        again and again, since a link may be given up later.
         """
         self.world.after(_OPERATOR_S, self.operate)
         if not (self.clear and self.world.daemon.up):

@@ -32,11 +32,15 @@ class Manner:
         return f"{self.policy}-{self.form}-{self.update}{'-copies' if self.sum_copies else ''}"
 
     def min_nodes(self, num_devices: int, f: int) -> int:
-        """That a job ``simulated`` so can begin on: f + 1 pipelines of two devices, or of two nodes where devices hold the layers of others."""
+        """That a job ``simulated`` so can begin on: f + 1 pipelines of two devices, or of two nodes where
+        devices hold the layers of others.
+        """
         return (f + 1) * (1 if num_devices > 1 and self.policy not in WITH_REDUNDANT_LAYERS else 2)
 
     def simulated(self, boundary_memory: int | str = "1GiB") -> dict[str, Any]:
-        """Of ``world.make_job``: with so little memory a pipeline has two devices or more; where each holds for another, by request."""
+        """Of ``world.make_job``: with so little memory a pipeline has two devices or more; where each holds
+        for another, by request.
+        """
         schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory, self.sum_copies)
         found: dict[str, Any] = {"policy": self.policy, "schedule": schedule}
         if self.policy in WITH_REDUNDANT_LAYERS:
@@ -45,9 +49,9 @@ class Manner:
         return {**found, "memory": memory + 230 * (self.sum_copies > 0)}
 
     def tables(self, num_devices: int = 1) -> dict[str, dict[str, Any]]:
-        """Of job.toml, on nodes of so many devices. Without clipping a staggered update is made in every step; it needs a third more of
-        state, and so does the copy that a checkpoint is written from, without which a policy that rolls back would begin anew each time;
-        copies of sums need two thirds.
+        """Of job.toml, on nodes of so many devices. Without clipping a staggered update is made in every
+        step; it needs a third more of state, and so does the copy that a checkpoint is written from, without
+        which a policy that rolls back would begin anew each time; copies of sums need two thirds.
         """
         hasty, saving = self.update == "staggered", self.policy in ROLLING_BACK
         redundant = self.policy in WITH_REDUNDANT_LAYERS
@@ -77,8 +81,8 @@ class Manner:
     def check_pipelines(self, job: str, pipelines: Sequence[PipelineView]) -> None:
         """As many stages on every device as it is to have, in pipelines of two devices or more.
 
-        Two chunks take twice as many layers as devices: a deeper pipeline, which a policy that chooses the depth may prefer, has one
-        (docs/schedules.md, "Two chunks").
+        Two chunks take twice as many layers as devices: a deeper pipeline, which a policy that chooses the
+        depth may prefer, has one (docs/schedules.md, "Two chunks").
         """
         for pipeline in pipelines:
             stages = [stage.device for stage in pipeline.stages]

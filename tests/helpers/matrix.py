@@ -1,4 +1,5 @@
-"""The kill matrix: a death in every phase of a step, of every kind of victim, alone or with another, by policy.
+"""The kill matrix: a death in every phase of a step, of every kind of victim, alone or with another, by
+policy.
 
 Owns the cells and how one is carried out on a long-lived cluster: submit, arm, wait for the end, compare,
 wait until the dead are back. A cell fails unless its kill fired in the phase that names it.
@@ -30,14 +31,18 @@ AHEAD = 4
 STEPS = 12
 """Of a job in whose step somebody dies: the step of the kill, and a few after it."""
 MOVING_TRAIN = {"steps": 30, "global_batch": 6}
-"""Of a job that is to last while nodes come and go: whoever is to die does by step 8. One run without failures serves all of them."""
+"""Of a job that is to last while nodes come and go: whoever is to die does by step 8. One run without
+failures serves all of them.
+"""
 NODES = 6
 """Of the cluster: pipelines of two and three, and the guest."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """``count`` devices die in ``phase`` of a job that trains in ``manner``; the first of them is ``victim``."""
+    """``count`` devices die in ``phase`` of a job that trains in ``manner``; the first of them is
+    ``victim``.
+    """
 
     phase: str
     victim: str
@@ -50,7 +55,9 @@ class Cell:
 
 
 def every_cell() -> list[Cell]:
-    """Every combination that there is, but for those of ``precopy_cells``; without copies under varuna, which makes none."""
+    """Every combination that there is, but for those of ``precopy_cells``; without copies under varuna, which
+    makes none.
+    """
     product = itertools.product(STEP_PHASES + MOVE_PHASES, VICTIMS, (1, 2), MANNERS)
     return [cell for values in product if _is_one(cell := Cell(*values))]
 
@@ -92,7 +99,9 @@ def all_cells() -> list[Cell]:
 
 
 def pairwise(cells: Sequence[Cell]) -> list[Cell]:
-    """Few cells in which every pair of values of two different axes still occurs; among equals, the manner seen least."""
+    """Few cells in which every pair of values of two different axes still occurs; among equals, the manner
+    seen least.
+    """
     left = {pair for cell in cells for pair in _pairs(cell)}
     chosen: list[Cell] = []
     seen: Counter[Manner] = Counter()
@@ -111,7 +120,9 @@ def _pairs(cell: Cell) -> Iterator[tuple[tuple[int, object], tuple[int, object]]
 
 
 def victims(job: JobView, cell: Cell) -> list[str]:
-    """Nodes that die in this cell; every layer keeps a live holder, but where all roll back to a checkpoint anyway."""
+    """Nodes that die in this cell; every layer keeps a live holder, but where all roll back to a checkpoint
+    anyway.
+    """
     pipelines = sorted((list(dict.fromkeys(s.device for s in p.stages)) for p in job.pipelines), key=len)
     deepest, shallowest = pipelines[-1], pipelines[0]
     devices = {
@@ -196,7 +207,9 @@ def _died(hits: Sequence[dict[str, Any]], cell: Cell) -> set[str]:
 
 
 def _by_returning(cell: Cell) -> bool:
-    """Whether the doomed are to leave and come back: policies that re-route copy to whoever comes, and hardly to anybody else."""
+    """Whether the doomed are to leave and come back: policies that re-route copy to whoever comes, and hardly
+    to anybody else.
+    """
     return cell.phase == "copy" and cell.manner.policy in REROUTING
 
 
@@ -215,7 +228,9 @@ def _return_until_fired(cluster: Cluster, cell: Cell, doomed: Sequence[str], bef
 def _move_until_fired(
     cluster: Cluster, view: JobView, cell: Cell, doomed: Sequence[str], before: int, guest: str
 ) -> None:
-    """Deploy and copy happen when the plan changes: nodes that come and go, one after the other, make it change."""
+    """Deploy and copy happen when the plan changes: nodes that come and go, one after the other, make it
+    change.
+    """
 
     def fired() -> bool:
         return set(doomed) <= _died(cluster.fired()[before:], cell)

@@ -77,7 +77,9 @@ def all_layers(spec: ModelSpec, params: dict[str, Tensor]) -> list[Layer]:
 
 
 def some_batch(spec: ModelSpec) -> Batch:
-    """A micro-batch of 2 sequences of 8 tokens, some of them hidden where that is how the family is trained."""
+    """A micro-batch of 2 sequences of 8 tokens, some of them hidden where that is how the family
+    is trained.
+    """
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, spec.config.vocab_size, (2, 8), generator=generator)
     if spec.job.model.family in MASKED:

@@ -1,7 +1,8 @@
 """State folders, jobs and digests that earlier versions wrote (tests/data), in a folder of the test's own.
 
-Their paths begin with ``/tests-data``. In text that is replaced; records of a journal are decoded, and packed and sealed anew, as
-their format would have it: that is why what formats 3 and 4 look like stands here once more, and does not change with the product.
+Their paths begin with ``/tests-data``. In text that is replaced; records of a journal are decoded, and packed
+and sealed anew, as their format would have it: that is why what formats 3 and 4 look like stands here once
+more, and does not change with the product.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Deaths inside the backup, the validation and the copy on a real cluster, from a seed.
 
-The manner is the seed's. A backup and a validation are there where the update is staggered, a copy where the plan changes:
-nodes come and go for it.
+The manner is the seed's. A backup and a validation are there where the update is staggered, a copy where the
+plan changes: nodes come and go for it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ NUMBER = 7
 
 
 class Late(Hosted):
-    """Copies that take their time, as beside a GPU: they are there when a test says so, or when somebody must wait for them."""
+    """Copies that take their time, as beside a GPU: they are there when a test says so, or when somebody must
+    wait for them.
+    """
 
     made: ClassVar[list[Late]] = []
 
@@ -47,7 +49,9 @@ class Late(Hosted):
 
 @dataclass
 class PreCopyRig:
-    """Tensor messages to ``TARGET`` in the order in which they were sent, and the target's side of the pre-copy."""
+    """Tensor messages to ``TARGET`` in the order in which they were sent, and the target's side of the
+    pre-copy.
+    """
 
     world: World
     source: str

@@ -1,7 +1,9 @@
-"""Deaths while pre-copies are made, on a real cluster: of a source, of the node that is to leave, of the target, and of the daemon.
+"""Deaths while pre-copies are made, on a real cluster: of a source, of the node that is to leave, of the
+target, and of the daemon.
 
-Owns a job whose copies take about as long as a step, so that they are pre-copied at all, and how such a run goes: four nodes train, a
-fifth stands by, and one of the four is drained. The one that stood by gets its layers while all four train on, and then its place.
+Owns a job whose copies take about as long as a step, so that they are pre-copied at all, and how such a run
+goes: four nodes train, a fifth stands by, and one of the four is drained. The one that stood by gets its
+layers while all four train on, and then its place.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
 
 PRECOPYING = (("ahead", "source"), ("ahead", "leaver"), ("stage", "target"), ("prepared", "daemon"))
-"""(phase, who dies in it). A source dies once it has sent something, a target once it has something, the daemon once it has told both."""
+"""(phase, who dies in it). A source dies once it has sent something, a target once it has something, the
+daemon once it has told both.
+"""
 STEPS = 60
 _BLOCKS, _WIDTH = 6, 128
 _BYTES = 12  # of a parameter: weight and two moments
@@ -27,7 +31,9 @@ _names = count(1)
 
 @dataclass(frozen=True)
 class Cast:
-    """Nodes by what they are to do. ``source`` holds what ``leaver`` holds, and each of them sends about half of it."""
+    """Nodes by what they are to do. ``source`` holds what ``leaver`` holds, and each of them sends about half
+    of it.
+    """
 
     leaver: str
     source: str
@@ -35,7 +41,9 @@ class Cast:
 
 
 def die_in_precopy(cluster: Cluster, phase: str, victim: str, manner: Manner) -> JobView:
-    """Carry it out; returns the finished job. AssertionError says what broke. One node of the cluster is drained already."""
+    """Carry it out; returns the finished job. AssertionError says what broke. One node of the cluster is
+    drained already.
+    """
     before = len(cluster.fired())
     view = _started(cluster, manner)
     cast = _cast(cluster, view)
@@ -60,7 +68,8 @@ def die_in_precopy(cluster: Cluster, phase: str, victim: str, manner: Manner) ->
 def _started(cluster: Cluster, manner: Manner) -> JobView:
     """A job at work, of which a stage's copies take about as long as a step.
 
-    How long a step takes is the machine's; so a first job is measured, and the one that counts says that its nodes are linked accordingly.
+    How long a step takes is the machine's; so a first job is measured, and the one that counts says that its
+    nodes are linked accordingly.
     """
     measured = _at_work(cluster, _job(manner, link=0))
     (template,) = [each for each in cluster.client.templates(measured.id) if each.instances]
@@ -94,7 +103,9 @@ def _job(manner: Manner, link: int) -> Job:
 
 
 def _state_bytes(manner: Manner) -> int:
-    """Of a stage's state: half of the blocks, and those of the other stage where devices hold it redundantly."""
+    """Of a stage's state: half of the blocks, and those of the other stage where devices hold it
+    redundantly.
+    """
     stages = 2 if manner.policy in WITH_REDUNDANT_LAYERS else 1
     return stages * _BLOCKS // 2 * 12 * _WIDTH**2 * _BYTES
 

@@ -1,7 +1,8 @@
 """Forks that tell what they find themselves to be; and an agent that has some forked, as a program.
 
-``python -m tests.helpers.probed agent NUMBER`` is an agent without a daemon: it prints one JSON object for itself and its forker, then one for
-each of NUMBER forks. ``exec`` in place of ``agent`` starts them by exec. ``forker`` is the program of its forker, without an argument it is a fork.
+``python -m tests.helpers.probed agent NUMBER`` is an agent without a daemon: it prints one JSON object for
+itself and its forker, then one for each of NUMBER forks. ``exec`` in place of ``agent`` starts them by exec.
+``forker`` is the program of its forker, without an argument it is a fork.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def digest() -> str:
 
 
 def fork() -> None:
-    """The program of a fork: ties first, as of a device; then its facts, and the digest; then it waits for its agent's end."""
+    """The program of a fork: ties first, as of a device; then its facts, and the digest; then it waits for
+    its agent's end.
+    """
     words = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:] if "=" in word)
     at = sys.argv.index("--lifeline")
     die_with_parent(int(words["parent"]))
@@ -71,11 +74,13 @@ def fork() -> None:
     import torch
 
     facts: dict[str, Any] = {
-        "pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "threads": threads, "fds": opened, "signals": signals(),
+        "pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "threads": threads,
+        "fds": opened, "signals": signals(),
         "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "omp": os.environ.get("OMP_NUM_THREADS"),
         "words": Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").decode().split("\0"),
         "chance": [random.random(), float(np.random.random()), float(torch.rand(()))],  # noqa: NPY002
-        "bad_fork": torch.cuda._is_in_bad_fork(), "used_s": used_s, "digest": digest(), "threads_after": torch.get_num_threads(),
+        "bad_fork": torch.cuda._is_in_bad_fork(), "used_s": used_s, "digest": digest(),
+        "threads_after": torch.get_num_threads(),
     }  # fmt: skip
     with socket.socket(fileno=int(words["fd"])) as link:
         link.sendall(json.dumps(facts).encode() + b"\n")

@@ -1,4 +1,6 @@
-"""Runs on disk, as a job leaves them: for tests of the comparison. Real safetensors files, a real manifest."""
+"""Runs on disk, as a job leaves them: for tests of the comparison. Real safetensors files, a real
+manifest.
+"""
 
 from __future__ import annotations
 

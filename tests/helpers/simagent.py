@@ -1,8 +1,8 @@
 """An agent of a simulated world, with its devices.
 
-Real is what an agent keeps to say it again, for how long, and when (``oobleckd.worker.agent.outbox``); after ``oobleckd.worker.agent.node`` when it
-says Hello, what it passes on and what it drops. Who starts and who dies is the world's; how long a message takes and
-when a connection ends is the network's.
+Real is what an agent keeps to say it again, for how long, and when (``oobleckd.worker.agent.outbox``); after
+``oobleckd.worker.agent.node`` when it says Hello, what it passes on and what it drops. Who starts and who
+dies is the world's; how long a message takes and when a connection ends is the network's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _RETRY_S = (0.1, 2.0)  # the others
 
 @dataclass(slots=True)
 class Sleeper:
-    """Processes that can be stopped: what is meant for them waits in order, as it does in the buffers of real ones."""
+    """Processes that can be stopped: what is meant for them waits in order, as it does in the buffers of real
+    ones.
+    """
 
     asleep: bool = False
     waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = field(default_factory=list)
@@ -56,9 +58,9 @@ class Sleeper:
 class SimNode:
     """An agent and its devices. A new incarnation is a new object.
 
-    ``connected``: the agent takes its connection for open. ``agent`` and ``host`` can be stopped: the agent, and the
-    device processes. ``slow``: how many times longer its tasks and what it says take. ``notice``: why it is about to end, at
-    ``ends_at``.
+    ``connected``: the agent takes its connection for open. ``agent`` and ``host`` can be stopped: the agent,
+    and the device processes. ``slow``: how many times longer its tasks and what it says take. ``notice``: why
+    it is about to end, at ``ends_at``.
     """
 
     world: World
@@ -93,7 +95,9 @@ class SimNode:
     # ------------------------------------------------------------------ to the daemon
 
     def connect(self) -> None:
-        """Again and again while the network lets nothing through; not while there is no daemon, which calls back."""
+        """Again and again while the network lets nothing through; not while there is no daemon, which calls
+        back.
+        """
         if not self.alive or self.connected or self.world.machine is None:
             return
         if self.agent.asleep or self.world.network.severed(self.name):

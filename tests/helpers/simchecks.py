@@ -1,8 +1,8 @@
 """What must be so in a simulated world, whatever fails: asserted while it runs, and at the end of a job.
 
-Owns what was seen on the wires and on the disk: rounds that devices committed, what they answered and what they were told,
-what the journal has. None of it is asked of the code that is under test. The machine's own state is checked by
-``core.invariants``.
+Owns what was seen on the wires and on the disk: rounds that devices committed, what they answered and what
+they were told, what the journal has. None of it is asked of the code that is under test. The machine's own
+state is checked by ``core.invariants``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ _SLACK_S = 3.0
 
 
 class Checks:
-    """``outcomes``: what was committed in each round of each history; one began at each of the epochs ``histories``.
+    """``outcomes``: what was committed in each round of each history; one began at each of the epochs
+    ``histories``.
 
-    ``excuses``: node -> until when it may be given up although it lives, as something was wrong with it or its links.
-    ``said``: (kind, epoch) -> what all were told under it; ``told_epoch``: device -> the highest that it was told of.
-    ``answered``, ``decided``: incarnation of a device -> the highest epoch that it answered, and that it had a decision of.
-    ``rounds_on_disk``: job -> the first round that is not there; ``layouts``: job -> the layout that is, and its dead.
-    ``given_up``: how many live devices were taken for dead, with an excuse. ``corruptions``: how often bits were found wrong, ``distrusted``: and
-    nobody has gone back for it yet.
+    ``excuses``: node -> until when it may be given up although it lives, as something was wrong with it or
+    its links. ``said``: (kind, epoch) -> what all were told under it; ``told_epoch``: device -> the highest
+    that it was told of. ``answered``, ``decided``: incarnation of a device -> the highest epoch that it
+    answered, and that it had a decision of. ``rounds_on_disk``: job -> the first round that is not there;
+    ``layouts``: job -> the layout that is, and its dead. ``given_up``: how many live devices were taken for
+    dead, with an excuse. ``corruptions``: how often bits were found wrong, ``distrusted``: and nobody has
+    gone back for it yet.
     """
 
     def __init__(self, world: World) -> None:
@@ -60,14 +62,16 @@ class Checks:
     # ------------------------------------------------------------------ what devices commit
 
     def begin_history(self, epoch: int) -> None:
-        """State comes from outside the devices: a history begins, whose rounds only it must agree on. Who hears nothing of it goes on in the one before."""
+        """State comes from outside the devices: a history begins, whose rounds only it must agree on. Who
+        hears nothing of it goes on in the one before.
+        """
         self.histories.add(epoch)
 
     def committed(
         self, device: SimDevice, counters: Counters, outcome: Outcome, weights: tuple[int, int]
     ) -> None:
-        """Every device commits a round with the same outcome, counters, weights after it and layout; and none that has
-        answered a report before it has the decision.
+        """Every device commits a round with the same outcome, counters, weights after it and layout; and none
+        that has answered a report before it has the decision.
         """
         answered, decided = self.answered.get(device.incarnation, 0), self.decided.get(device.incarnation, 0)
         assert answered <= decided, f"{device.name} answered {answered} and committed without its decision"
@@ -96,8 +100,8 @@ class Checks:
     # ------------------------------------------------------------------ what the daemon says
 
     def told(self, command: Tell) -> None:
-        """What is told leaves in the order of epochs, is the same for all under one epoch, and acknowledges nothing that is
-        not on disk.
+        """What is told leaves in the order of epochs, is the same for all under one epoch, and acknowledges
+        nothing that is not on disk.
         """
         match command.message:
             case Report(device, epoch, layout, dead):
@@ -129,8 +133,9 @@ class Checks:
     # ------------------------------------------------------------------ what is on disk
 
     def journaled(self, entry: msgspec.Struct) -> None:
-        """What the journal has in order is rounds without a gap, each with what a run without failures has; and epochs that
-        rise. It has no rollback while somebody who is not to be given up holds the layer, but for a policy that always rolls back.
+        """What the journal has in order is rounds without a gap, each with what a run without failures has;
+        and epochs that rise. It has no rollback while somebody who is not to be given up holds the layer, but
+        for a policy that always rolls back.
         """
         match entry:
             case StepEntry():

@@ -1,9 +1,10 @@
 """The daemon of a simulated world: the real machine and policies, and what its loop does with their commands.
 
-Owns the daemon's incarnations, its clock and ticks, and the answers of its planner. Its clock is one that `daemon.clock` makes: it
-never goes back in an incarnation, but may be off by any time, and by another one in the next incarnation. Where the process is stopped,
-or gets no processor, all that it should have heard comes at once and late. The machine's invariants are asserted after
-every event. When a command may be performed is the disk's, how it gets to an agent the network's.
+Owns the daemon's incarnations, its clock and ticks, and the answers of its planner. Its clock is one that
+`daemon.clock` makes: it never goes back in an incarnation, but may be off by any time, and by another one in
+the next incarnation. Where the process is stopped, or gets no processor, all that it should have heard comes
+at once and late. The machine's invariants are asserted after every event. When a command may be performed is
+the disk's, how it gets to an agent the network's.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _first_plans: dict[bytes, Proposal] = {}  # of jobs that nobody holds anything o
 class Daemon:
     """One daemon after the other; ``machine`` is None while there is none.
 
-    ``plan_s``: how long its planner thinks. ``process`` can be stopped. ``skew_s``: by how much the clock is off in this incarnation.
+    ``plan_s``: how long its planner thinks. ``process`` can be stopped. ``skew_s``: by how much the clock is
+    off in this incarnation.
     """
 
     def __init__(self, world: World, config: CoreConfig) -> None:
@@ -206,7 +208,9 @@ class Daemon:
         self.world.network.hang_up()
 
     def start(self, *, forgotten: bool = False) -> None:
-        """The next incarnation, from the journal, whose end may be ``forgotten``; agents come back one by one."""
+        """The next incarnation, from the journal, whose end may be ``forgotten``; agents come back one by
+        one.
+        """
         self.config = msgspec.structs.replace(self.config, daemon=f"d{self.incarnation}")
         entries = self.disk.entries()
         self.machine = Machine.restore(entries, self.now, self.config, forgotten=forgotten)

@@ -1,9 +1,9 @@
 """A device process of a simulated world: the worker's own code, on a virtual clock.
 
 Real are the process's handling of controls, deployments, the executor with its votes, staggered update and
-take-backs, tasks, ledger and sums. Not real are processes, sockets, tensors and time: ``simstore`` and ``simpasses``
-stand in for arithmetic, and a task takes virtual seconds in which the device hears nothing, as a real one does. At
-the worker's own fault points a device dies where that was asked for.
+take-backs, tasks, ledger and sums. Not real are processes, sockets, tensors and time: ``simstore`` and
+``simpasses`` stand in for arithmetic, and a task takes virtual seconds in which the device hears nothing, as
+a real one does. At the worker's own fault points a device dies where that was asked for.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class Died(Exception):
 
 
 class SimFaults(Faults):
-    """Fault points that end the device's present piece of work instead of the process, where it or the world says so."""
+    """Fault points that end the device's present piece of work instead of the process, where it or the world
+    says so.
+    """
 
     def __init__(self, sim: SimDevice) -> None:
         super().__init__(sim.name, Path())
@@ -113,7 +115,8 @@ class SimDevice(DeviceProcess):
         self.precopy_target = None
         self.job_id = ""
         self.reading: Any = SimReading(self)
-        # What the agent knows of it, for its Hello: told after every control message, as the real device does.
+        # What the agent knows of it, for its Hello: told after every control message, as the real device
+        # does.
         self._tell_up()
 
     # ------------------------------------------------------------------ what others look at
@@ -162,7 +165,10 @@ class SimDevice(DeviceProcess):
             return "no job"
         now, reducer = self.executor.now, self.executor.reducer
         left = [*now.board.forward, *now.board.in_flight, *now.board.weights]
-        return f"reduced={sorted(reducer.reduced)} left={left} speculative={self.executor.speculative is not None}"
+        return (
+            f"reduced={sorted(reducer.reduced)} left={left} "
+            f"speculative={self.executor.speculative is not None}"
+        )
 
     # ------------------------------------------------------------------ the loop
 
@@ -235,7 +241,9 @@ class SimDevice(DeviceProcess):
     # ------------------------------------------------------------------ in place of processes and torch
 
     def tell(self, message: Any) -> None:
-        """To the agent. Real seconds have no place here, and an empty bucket has no bytes: a copied layer counts one."""
+        """To the agent. Real seconds have no place here, and an empty bucket has no bytes: a copied layer
+        counts one.
+        """
         if isinstance(message, StepDone):
             self.world.early += message.early
             self.world.taken_back += message.taken_back
@@ -255,7 +263,8 @@ class SimDevice(DeviceProcess):
     def _tell_up(self) -> None:
         self.known = DeviceInfo(
             self.name, "cpu", "cpu", 0, self.transport.address, "", 1, self.job_id, self.layout.epoch,
-            self.commit.answered, self.counters.step, self.counters.round, self.holding or (self.executor is not None and self.executor.misread), self.incarnation,
+            self.commit.answered, self.counters.step, self.counters.round,
+            self.holding or (self.executor is not None and self.executor.misread), self.incarnation,
             self.world.rounds_apart.get(self.name, ""),
         )  # fmt: skip
 
@@ -285,7 +294,9 @@ class SimDevice(DeviceProcess):
 
 
 class SimWriter:
-    """In place of ``oobleckd.worker.checkpointing.writer.BackgroundWriter``: writes beside training, each bucket in a while of virtual time, ``slow`` times as long."""
+    """In place of ``oobleckd.worker.checkpointing.writer.BackgroundWriter``: writes beside training, each
+    bucket in a while of virtual time, ``slow`` times as long.
+    """
 
     slow = 1.0
 
@@ -333,7 +344,8 @@ class SimWriter:
             self.refused = directory, share.counters.round
             self.sim.tell(
                 CheckpointFailed(
-                    share.device, share.job_id, share.counters, directory, f"{directory} cannot be written: full", 1, 0, share.last, "ENOSPC",
+                    share.device, share.job_id, share.counters, directory,
+                    f"{directory} cannot be written: full", 1, 0, share.last, "ENOSPC",
                 )
             )  # fmt: skip
         if share.last:

@@ -24,8 +24,8 @@ _entries = msgspec.msgpack.Decoder(AnyEntry)
 
 
 class Disk:
-    """``sync_s``: least and most seconds of a sync; None: none, all is durable at once. ``told_ahead``: all messages that
-    left before what was recorded in front of them.
+    """``sync_s``: least and most seconds of a sync; None: none, all is durable at once. ``told_ahead``: all
+    messages that left before what was recorded in front of them.
     """
 
     def __init__(self, world: World, perform: Callable[[Command], None]) -> None:

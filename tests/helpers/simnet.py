@@ -46,7 +46,8 @@ _LATEST_S = 3.0  # after a cut until TCP sends again, at most
 class Wire(Connection):
     """A connection of ``agent`` to one incarnation of the daemon. Each end learns of its end for itself.
 
-    ``broken``: what is on its way is gone. ``up``, ``down``: when the newest message in that direction arrives.
+    ``broken``: what is on its way is gone. ``up``, ``down``: when the newest message in that direction
+    arrives.
     """
 
     agent: SimNode
@@ -59,8 +60,9 @@ class Wire(Connection):
 
 
 class Network:
-    """``connections``: those that the daemon in its present incarnation has heard of. ``cuts``: (from, to) -> until when nothing
-    gets there; ``lags``: (from, to) -> (seconds more on the way, until when). Ends are nodes, or ``DAEMON``.
+    """``connections``: those that the daemon in its present incarnation has heard of. ``cuts``: (from, to) ->
+    until when nothing gets there; ``lags``: (from, to) -> (seconds more on the way, until when). Ends are
+    nodes, or ``DAEMON``.
 
     ``codec``: messages of agents and daemon are encoded and decoded on their way.
     """
@@ -258,7 +260,9 @@ class Network:
             self.connections.closed(connection)
 
     def _agent_silent(self, connection: Wire) -> None:
-        """ZeroMQ's heartbeat of the agent: nothing has come for seconds. It closes; what it has said still arrives."""
+        """ZeroMQ's heartbeat of the agent: nothing has come for seconds. It closes; what it has said still
+        arrives.
+        """
         if self.is_cut(DAEMON, connection.agent.name) and connection.agent_open:
             self._agent_sees_end(connection)
             when = max(self._arrival(connection.agent.name, DAEMON, _AGENTS_S), connection.up)

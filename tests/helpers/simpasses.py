@@ -1,8 +1,8 @@
 """Forward and backward of a simulated device: the worker's own tasks, in virtual time and without arithmetic.
 
-In place of a tensor travels a ``Token`` that says from which weights it was made. Whoever takes one in, and every
-backward of a forward, asserts that they were the weights that it has itself: nothing may come from a state that was
-taken back, or from another round.
+In place of a tensor travels a ``Token`` that says from which weights it was made. Whoever takes one in, and
+every backward of a forward, asserts that they were the weights that it has itself: nothing may come from a
+state that was taken back, or from another round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Training state of a simulated device: the worker's own store and sums over buckets that have no tensors.
 
-The state of a bucket is three numbers in place of its exponents, which are saved, copied, restored and written as
-those are: updates applied, times its scale was squeezed, and a *trail*, a digest of every update since the
-beginning, so that two states that differ in one update, or in one that was applied twice, differ.
+The state of a bucket is three numbers in place of its exponents, which are saved, copied, restored and
+written as those are: updates applied, times its scale was squeezed, and a *trail*, a digest of every update
+since the beginning, so that two states that differ in one update, or in one that was applied twice, differ.
 """
 
 from __future__ import annotations

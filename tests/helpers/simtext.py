@@ -1,7 +1,8 @@
-"""The text of a simulated world: files that nodes share or have of their own, replaced, written to in place, gone and back.
+"""The text of a simulated world: files that nodes share or have of their own, replaced, written to in place,
+gone and back.
 
-Real is the worker's ``Reading``; not real are files and time. Who reads a micro-batch from a wrong file makes its loss and its update wrong,
-and whoever opens one says another identity.
+Real is the worker's ``Reading``; not real are files and time. Who reads a micro-batch from a wrong file makes
+its loss and its update wrong, and whoever opens one says another identity.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def identity(content: str, *, whole: bool = True) -> Input:
 
 @dataclass
 class Texts:
-    """``of``: the file at ``PATH`` on each node (None: gone). ``large``: nobody knows all of it when it is opened. ``written``: somebody wrote in place.
+    """``of``: the file at ``PATH`` on each node (None: gone). ``large``: nobody knows all of it when it is
+    opened. ``written``: somebody wrote in place.
 
     ``misread``: (job, round, micro-batch) -> whether its loss came from a wrong text.
     """

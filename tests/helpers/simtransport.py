@@ -1,9 +1,10 @@
 """Links between simulated devices, as ``oobleckd.worker.transport.transport`` has them.
 
-What can happen to a link there, and so here: messages on one link keep their order, whatever their delay, but those that can wait, which keep their
-own; messages on two links overtake each other. A link that breaks takes with it what was on its way, and is not made again in this incarnation of
-the peer until both are deployed anew; each end finds out for itself, one perhaps seconds after the other, and tells
-its agent of a peer's incarnation once. Nothing is sent twice, and nothing is lost from a link that holds.
+What can happen to a link there, and so here: messages on one link keep their order, whatever their delay, but
+those that can wait, which keep their own; messages on two links overtake each other. A link that breaks takes
+with it what was on its way, and is not made again in this incarnation of the peer until both are deployed
+anew; each end finds out for itself, one perhaps seconds after the other, and tells its agent of a peer's
+incarnation once. Nothing is sent twice, and nothing is lost from a link that holds.
 
 Owns the ends of links. How long a message takes is the network's.
 """
@@ -27,10 +28,11 @@ _DRAIN_S = 1.0  # for which the sender of a broken link goes on reading what com
 
 @dataclass(eq=False)
 class Link:
-    """One way from a device to an incarnation of a peer. It opens once that one has the sender's newest secret and has not forgotten
-    the sender, who asks again and again.
+    """One way from a device to an incarnation of a peer. It opens once that one has the sender's newest
+    secret and has not forgotten the sender, who asks again and again.
 
-    ``closed``: nothing on it arrives any more. ``ended``: its sender has, in order; what waits for it to open is dropped. ``arrival``: when the newest message on it arrives; ``late`` are those that can wait.
+    ``closed``: nothing on it arrives any more. ``ended``: its sender has, in order; what waits for it to open
+    is dropped. ``arrival``: when the newest message on it arrives; ``late`` are those that can wait.
     """
 
     source: SimTransport
@@ -44,7 +46,9 @@ class Link:
 
 @dataclass(eq=False)
 class Waiting:
-    """A tensor message that can wait: it leaves and arrives at these times, unless it is taken back before it has left."""
+    """A tensor message that can wait: it leaves and arrives at these times, unless it is taken back before it
+    has left.
+    """
 
     message: TensorMessage
     leaves: float

@@ -1,7 +1,8 @@
 """A small file system of its own for checkpoints, which can be filled and emptied.
 
-A real one, as only that says ENOSPC where a disk does: a tmpfs, for which root is needed. For whoever is not root, whom permissions bind, it is a folder that
-may not be written instead: another error, and the same consequences.
+A real one, as only that says ENOSPC where a disk does: a tmpfs, for which root is needed. For whoever is not
+root, whom permissions bind, it is a folder that may not be written instead: another error, and the same
+consequences.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _BALLAST = "ballast"
 
 
 class SmallDisk:
-    """``path`` is its mount point, made if need be; unmounted at the end. ``filled``: whether nothing can be written now."""
+    """``path`` is its mount point, made if need be; unmounted at the end. ``filled``: whether nothing can be
+    written now.
+    """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.path, self._size_bytes = path, size_bytes

@@ -2,9 +2,10 @@
 a device's name it is a spare.
 
 A Report is answered with Progress, a Resume with a StepDone whose round is the epoch, an Inject at "exit"
-with the end of the process, one at "hunger" with ``HUNGRY`` as its last words and the end. ``STANDIN_CRASH`` in the environment makes it
-end before it is up, ``STANDIN_SAYS`` as well, with that error as its last words (a kind and a text, with ": " between);
-``STANDIN_STUCK`` names a folder to make: the spare that makes it hangs in the place that it is to take.
+with the end of the process, one at "hunger" with ``HUNGRY`` as its last words and the end. ``STANDIN_CRASH``
+in the environment makes it end before it is up, ``STANDIN_SAYS`` as well, with that error as its last words
+(a kind and a text, with ": " between); ``STANDIN_STUCK`` names a folder to make: the spare that makes it
+hangs in the place that it is to take.
 """
 
 from __future__ import annotations

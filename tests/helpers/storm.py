@@ -1,4 +1,6 @@
-"""Random failures at random times on a simulated world, and deaths at chosen fault points; all from a seed."""
+"""Random failures at random times on a simulated world, and deaths at chosen fault points; all
+from a seed.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ class Storm:
 
 @dataclass
 class Strikes:
-    """Deaths at ``points``, one each, in this order: of one of the first devices that come there and whose layers others hold, too.
+    """Deaths at ``points``, one each, in this order: of one of the first devices that come there and whose
+    layers others hold, too.
 
     What dies is the node, the device for a while, or the device whose place the node's spare takes.
     """

@@ -1,7 +1,8 @@
-"""A network for boxes: each has a TUN device, and a switch in this process carries packets from one to the other.
+"""A network for boxes: each has a TUN device, and a switch in this process carries packets from one to the
+other.
 
-Owns the weather: what is lost, late, cut off one way or both, and how much passes. It needs no kernel module (netem and nftables are
-missing in some), and what is done to a packet is known exactly.
+Owns the weather: what is lost, late, cut off one way or both, and how much passes. It needs no kernel module
+(netem and nftables are missing in some), and what is done to a packet is known exactly.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ _LOOK_S = 0.5
 
 @dataclass
 class Weather:
-    """``loss``: share of packets. ``delay_s``: one way. ``rate_bytes_s`` into each host (0: as it comes). ``cuts``: (from, to), by address.
-    ``tcp``: whether any of it passes: else connections stand still, as where packets are lost several times in a row.
+    """``loss``: share of packets. ``delay_s``: one way. ``rate_bytes_s`` into each host (0: as it comes).
+    ``cuts``: (from, to), by address. ``tcp``: whether any of it passes: else connections stand still, as
+    where packets are lost several times in a row.
     """
 
     loss: float = 0.0
@@ -67,7 +69,9 @@ class Switch(threading.Thread):
         return f"10.213.78.{number}"
 
     def plug(self, number: int, pid: int) -> None:
-        """Give the network namespace of process ``pid`` a device with the address ``number``. Before ``start``."""
+        """Give the network namespace of process ``pid`` a device with the address ``number``. Before
+        ``start``.
+        """
         address, name = self.address(number), f"oob{os.getpid() % 100000}n{number}"
         fd = os.open("/dev/net/tun", os.O_RDWR)
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))

@@ -16,7 +16,9 @@ NO_TMUX = "tmux is not installed: apt-get install tmux"
 
 
 class Terminal:
-    """A window of ``width`` by ``height`` in which ``command`` runs. Raises FileNotFoundError where there is no tmux."""
+    """A window of ``width`` by ``height`` in which ``command`` runs. Raises FileNotFoundError where there is
+    no tmux.
+    """
 
     def __init__(
         self, socket: Path, command: str, env: Mapping[str, str], *, width: int = 160, height: int = 46

@@ -17,7 +17,8 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+            "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=localhost", "-addext",
+            "subjectAltName=IP:127.0.0.1",
         ],
         check=True, capture_output=True,
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""A writer killed in the middle of a checkpoint's file on a real cluster, from a seed: a torn one is never loaded.
+"""A writer killed in the middle of a checkpoint's file on a real cluster, from a seed: a torn one is never
+loaded.
 
-Under a policy that rolls back the job rolls back to the checkpoint before at once; under the others it goes on, and the next one
-is whole again. Either way every file that a manifest names must be what the manifest says, and the job must end bit for bit
-as a run without failures.
+Under a policy that rolls back the job rolls back to the checkpoint before at once; under the others it goes
+on, and the next one is whole again. Either way every file that a manifest names must be what the manifest
+says, and the job must end bit for bit as a run without failures.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def manner_of_torn(seed: int) -> Manner:
 
 
 def tables_of(manner: Manner) -> dict[str, dict[str, Any]]:
-    """Of job.toml: those of the manner, with room for the copy that a checkpoint is written from; who holds the layers of another has that already."""
+    """Of job.toml: those of the manner, with room for the copy that a checkpoint is written from; who holds
+    the layers of another has that already.
+    """
     tables = manner.tables()
     roomy = tables["resources"] if manner.policy in WITH_REDUNDANT_LAYERS else {"device_memory": "14MiB"}
     return tables | {"checkpoint": {"every": EVERY}, "resources": roomy}

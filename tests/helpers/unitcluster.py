@@ -1,7 +1,7 @@
 """A cluster of services: daemon and workers as units of a booted systemd, installed by ``install-systemd``.
 
-Owns an installation in a ``BootBox`` (a virtual environment in /opt/oobleck with this checkout's code) and how its units
-are asked for their state. What is waited for is ``Cluster``'s.
+Owns an installation in a ``BootBox`` (a virtual environment in /opt/oobleck with this checkout's code) and
+how its units are asked for their state. What is waited for is ``Cluster``'s.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class UnitCluster(Cluster):
         return self.property(unit, "ActiveState")
 
     def pids(self) -> dict[str, tuple[int, ...]]:
-        """Agent and device processes of each node by their numbers in the box, as systemd and the daemon know them."""
+        """Agent and device processes of each node by their numbers in the box, as systemd and the daemon know
+        them.
+        """
         return {
             node.name: (int(self.property(f"oobleck-worker@{node.name}", "MainPID")), *node.pids)
             for node in self.client.nodes()
@@ -93,7 +95,9 @@ def installation(
     binds: Mapping[str, Path] | None = None,
     shares: Mapping[str, Path] | None = None,
 ) -> Iterator[BootBox]:
-    """A box with oobleckd installed for all users in /opt/oobleck, and no unit of it yet. ``name`` and what is bound: as for ``BootBox``."""
+    """A box with oobleckd installed for all users in /opt/oobleck, and no unit of it yet. ``name`` and what
+    is bound: as for ``BootBox``.
+    """
     with BootBox(folder, {**_BINDS, **(binds or {})}, name=name, shares=shares) as box:
         python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
         box.run(str(python), "-m", "venv", "--without-pip", HOME)

@@ -1,9 +1,10 @@
-"""Bad weather, drawn from a seed: a world, a job, and what goes wrong when; and what must be so in spite of it.
+"""Bad weather, drawn from a seed: a world, a job, and what goes wrong when; and what must be so in spite of
+it.
 
-The whole of a run follows from its seed. Every fault has a dice of its own, so that a run can be repeated without some
-of them (``smallest``): what is left of a failing one is what it takes. What is checked after every event is in
-``core.invariants`` and ``simchecks``; here is what is checked at the end: once the weather is clear the job ends within a
-minute, and as one without failures does.
+The whole of a run follows from its seed. Every fault has a dice of its own, so that a run can be repeated
+without some of them (``smallest``): what is left of a failing one is what it takes. What is checked after
+every event is in ``core.invariants`` and ``simchecks``; here is what is checked at the end: once the weather
+is clear the job ends within a minute, and as one without failures does.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ _WEIGHTS = {
     "kill": 5, "vanish": 2, "leave": 1, "notice": 2, "device": 2, "spare": 5, "killed again": 10, "join": 6,
     "agent link": 4, "device link": 4, "cut from daemon": 4, "cut between nodes": 3, "partition": 2, "lag": 3,
     "slow": 2, "agent stopped": 2, "node stopped": 2,
-    "daemon killed": 4, "daemon killed ahead": 3, "clock jumped": 1, "daemon stopped": 3, "drain": 3, "asked": 3,
+    "daemon killed": 4, "daemon killed ahead": 3, "clock jumped": 1, "daemon stopped": 3, "drain": 3,
+    "asked": 3,
 }  # fmt: skip
 _LATER = ("devices stopped", "disk full")
-"""Faults that came to be after the others: with a dice of their own, so that what a seed had before it still has. The next kind goes here."""
+"""Faults that came to be after the others: with a dice of their own, so that what a seed had before it still
+has. The next kind goes here.
+"""
 _MORE = 0.3
 _GAPS_S = (0.02, 0.2, 1.0)
 _BOUND_S = 40.0
@@ -68,7 +72,9 @@ class Weather:
 
 @dataclass
 class Seen:
-    """What happened in runs: faults by kind, and how often the job recovered, went back, and went on in vain."""
+    """What happened in runs: faults by kind, and how often the job recovered, went back, and went
+    on in vain.
+    """
 
     faults: Counter[str]
     incidents: int = 0
@@ -86,8 +92,10 @@ class Seen:
     def __str__(self) -> str:
         faults = ", ".join(f"{self.faults[kind]} {kind}" for kind in KINDS)
         return (
-            f"{self.faults.total()} faults ({faults}); {self.incidents} incidents, {self.given_up} live devices taken for "
-            f"dead, {self.rollbacks} rollbacks, {self.early} early updates; {self.virtual_s:.0f} virtual s, {self.events} events"
+            f"{self.faults.total()} faults ({faults}); {self.incidents} incidents, {self.given_up} live "
+            "devices taken for "
+            f"dead, {self.rollbacks} rollbacks, {self.early} early updates; {self.virtual_s:.0f} virtual s, "
+            f"{self.events} events"
         )
 
 
@@ -135,7 +143,9 @@ def world_of(weather: Weather) -> World:
 
 
 def run(weather: Weather, without: Collection[int] = ()) -> Seen:
-    """Live through it, but for the faults with these numbers. Raises one of ``VIOLATIONS`` where something is not as it must be."""
+    """Live through it, but for the faults with these numbers. Raises one of ``VIOLATIONS`` where something is
+    not as it must be.
+    """
     world = world_of(weather)
     hazards = Hazards(world, weather.copies)
     world.run_for(1.0)

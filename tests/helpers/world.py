@@ -1,8 +1,8 @@
 """A simulated cluster on a virtual clock: the real machine and policy, virtual agents and devices.
 
-Everything random comes from one seed and every event from one heap, so a failing run repeats exactly. Owns time, the
-nodes and their ends, and what is asked and looked at; its parts are ``simdaemon``, ``simdisk``, ``simnet``,
-``simagent``, ``simdevice`` and ``simchecks``.
+Everything random comes from one seed and every event from one heap, so a failing run repeats exactly. Owns
+time, the nodes and their ends, and what is asked and looked at; its parts are ``simdaemon``, ``simdisk``,
+``simnet``, ``simagent``, ``simdevice`` and ``simchecks``.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ class World:
     def kill_device(
         self, name: str, restart_s: float = 0.5, *, index: int = 0, death: Death | None = None
     ) -> None:
-        """SIGKILL of a device process without a spare (or it dies of ``death``): its agent starts the node's devices anew."""
+        """SIGKILL of a device process without a spare (or it dies of ``death``): its agent starts the node's
+        devices anew.
+        """
         node, victim = self.nodes[name], device_name(name, index)
         if not node.alive or not node.ready:
             return
@@ -199,7 +201,9 @@ class World:
             node.hello()
 
     def stop_device(self, name: str) -> None:
-        """SIGSTOP of the device processes of a node: its agent sees it after a second, and says so until they go on."""
+        """SIGSTOP of the device processes of a node: its agent sees it after a second, and says so until they
+        go on.
+        """
         node = self.nodes[name]
         node.host.stop()
         for device in list(node.devices.values()):
@@ -238,7 +242,9 @@ class World:
     def spare_takes_place(
         self, name: str, index: int = 0, up_s: float = 0.05, *, heard: bool = True, death: Death | None = None
     ) -> None:
-        """SIGKILL of a device process (or it dies of ``death``) whose place the node's spare takes; ``heard``: the agent's link is up."""
+        """SIGKILL of a device process (or it dies of ``death``) whose place the node's spare takes;
+        ``heard``: the agent's link is up.
+        """
         node, victim = self.nodes[name], device_name(name, index)
         if not (node.alive and node.ready and node.devices[victim].alive):
             return
@@ -303,7 +309,9 @@ class World:
             del self.partial[partial]
 
     def norm(self, bucket: int, step: int) -> float:
-        """The squared norm of a bucket's gradient: in a step of ``clips`` that of one bucket must be clipped."""
+        """The squared norm of a bucket's gradient: in a step of ``clips`` that of one bucket must
+        be clipped.
+        """
         return 1e6 if step in self.clips and self._odd_one(step, bucket) else 1e-4 * (1 + bucket)
 
     def is_nan(self, step: int, bucket: int, micro_batch: int) -> bool:
@@ -311,7 +319,9 @@ class World:
         return step in self.nans and self._odd_one(step, bucket, micro_batch)
 
     def overflows_at(self, step: int, bucket: int, micro_batch: int, squeezes: int) -> bool:
-        """The same in a step of ``overflows``, until its scale was squeezed once more than by the steps before."""
+        """The same in a step of ``overflows``, until its scale was squeezed once more than by the steps
+        before.
+        """
         if step not in self.overflows or not self._odd_one(step, bucket, micro_batch):
             return False
         return squeezes <= sum(self._odd_one(before, bucket) for before in self.overflows if before < step)

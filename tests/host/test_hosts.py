@@ -1,6 +1,8 @@
-"""Four hosts, each a booted systemd of its own, with a switch between them: what bad networks and a power cut do to a job.
+"""Four hosts, each a booted systemd of its own, with a switch between them: what bad networks and a power cut
+do to a job.
 
-A host is installed as docs/deploy.md says: keys in its credential store, a settings file, one worker. The daemon is on the first.
+A host is installed as docs/deploy.md says: keys in its credential store, a settings file, one worker. The
+daemon is on the first.
 """
 
 from __future__ import annotations
@@ -140,7 +142,9 @@ def test_idle_workers_heartbeat_by_udp_to_the_daemon_s_port(hosts: Hosts) -> Non
 
 
 def test_connections_that_stand_still_kill_nobody(hosts: Hosts) -> None:
-    """Three times as long as the lease of a quiet node: who is silent is asked by UDP. Before any weather has taught the leases."""
+    """Three times as long as the lease of a quiet node: who is silent is asked by UDP. Before any weather has
+    taught the leases.
+    """
     job = hosts.job("still")
     answers = hosts.cluster.client.debug().counters["datagram_answers"]
     hosts.switch.weather = Weather(tcp=False)
@@ -174,7 +178,8 @@ def test_a_host_that_is_cut_off_for_a_while(hosts: Hosts, one_way: bool) -> None
     hosts.switch.heal()
     hosts.ends_as_ever(job)
     hosts.cluster.usable(NUM_HOSTS)
-    # Whoever was given up in the meantime came back as a fresh incarnation, and nothing that it did meanwhile counts.
+    # Whoever was given up in the meantime came back as a fresh incarnation, and nothing that it did meanwhile
+    # counts.
     told = {change.text for change in hosts.cluster.client.story(f"node:{node(4)}")}
     assert told, "the daemon did not notice"
 

@@ -17,7 +17,10 @@ from tests.helpers.unitcluster import CHECKOUT, HOME, UnitCluster, installation
 EXAMPLES = CHECKOUT / "examples" / "observability"
 NODES = ("node-1", "node-2")
 ADDRESS = "127.0.0.1:9464"
-_FETCH = "import sys, urllib.request; sys.stdout.write(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
+_FETCH = (
+    "import sys, urllib.request; sys.stdout.write(urllib.request.urlopen(sys.argv[1], "
+    "timeout=10).read().decode())"
+)
 
 
 @pytest.fixture(scope="module")

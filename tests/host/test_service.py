@@ -1,4 +1,5 @@
-"""The units under a booted systemd: they start, train, survive restarts, kills and hangs of the daemon, and go.
+"""The units under a booted systemd: they start, train, survive restarts, kills and hangs of the daemon, and
+go.
 
 The tests share one set of services and are one story; the last one takes them down.
 """
@@ -26,7 +27,9 @@ WORKERS = [f"oobleck-worker@{node}.service" for node in NODES]
 MAX_EXPOSED = 2.0
 RESTARTS, HANGS = 4, 2
 STEPS = 560
-"""For as long as those take, and half as long again. The same for all jobs: one run without failures serves all."""
+"""For as long as those take, and half as long again. The same for all jobs: one run without failures serves
+all.
+"""
 WATCHDOG_S = 3
 LOG_LINES = 5000
 
@@ -104,7 +107,9 @@ def impatient(services: UnitCluster) -> Iterator[UnitCluster]:
 
 
 def trains_on(services: UnitCluster, name: str, act: Callable[[str], None], times: int) -> None:
-    """``act`` upon the daemon (its pid) again and again while a job is trained: nothing of that shows in workers or results."""
+    """``act`` upon the daemon (its pid) again and again while a job is trained: nothing of that shows in
+    workers or results.
+    """
     job = services.client.submit(tiny_job(name, train={"steps": STEPS, "global_batch": 6})).id
     services.at_step(job, 4)
     workers, before = services.pids(), len(services.client.incidents())

@@ -1,7 +1,9 @@
-"""Debian's Slurm runs the example: a job that is preempted, goes back into the queue, and goes on where it was.
+"""Debian's Slurm runs the example: a job that is preempted, goes back into the queue, and goes on where it
+was.
 
-One machine with as many slots as the job has workers. Two partitions, of which the better one takes the machine from the other, as a
-cluster is set up that preempts with grace. A job that went back into the queue waits there until its credentials have expired.
+One machine with as many slots as the job has workers. Two partitions, of which the better one takes the
+machine from the other, as a cluster is set up that preempts with grace. A job that went back into the queue
+waits there until its credentials have expired.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ PartitionName=urgent Nodes=box PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE 
 
 
 class Slurm(Cluster):
-    """The example as a Slurm job of the user kim. What is waited for is asked of oobleckctl in the box, as the daemon comes and goes."""
+    """The example as a Slurm job of the user kim. What is waited for is asked of oobleckctl in the box, as
+    the daemon comes and goes.
+    """
 
     def __init__(self, box: BootBox) -> None:
         super().__init__(box.path(STATE), WORKERS)
@@ -104,7 +108,8 @@ def toml_of(job: Job) -> str:
     raw: dict[str, Any] = {
         "model": {"family": "gpt2", "config": job.model.config},
         "train": {
-            "steps": job.train.steps, "global_batch": job.train.global_batch, "micro_batch": job.train.micro_batch,
+            "steps": job.train.steps, "global_batch": job.train.global_batch,
+            "micro_batch": job.train.micro_batch,
             "sequence": job.train.sequence,
         },
         "optimizer": {"lr": 0.003, "warmup_steps": 4},
@@ -134,7 +139,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         box.run("useradd", "--create-home", "--shell", "/bin/bash", "kim")
         box.run("mkdir", "-p", "/etc/slurm", "/var/spool/slurmctld", "/var/spool/slurmd")
         box.path("/etc/slurm/slurm.conf").write_text(SETTINGS)
-        # It uses no cgroup as it is set up here, but looks for them, and ends where both versions are mounted.
+        # It uses no cgroup as it is set up here, but looks for them, and ends where both versions are
+        # mounted.
         box.path("/etc/slurm/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         # Slurm resolves no name on a machine that has no address but that of its loopback.
         switch = Switch()
@@ -183,7 +189,8 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm) -> None:
 def test_the_result_is_that_of_an_undisturbed_run(slurm: Slurm) -> None:
     """The daemon is gone with the Slurm job: it is started once more upon its journal."""
     slurm.as_kim(
-        f"oobleckd --state-dir {STATE} --socket /tmp/again.sock --keys-dir {STATE}/keys --endpoint tcp://127.0.0.1:0 "
+        f"oobleckd --state-dir {STATE} --socket /tmp/again.sock --keys-dir {STATE}/keys --endpoint "
+        "tcp://127.0.0.1:0 "
         ">again.log 2>&1 & echo $! >again.pid"
     )
     try:

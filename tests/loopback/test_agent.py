@@ -102,7 +102,9 @@ def test_hello_relay_and_heartbeats(daemon: StubDaemon, launch: Launch) -> None:
 
 
 def test_a_device_that_is_asked_how_far_it_is_is_lent_haste(daemon: StubDaemon, launch: Launch) -> None:
-    """Else its loop, which holds what the answer needs, would wait for a core. (The real one gives it back: test_device.)"""
+    """Else its loop, which holds what the answer needs, would wait for a core. (The real one gives it back:
+    test_device.)
+    """
     agent = launch(daemon.endpoint)
     asked, other = device_pids(daemon.ready())
     daemon.tell(Report("n1/0", 4, 1, ()))

@@ -1,4 +1,6 @@
-"""A training cluster whose messages go by groups: a node dies in the middle of a step, and it shows in no bit."""
+"""A training cluster whose messages go by groups: a node dies in the middle of a step, and it shows in no
+bit.
+"""
 
 from __future__ import annotations
 

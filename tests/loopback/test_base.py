@@ -115,7 +115,9 @@ def test_devices_outlive_whoever_forked_them(cluster: Cluster) -> None:
 
 
 def test_a_killed_device_is_back_at_once(tmp_path: Path) -> None:
-    """Without a spare: 0.04 to 0.09 s were seen, and 1 s in nine of ten is the aim; by exec it takes two and more."""
+    """Without a spare: 0.04 to 0.09 s were seen, and 1 s in nine of ten is the aim; by exec it takes two and
+    more.
+    """
     with Cluster(tmp_path, 1) as running:
         took = []
         for _ in range(10):
@@ -148,7 +150,8 @@ def test_kills_at_random_end_nobody_else(cluster: Cluster) -> None:
         whom = rng.choice(["spare", "forker", "base", "device", "agent", "device and spare"])
         base = cluster.home.base.process()
         victims = {
-            "spare": [node.spare_pid], "forker": [forker_of(agent)], "base": [base.pid if base else None], "device": [node.pids[0]],
+            "spare": [node.spare_pid], "forker": [forker_of(agent)], "base": [base.pid if base else None],
+            "device": [node.pids[0]],
             "agent": [agent], "device and spare": [node.pids[0], node.spare_pid],
         }[whom]  # fmt: skip
         for victim in victims:
@@ -180,7 +183,9 @@ def base(tmp_path: Path) -> Iterator[Base]:
 
 
 def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tmp_path: Path) -> None:
-    """Their exit code and output are those of exec. The base is killed at last: then there is nothing to tell."""
+    """Their exit code and output are those of exec. The base is killed at last: then there is nothing to
+    tell.
+    """
     file = tmp_path / "job.toml"
     assert base.run("shutil", [], ONE_THREAD) is None
     done = base.run("oobleckd.worker.tools.look", ["--job", str(file)], ONE_THREAD)

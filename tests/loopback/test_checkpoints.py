@@ -104,7 +104,9 @@ def told(cluster: Cluster, job: str) -> list[object]:
 
 
 def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path) -> None:
-    """It is kept out with the reason, the others go on with what they have open; and where that is written to, the job rolls back and ends."""
+    """It is kept out with the reason, the others go on with what they have open; and where that is written
+    to, the job rolls back and ends.
+    """
     cluster.heal()
     text, right = tmp_path / "text", b"what is trained on, again and again. " * 3000
     text.write_bytes(right)

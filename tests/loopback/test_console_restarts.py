@@ -1,7 +1,8 @@
-"""The daemon dies under a console, time and again: it is there again within 5 s of the daemon, and no event is lost or doubled.
+"""The daemon dies under a console, time and again: it is there again within 5 s of the daemon, and no event
+is lost or doubled.
 
-What the console's feed hears is compared by number with what the daemon kept; that the picture comes back is seen in a terminal. Three times here, twenty in
-``make soak``.
+What the console's feed hears is compared by number with what the daemon kept; that the picture comes back is
+seen in a terminal. Three times here, twenty in ``make soak``.
 """
 
 from __future__ import annotations

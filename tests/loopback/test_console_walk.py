@@ -1,6 +1,8 @@
-"""The console in a real terminal: keys walk its eight screens while nodes are killed, and what is captured is what oobleckctl says.
+"""The console in a real terminal: keys walk its eight screens while nodes are killed, and what is captured is
+what oobleckctl says.
 
-The job stays re-routed after a loss (policy slipstream), so that every step that is looked at has the work of the dead in it.
+The job stays re-routed after a loss (policy slipstream), so that every step that is looked at has the work of
+the dead in it.
 """
 
 from __future__ import annotations
@@ -268,7 +270,9 @@ def test_the_screens_of_a_moment_are_those_that_were_live(walk: Walk) -> None:
     }
 
     def same(key: str) -> tuple[float, list[str]] | None:
-        """The moment of the newest snapshot, if then it was as it is now: the live picture and the snapshots both take a while to know the last."""
+        """The moment of the newest snapshot, if then it was as it is now: the live picture and the snapshots
+        both take a while to know the last.
+        """
         moment = cluster.client.past(time.time()).snapshot.at
         live, past = _drawn(walk, key, *titles[key]), _past(walk, moment, key, *titles[key])
         return (moment, live) if live == past else None

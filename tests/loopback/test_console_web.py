@@ -1,4 +1,6 @@
-"""``oobleck-console --web`` in a real browser: it is the same console, a key changes the screen, and it may not act."""
+"""``oobleck-console --web`` in a real browser: it is the same console, a key changes the screen, and it may
+not act.
+"""
 
 from __future__ import annotations
 

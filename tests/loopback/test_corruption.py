@@ -1,4 +1,6 @@
-"""One flipped bit on a real cluster: found, named, quarantined, and the job ends bit for bit as if nothing had been (docs/corruption.md)."""
+"""One flipped bit on a real cluster: found, named, quarantined, and the job ends bit for bit as if nothing
+had been (docs/corruption.md).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def begin(cluster: Cluster, name: str, nodes: int, f: int) -> tuple[str, str]:
-    """A job on ``nodes`` nodes, in pipelines of two, a few steps in; and the node that shall have a wrong bit."""
+    """A job on ``nodes`` nodes, in pipelines of two, a few steps in; and the node that shall have a wrong
+    bit.
+    """
     cluster.heal()
     sections: dict[str, Any] = {
         "train": {"steps": STEPS, "global_batch": 12},

@@ -174,7 +174,9 @@ async def test_a_sandbox_that_forbids_nice_costs_nothing_else(monkeypatch: pytes
 
 
 def test_plans_after_a_loss_come_before_what_computes() -> None:
-    """All on their way: the process that makes them, and the daemon's threads to it and back. Not the process for all else."""
+    """All on their way: the process that makes them, and the daemon's threads to it and back. Not the process
+    for all else.
+    """
 
     async def policies() -> tuple[list[int], list[bool]]:
         planning = Planning()

@@ -163,7 +163,9 @@ def test_a_socket_of_systemd_is_served(tmp_path: Path) -> None:
 
 
 def activated(folder: Path, listening: socket.socket) -> subprocess.Popen[bytes]:
-    """A daemon on systemd's socket. What systemd does between fork and exec: it becomes number 3, and the pid is the child's own."""
+    """A daemon on systemd's socket. What systemd does between fork and exec: it becomes number 3, and the pid
+    is the child's own.
+    """
     script = 'exec 3<&"$0"; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@"'
     words = ["bash", "-c", script, str(listening.fileno()), *command(folder)]
     return subprocess.Popen(words, pass_fds=[listening.fileno()], stderr=subprocess.DEVNULL)

@@ -1,4 +1,6 @@
-"""Heartbeats of idle nodes as datagrams, at the hub, over real sockets: what counts, what is answered, and what is refused."""
+"""Heartbeats of idle nodes as datagrams, at the hub, over real sockets: what counts, what is answered, and
+what is refused.
+"""
 
 from __future__ import annotations
 

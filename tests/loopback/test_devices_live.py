@@ -1,4 +1,6 @@
-"""Nodes of several devices on a real cluster: one process after the other killed, spares, and a standby node."""
+"""Nodes of several devices on a real cluster: one process after the other killed, spares, and a
+standby node.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``export`` on a real cluster: what transformers loads are the weights of the job, finished or still running."""
+"""``export`` on a real cluster: what transformers loads are the weights of the job, finished or still
+running.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every kind of failure on a real cluster: told apart, survived without a step lost, and bit for bit the same."""
+"""Every kind of failure on a real cluster: told apart, survived without a step lost, and bit for bit the
+same.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def begin(cluster: Cluster, name: str) -> tuple[str, str]:
-    """A job a few steps in, and a node of it. All train the same, so that one run without failures serves all."""
+    """A job a few steps in, and a node of it. All train the same, so that one run without failures serves
+    all.
+    """
     cluster.heal()
     job = cluster.client.submit(tiny_job(name, train=TRAIN)).id
     return job, cluster.at_step(job, 5).nodes[-1]
@@ -157,8 +161,8 @@ def test_a_drill_passes_and_says_what_it_did(cluster: Cluster, tmp_path: Path) -
 
 
 def starve(cluster: Cluster, node: str) -> None:
-    """The device of ``node`` gets no more memory than it has, but for words and the stacks of a thread or two: one that cannot be started says nothing
-    of memory.
+    """The device of ``node`` gets no more memory than it has, but for words and the stacks of a thread or
+    two: one that cannot be started says nothing of memory.
     """
     (pid,) = cluster.device_pids(node)
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")

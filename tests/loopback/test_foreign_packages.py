@@ -1,4 +1,6 @@
-"""Somebody else's packages ``worker``, ``planner`` and ``console``, and more, in the current directory and on PYTHONPATH."""
+"""Somebody else's packages ``worker``, ``planner`` and ``console``, and more, in the current directory and on
+PYTHONPATH.
+"""
 
 from __future__ import annotations
 

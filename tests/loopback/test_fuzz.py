@@ -1,4 +1,5 @@
-"""Mutated frames, datagrams and requests against a running daemon: it answers, or does not, and goes on; never with a fault of its own, and with the same memory.
+"""Mutated frames, datagrams and requests against a running daemon: it answers, or does not, and goes on;
+never with a fault of its own, and with the same memory.
 
 5,000 of each here; ``make soak`` sends 100,000.
 """

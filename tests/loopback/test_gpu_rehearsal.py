@@ -1,4 +1,6 @@
-"""The tests of ``make test-gpu``, on a CPU: what is typed wrong in them comes out before somebody has a GPU at hand."""
+"""The tests of ``make test-gpu``, on a CPU: what is typed wrong in them comes out before somebody has a GPU
+at hand.
+"""
 
 from __future__ import annotations
 

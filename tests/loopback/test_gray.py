@@ -1,4 +1,6 @@
-"""A node that works, slowly, on a real cluster of layers that sleep: it is named, drained, and the job ends as if nothing had been (docs/corruption.md)."""
+"""A node that works, slowly, on a real cluster of layers that sleep: it is named, drained, and the job ends
+as if nothing had been (docs/corruption.md).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def pace_s(cluster: Cluster, job: str) -> float:
 
 
 def test_a_node_that_takes_three_times_as_long(cluster: Cluster, times: Path) -> None:
-    """Three pipelines of two; then one of two and one of three, which have a sixth less and a little more to wait."""
+    """Three pipelines of two; then one of two and one of three, which have a sixth less and a little more to
+    wait.
+    """
     sections: dict[str, Any] = {
         "train": {"steps": STEPS, "global_batch": MICRO_BATCHES, "micro_batch": 1},
         "fault_tolerance": {"f": 1, "slow": "drain"},

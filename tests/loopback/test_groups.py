@@ -1,4 +1,6 @@
-"""Groups between real processes: one is killed, another stands still, and no message of a survivor is lost."""
+"""Groups between real processes: one is killed, another stands still, and no message of a
+survivor is lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Idle nodes that send heartbeats by UDP, whole: the real daemon and real agents, whose devices are stand-ins; and what happens where UDP does not arrive."""
+"""Idle nodes that send heartbeats by UDP, whole: the real daemon and real agents, whose devices are
+stand-ins; and what happens where UDP does not arrive.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def launch(folder: Path) -> Iterator[Launch]:
 
     def start(endpoint: str) -> subprocess.Popen[bytes]:
         made = [
-            sys.executable, "-m", "tests.helpers.standin_agent", "--node=n1", f"--daemon={endpoint}", "--devices=1", "--no-spare",
+            sys.executable, "-m", "tests.helpers.standin_agent", "--node=n1", f"--daemon={endpoint}",
+            "--devices=1", "--no-spare",
             f"--keys-dir={folder / 'keys'}", f"--run-dir={folder / 'agent'}",
         ]  # fmt: skip
         started.append(subprocess.Popen(made))

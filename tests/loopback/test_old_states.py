@@ -1,4 +1,6 @@
-"""State folders that earlier versions wrote, under today's programs: their jobs go on, and end at the same bits (tests/data/README.md)."""
+"""State folders that earlier versions wrote, under today's programs: their jobs go on, and end at the same
+bits (tests/data/README.md).
+"""
 
 from __future__ import annotations
 

@@ -14,13 +14,17 @@ import pytest
 from oobleckd.ctl import processes
 from oobleckd.ctl.processes import ClusterProcess
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+    "time.sleep(60)"
+)
 WILLING = "import time; print('up', flush=True); time.sleep(60)"
 
 
 def await_word(log: Path, word: str, pid: int) -> None:
     """Wait until ``word`` is in the log or its writer has ended: tail knows how."""
-    with subprocess.Popen(["tail", f"--pid={pid}", "-n", "+1", "-F", log], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tail:  # fmt: skip
+    with subprocess.Popen(["tail", f"--pid={pid}", "-n", "+1", "-F", log], stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True) as tail:  # fmt: skip
         assert tail.stdout
         for line in tail.stdout:
             if word in line:

@@ -87,8 +87,9 @@ def test_an_order_follows_a_loss(cluster: Cluster, manner: Manner) -> None:
 
 
 def test_copies_begin_in_the_step_that_is_mended(cluster: Cluster) -> None:
-    """Pipelines of two and three: without one of the two a stage has one copy left, so layers must move. As the planner is told, that takes many steps: nobody waits
-    for it, and what was sent by the end of the step is not sent in the stop.
+    """Pipelines of two and three: without one of the two a stage has one copy left, so layers must move. As
+    the planner is told, that takes many steps: nobody waits for it, and what was sent by the end of the step
+    is not sent in the stop.
     """
     cluster.heal()
     cluster.usable(cluster.num_nodes)

@@ -1,4 +1,6 @@
-"""Policy bamboo on a real cluster: a predecessor takes over, and the weights are those of a run without failures, to the bit."""
+"""Policy bamboo on a real cluster: a predecessor takes over, and the weights are those of a run without
+failures, to the bit.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_one_pipeline_alone_survives_a_kill(
     cluster: Cluster, place: int, backward: Literal["fused", "decoupled"]
 ) -> None:
-    """Four stages, no replica of any: what the dead node held is with its predecessor, and with nobody else."""
+    """Four stages, no replica of any: what the dead node held is with its predecessor, and with
+    nobody else.
+    """
     cluster.heal()
     job = cluster.client.submit(
         tiny_job(

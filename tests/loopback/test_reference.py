@@ -1,4 +1,6 @@
-"""The reference run in one process, for real: what it leaves can be compared, and it is the same every time."""
+"""The reference run in one process, for real: what it leaves can be compared, and it is the same
+every time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ STEPS = 3
 def test_two_reference_runs_are_identical(tmp_path: Path) -> None:
     job = parse_job({
         "name": "tiny",
-        "model": {"family": "gpt2", "config": {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 256}},
+        "model": {"family": "gpt2", "config": {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16,
+        "vocab_size": 256}},
         "train": {"steps": STEPS, "global_batch": 4, "micro_batch": 2, "sequence": 16},
     })  # fmt: skip
     runs = []

@@ -1,4 +1,6 @@
-"""Two clusters with one ``checkpoint.dir`` and one job name: both results are whole, and neither touches the other's folder."""
+"""Two clusters with one ``checkpoint.dir`` and one job name: both results are whole, and neither touches the
+other's folder.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Who may do what: everything in the table of docs/security.md, tried and refused. Keys and messages of workers, the API on both sockets, messages
-between devices. What the hub alone refuses is in ``test_daemon_hub`` and ``test_datagrams``, what the API alone refuses in ``test_daemon_api``.
+"""Who may do what: everything in the table of docs/security.md, tried and refused. Keys and messages of
+workers, the API on both sockets, messages between devices. What the hub alone refuses is in
+``test_daemon_hub`` and ``test_datagrams``, what the API alone refuses in ``test_daemon_api``.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def agent_of(hub: Hub, folder: Path, node: str) -> Agent:
 
 
 async def heard_by(hub: Hub, agent: Agent, *messages: bytes | msgspec.Struct) -> list[tuple[str, str]]:
-    """What the hub passes on of ``messages``, up to a last Heartbeat that it always understands: (node, kind)."""
+    """What the hub passes on of ``messages``, up to a last Heartbeat that it always understands: (node,
+    kind).
+    """
     passed: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     hub.start(lambda node, message: passed.put_nowait((node, type(message).__name__)), lambda _node: None)
     for message in (*messages, Heartbeat("last")):
@@ -149,7 +152,9 @@ async def test_a_key_is_changed_while_all_runs(hub: Hub, tmp_path: Path) -> None
 
 @pytest.mark.asyncio
 async def test_a_worker_takes_its_new_key_without_a_restart(hub: Hub, tmp_path: Path) -> None:
-    """As its agent does it at SIGHUP; until it is retired the old key is as good, so there is no moment without one."""
+    """As its agent does it at SIGHUP; until it is retired the old key is as good, so there is no moment
+    without one.
+    """
     passed: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     hub.start(lambda node, message: passed.put_nowait((node, type(message).__name__)), lambda _node: None)
 
@@ -315,7 +320,8 @@ def test_another_user_reads_and_does_not_act(remote: Remote) -> None:
         "for method, path in (('GET', '/v1/status'), ('POST', '/v1/nodes/node-1/drain')):\n"
         "    with socket.socket(socket.AF_UNIX) as s:\n"
         "        s.connect(sys.argv[1])\n"
-        "        s.sendall(f'{method} {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 2\\r\\nConnection: close\\r\\n\\r\\n{{}}'.encode())\n"
+        "        s.sendall(f'{method} {path} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 2\\r\\nConnection: "
+        "close\\r\\n\\r\\n{{}}'.encode())\n"
         "        print(s.recv(100).split()[1].decode())\n"
     )
     path = remote.running.folder / "d.sock"

@@ -76,7 +76,9 @@ def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_who_is_waited_for_comes_before_who_computes(cluster: Cluster, wanted: bool) -> None:
-    """The daemon, agents, and the thread of a device that answers, where the system allows it; training is ordinary."""
+    """The daemon, agents, and the thread of a device that answers, where the system allows it; training is
+    ordinary.
+    """
     with ThreadPoolExecutor(1) as other:
         urgent = wanted and other.submit(urgency.hurry).result()
     assert cluster.ctl("up", "--nodes", "1", "--no-spare", OOBLECK_REALTIME=str(int(wanted))).returncode == 0

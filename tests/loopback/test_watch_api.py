@@ -1,4 +1,6 @@
-"""What somebody who watches asks of a real daemon: of a job in training, before and after a loss, and of one without a job."""
+"""What somebody who watches asks of a real daemon: of a job in training, before and after a loss, and of one
+without a job.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Survivors are asked before the journal knows of a loss: a daemon that dies in between asks again, and nothing differs."""
+"""Survivors are asked before the journal knows of a loss: a daemon that dies in between asks again, and
+nothing differs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def whole(world: World) -> bool:
 
 
 def struck(world: World, back: int) -> bool:
-    """Whether a strike shows: in devices that are missing, in more steps lost than ``back``, or not at all, as the job is done."""
+    """Whether a strike shows: in devices that are missing, in more steps lost than ``back``, or not at all,
+    as the job is done.
+    """
     return world.job().unsettled or world.job().steps_lost > back or world.state() == "done"
 
 
@@ -75,7 +79,9 @@ def test_the_daemon_dies_before_its_journal_knows(seed: int, policy: str, how: s
 
 
 def tell_and_die(seed: int, how: str) -> set[tuple[int, tuple[str, ...]]]:
-    """Epochs with the dead that survivors were told of, by daemons whose successors' journals may know nothing of it."""
+    """Epochs with the dead that survivors were told of, by daemons whose successors' journals may know
+    nothing of it.
+    """
     world = running(seed, steps=150)
     for _ in range(3):
         strike(world, how)
@@ -108,7 +114,9 @@ def test_random_failures_with_a_slow_disk(seed: int) -> None:
 
 
 def test_nobody_is_asked_ahead_where_the_dead_may_live() -> None:
-    """A whole node that is gone may come back in the same incarnation: the journal has to know first whom others take for dead."""
+    """A whole node that is gone may come back in the same incarnation: the journal has to know first whom
+    others take for dead.
+    """
     world = running(0)
     world.kill("n03", silent=True)
     world.until_state("recovering")
@@ -118,7 +126,9 @@ def test_nobody_is_asked_ahead_where_the_dead_may_live() -> None:
 
 
 def test_they_would_be_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted bug: no gap after a restart. Whatever comes of it, some epoch is told with different dead, or a run is stuck."""
+    """A planted bug: no gap after a restart. Whatever comes of it, some epoch is told with different dead, or
+    a run is stuck.
+    """
     monkeypatch.setattr(machine, "Restarted", lambda _, at: Restarted(0, at))
     monkeypatch.setattr(Core, "next_epoch", lambda core: core.state.epoch + 1)
     for seed in range(30):

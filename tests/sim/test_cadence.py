@@ -1,4 +1,6 @@
-"""When checkpoints are begun under "auto", by whom one is skipped, and what a daemon that restarts makes of it."""
+"""When checkpoints are begun under "auto", by whom one is skipped, and what a daemon that restarts makes of
+it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def running(seed: int = 0, num_nodes: int = 4, **spec) -> World:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interval of a few steps: a step says that it takes 0.1 s, and one checkpoint is taken to cost half a second."""
+    """An interval of a few steps: a step says that it takes 0.1 s, and one checkpoint is taken to cost half a
+    second.
+    """
     monkeypatch.setattr(failures, "PRIOR_S", 0.3)
     monkeypatch.setattr(cadence, "MIN_S", 0.1)
 

@@ -58,7 +58,9 @@ def test_losses_one_after_the_other_and_a_return(policy: PolicyName, seed: int) 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_pipelines_of_two_and_of_three_side_by_side(policy: PolicyName, num_devices: int) -> None:
-    """With two devices a node, templates of two nodes and more have too few layers: after losses both forms may run."""
+    """With two devices a node, templates of two nodes and more have too few layers: after losses both forms
+    may run.
+    """
     world = running(policy, 3, 7, num_devices=num_devices)
     assert forms(world) == {2}
     for victim in ("n02", "n05"):

@@ -1,4 +1,6 @@
-"""Silent data corruption in whole worlds: found, named, quarantined, and the job ends as if nothing had been (docs/corruption.md)."""
+"""Silent data corruption in whole worlds: found, named, quarantined, and the job ends as if nothing had been
+(docs/corruption.md).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ MANNERS = [Schedule(), Schedule(backward="decoupled"), Schedule(update="staggere
 def running(
     seed: int = 0, num_nodes: int = 6, step: int = 6, rounds_apart: dict[str, str] | None = None, **spec
 ) -> World:
-    """A job of two copies (six nodes, pipelines of three) that has committed a few steps; a checkpoint every 4."""
+    """A job of two copies (six nodes, pipelines of three) that has committed a few steps; a checkpoint every
+    4.
+    """
     world = World(seed, num_nodes, rounds_apart=rounds_apart)
     world.run_for(3.0)
     world.submit(
@@ -122,7 +126,9 @@ def test_a_sum_that_changes_in_memory_is_found_by_its_own_device(seed: int) -> N
 
 
 def test_the_newest_checkpoint_is_not_trusted_if_it_may_have_the_wrong_bits() -> None:
-    """Compared in every tenth step, found in step 20: the checkpoint of step 16 may have them, that of step 12 too."""
+    """Compared in every tenth step, found in step 20: the checkpoint of step 16 may have them, that of step
+    12 too.
+    """
     world = running(check_every=10, steps=40, step=17)
     flip(world, "n02/0")
     world.run(lambda: of_kind(world, RolledBack))
@@ -197,7 +203,9 @@ def test_a_daemon_that_restarts_in_the_middle_still_settles_it(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(8))
 def test_whoever_dies_right_after_is_no_excuse(seed: int) -> None:
-    """The device with the wrong bit, or another one, is killed within the round: what it gave is in nobody's weights in the end."""
+    """The device with the wrong bit, or another one, is killed within the round: what it gave is in nobody's
+    weights in the end.
+    """
     world = running(seed, 7)
     flip(world, "n02/0")
     world.run_for(0.001 * seed)

@@ -1,4 +1,6 @@
-"""kill -9 of the daemon at any moment: training goes on, nothing it missed is lost, nobody is mourned wrongly."""
+"""kill -9 of the daemon at any moment: training goes on, nothing it missed is lost, nobody is mourned
+wrongly.
+"""
 
 import pytest
 
@@ -68,7 +70,9 @@ def test_a_job_that_ended_while_it_was_away_is_done(seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_it_dies_as_it_says_that_a_job_is_over(seed):
-    """Devices may have been told to drop what they hold by then: the last commit is in the journal, and that is enough."""
+    """Devices may have been told to drop what they hold by then: the last commit is in the journal, and that
+    is enough.
+    """
     world = ended_while_away(seed)
     world.daemon.disk.sync_s = (0.1, 0.1)
     world.daemon.start()
@@ -91,7 +95,9 @@ def is_syncing(world, state):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_grace_that_it_sleeps_through_is_none(seed):
-    """It stands still before the agents are back, for longer than the grace: their Hellos are behind its own Tick."""
+    """It stands still before the agents are back, for longer than the grace: their Hellos are behind its own
+    Tick.
+    """
     world = running(seed)
     world.daemon.restart(down_s=0.0)
     world.run_for(0.05 * seed)

@@ -1,4 +1,6 @@
-"""A checkpoint that the disk has changed: the job rolls back to the one before it, and says how far; the end is that of a run without failures."""
+"""A checkpoint that the disk has changed: the job rolls back to the one before it, and says how far; the end
+is that of a run without failures.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Devices that die and know of what: once it is a loss like any other, twice of one kind in one phase it is the job (docs/mechanisms/devices.md)."""
+"""Devices that die and know of what: once it is a loss like any other, twice of one kind in one phase it is
+the job (docs/mechanisms/devices.md).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who is given up and who is not: late heartbeats, deaf daemons, starved agents, stopped nodes (docs/mechanisms/detection.md)."""
+"""Who is given up and who is not: late heartbeats, deaf daemons, starved agents, stopped nodes
+(docs/mechanisms/detection.md).
+"""
 
 import random
 

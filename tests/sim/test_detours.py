@@ -1,4 +1,6 @@
-"""Policy slipstream, followed to its end: peers compute for the dead, nothing is deployed, nothing is lost."""
+"""Policy slipstream, followed to its end: peers compute for the dead, nothing is deployed,
+nothing is lost.
+"""
 
 import pytest
 
@@ -42,7 +44,9 @@ def detoured(world):
 
 
 def peer_of(world, *others):
-    """A victim in another pipeline than ``others`` where there is one, after which every layer has a holder."""
+    """A victim in another pipeline than ``others`` where there is one, after which every layer
+    has a holder.
+    """
     job, pipelines = world.job(), world.view().pipelines
     nodes = [n for p in sorted(pipelines, key=lambda p: bool({*p.nodes} & {*others})) for n in p.nodes]
     for node in nodes:

@@ -1,4 +1,6 @@
-"""A disk that does not take a checkpoint: the job goes on with the last good one, says so, and tries again; nothing fails while all state is alive."""
+"""A disk that does not take a checkpoint: the job goes on with the last good one, says so, and tries again;
+nothing fails while all state is alive.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def written(world: World) -> list[int]:
 
 
 def told(world: World, level: str) -> list[CheckpointRoom]:
-    """What people were told of the room: ``error``: one was refused, ``warn``: there is none for the next one."""
+    """What people were told of the room: ``error``: one was refused, ``warn``: there is none for the next
+    one.
+    """
     return [
         change.data
         for change in world.daemon.changes

@@ -1,4 +1,6 @@
-"""The end of the journal is lost: jobs roll back to the last checkpoint that is known, and nothing of what came after is taken for what follows."""
+"""The end of the journal is lost: jobs roll back to the last checkpoint that is known, and nothing of what
+came after is taken for what follows.
+"""
 
 from __future__ import annotations
 

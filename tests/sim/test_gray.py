@@ -1,4 +1,6 @@
-"""Gray failures: a node that works, slowly, is named within 20 steps, and the job does not run at its pace for ever."""
+"""Gray failures: a node that works, slowly, is named within 20 steps, and the job does not run at its pace
+for ever.
+"""
 
 from __future__ import annotations
 

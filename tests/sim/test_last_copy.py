@@ -1,4 +1,6 @@
-"""A device that holds the last copy of a layer and does not run: woken, waited for while that is cheaper than the rollback, and no longer."""
+"""A device that holds the last copy of a layer and does not run: woken, waited for while that is cheaper than
+the rollback, and no longer.
+"""
 
 from __future__ import annotations
 

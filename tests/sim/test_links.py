@@ -1,4 +1,6 @@
-"""Connections that break at bad moments: each of these had a job stand still for ever (found by the weather)."""
+"""Connections that break at bad moments: each of these had a job stand still for ever (found by
+the weather).
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_a_link_between_devices_that_breaks_while_an_agent_reconnects() -> None:
 
 
 def test_a_hello_that_was_said_before_a_deployment_takes_nothing_back() -> None:
-    """An agent that waits for its Welcome says Hello again: what it says of its devices is older than what they are told."""
+    """An agent that waits for its Welcome says Hello again: what it says of its devices is older than what
+    they are told.
+    """
     world = running()
     world.kill("n03")
     world.add("n03")

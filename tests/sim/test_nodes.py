@@ -350,7 +350,9 @@ def test_links_to_agents_that_break_at_every_stage():
 
 @pytest.mark.parametrize("policy", ["oobleck", "varuna", "adaptive"])
 def test_a_planner_slower_than_steps_and_checkpoints_is_heard_to_the_end(policy: PolicyName) -> None:
-    """What a plan is weighed by, such as the time since the last checkpoint, is another one after every step."""
+    """What a plan is weighed by, such as the time since the last checkpoint, is another one after
+    every step.
+    """
     world = World(2, 5)
     world.daemon.plan_s = (0.8, 0.8)
     world.run_for(1.0)

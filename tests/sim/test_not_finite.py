@@ -1,4 +1,6 @@
-"""Steps that are skipped: three in a row end a job at the same step, whatever dies meanwhile, and with its last good checkpoint."""
+"""Steps that are skipped: three in a row end a job at the same step, whatever dies meanwhile, and with its
+last good checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_a_rollback_counts_the_row_anew() -> None:
     ("every", "keep", "last"), [(1, 1, 12), (2, 1, 12), (5, 2, 12), (4, 1, 12), (7, 1, 7)]
 )
 def test_the_last_checkpoint_before_them_is_kept(every: int, keep: int, last: int) -> None:
-    """One that is due in a row waits for the next update: of steps 10 and 11, so, with 5, it is that of 12."""
+    """One that is due in a row waits for the next update: of steps 10 and 11, so, with 5, it is
+    that of 12.
+    """
     world = running(every=every, keep=keep)
     check_stopped(world)
     assert world.view().checkpoint_step == last

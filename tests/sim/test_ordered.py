@@ -1,4 +1,6 @@
-"""Re-routed, then in an order: what the policy answers is delivered at a boundary, kept to, and forgotten at the next loss."""
+"""Re-routed, then in an order: what the policy answers is delivered at a boundary, kept to, and forgotten at
+the next loss.
+"""
 
 import pytest
 

@@ -1,7 +1,8 @@
 """Bugs planted in the code that runs in production: the weather finds each of them within 200 seeds.
 
-A fence that no real link can put to the test is not here: what the daemon says to a device keeps its order, so a decision
-never comes after a report of a higher epoch. ``tests/unit/worker/test_commit_model.py`` walks those orders, too.
+A fence that no real link can put to the test is not here: what the daemon says to a device keeps its order,
+so a decision never comes after a report of a higher epoch. ``tests/unit/worker/test_commit_model.py`` walks
+those orders, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Copies made while training goes on, followed to their end: the stop is short, nothing is lost, and whatever goes wrong costs a copy."""
+"""Copies made while training goes on, followed to their end: the stop is short, nothing is lost, and whatever
+goes wrong costs a copy.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,16 @@ LINK_BYTES_PER_S = 5000.0
 
 @pytest.fixture(autouse=True)
 def whatever_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a world this small a node that is missing makes steps so long that copies are better made in the stop."""
+    """In a world this small a node that is missing makes steps so long that copies are better made in the
+    stop.
+    """
     monkeypatch.setattr(policies, "lost_s", lambda *_: 0.0)
 
 
 def running(policy="slipstream", num_nodes=4, seed=0, steps=80, schedule=None, **config) -> World:
-    """Pipelines of two nodes, as much memory as anybody wants, and links on which a copy takes about a step."""
+    """Pipelines of two nodes, as much memory as anybody wants, and links on which a copy takes
+    about a step.
+    """
     world = World(seed, num_nodes, **config)
     world.profile = msgspec.structs.replace(profile(6), link_bytes_per_s=LINK_BYTES_PER_S)
     world.run_for(1.0)
@@ -69,7 +75,9 @@ def joining(policy="slipstream", **more) -> World:
 
 
 def finish(world: World) -> None:
-    """To the end of the job, with every step once and the bits of a run without failures; nobody keeps anything of it."""
+    """To the end of the job, with every step once and the bits of a run without failures; nobody keeps
+    anything of it.
+    """
     world.until_state("done", limit_s=120.0)
     world.check_done()
     assert world.job().steps_lost == 0
@@ -128,7 +136,9 @@ def stricken(monkeypatch: pytest.MonkeyPatch, seed: int, waiting_loses_s: float)
 def test_after_a_loss_layers_are_copied_while_the_step_is_mended(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whom the next plan moves has its layers before all stop for it, and that is the step that lost somebody, or the one after it."""
+    """Whom the next plan moves has its layers before all stop for it, and that is the step that lost
+    somebody, or the one after it.
+    """
     world, struck = stricken(monkeypatch, seed, waiting_loses_s=0.0)
     world.run(lambda: world.machine.core.run.phase == "deploy")
     assert struck < world.job().counters.step <= struck + 2
@@ -144,7 +154,9 @@ def test_after_a_loss_layers_are_copied_while_the_step_is_mended(
 def test_copies_that_begin_after_a_loss_are_not_waited_for(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All stop at the end of the step that is mended, with what is there by then: all of it or nothing, or something in between."""
+    """All stop at the end of the step that is mended, with what is there by then: all of it or nothing, or
+    something in between.
+    """
     world, struck = stricken(monkeypatch, seed, waiting_loses_s=math.inf)
     number = pre_copy(world).number
     assert number > 0
@@ -161,7 +173,9 @@ def test_copies_that_begin_after_a_loss_are_not_waited_for(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_rounds_of_all_kinds_come_in_between(seed: int) -> None:
-    """Staggered updates that are taken back, clipped, skipped and repeated rounds while the copies are kept current."""
+    """Staggered updates that are taken back, clipped, skipped and repeated rounds while the copies are kept
+    current.
+    """
     schedule = Schedule(backward="decoupled", chunks=1, update="staggered")
     steps = range(4, 60)
     kinds = {"overflows": tuple(steps[::5]), "nans": tuple(steps[2::7]), "clips": tuple(steps[1::3])}

@@ -1,4 +1,6 @@
-"""Policy bamboo, followed to its end: the predecessor computes for the dead, from what it ran ahead; nothing is lost."""
+"""Policy bamboo, followed to its end: the predecessor computes for the dead, from what it ran ahead; nothing
+is lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Device processes that die in nodes that live on: the spare takes the place, only that device's state is lost."""
+"""Device processes that die in nodes that live on: the spare takes the place, only that device's state is
+lost.
+"""
 
 import pytest
 
@@ -134,7 +136,9 @@ def test_a_fall_in_a_pause():
 
 
 def break_a_copy(world, earlier=0):
-    """In a deployment of a later epoch than ``earlier``: a peer gives up on its link, what it sent is lost."""
+    """In a deployment of a later epoch than ``earlier``: a peer gives up on its link, what it
+    sent is lost.
+    """
 
     def deploying():
         joining = world.nodes["n02"].devices["n02/0"]

@@ -1,4 +1,6 @@
-"""Staggered updates, followed to the end of the job: made early, taken back where the round does not go through."""
+"""Staggered updates, followed to the end of the job: made early, taken back where the round does not go
+through.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def running(manner: Manner, seed: int, **config: tuple[int, ...]) -> World:
 )
 @pytest.mark.parametrize("seed", range(8))
 def test_a_loss_at_any_time_of_a_round(manner: Manner, seed: int) -> None:
-    """Who has reduced all it holds may have to let attempts through before it updates: with the weights as they were."""
+    """Who has reduced all it holds may have to let attempts through before it updates: with the weights as
+    they were.
+    """
     world = running(manner, seed)
     world.run_for(0.01 * seed)
     world.kill(world.random.choice(world.view().nodes))

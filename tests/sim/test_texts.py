@@ -1,4 +1,6 @@
-"""Texts that are replaced, written to in place, gone and back, in whole worlds: the job ends with the losses of the right text, or not at all."""
+"""Texts that are replaced, written to in place, gone and back, in whole worlds: the job ends with the losses
+of the right text, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ def test_one_that_is_kept_out_does_not_disturb_the_others_again_and_again() -> N
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_rollback_reads_what_is_still_open(policy: str) -> None:
-    """All holders of a layer die while another text lies there: those who live have the right one open, and too few are left until it is back."""
+    """All holders of a layer die while another text lies there: those who live have the right one open, and
+    too few are left until it is back.
+    """
     world = begun(1, 4, policy=policy, steps=60)
     right = world.texts.at("n01")
     world.texts.put(WRONG)
@@ -164,7 +168,9 @@ def test_after_a_loss_of_all_nobody_has_it_any_more() -> None:
 @pytest.mark.parametrize("shows", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_written_in_place_on_one_node(seed: int, policy: str, *, shows: bool) -> None:
-    """Found by its times within a second, or by its bytes after the next checkpoint: what was given since is given back."""
+    """Found by its times within a second, or by its bytes after the next checkpoint: what was given since is
+    given back.
+    """
     world = begun(seed, 6, policy=policy, steps=60)
     victim = sorted(world.job().surviving_nodes())[seed]
     world.texts.put(RIGHT, [victim])  # a file of its own
@@ -240,7 +246,9 @@ def test_the_last_checkpoint_counts_only_when_it_was_checked(seed: int) -> None:
 @pytest.mark.parametrize("update", ["flushed", "staggered"])
 @pytest.mark.parametrize("seed", range(3))
 def test_all_die_right_after(seed: int, update: str) -> None:
-    """Nobody can say any more that the newest checkpoint is good: the rollback leads to one that was checked. The text is back before they are."""
+    """Nobody can say any more that the newest checkpoint is good: the rollback leads to one that was checked.
+    The text is back before they are.
+    """
     world = begun(seed, steps=60, every=2, memory=1000, schedule=Schedule(update=update))
     world.texts.pass_s = (10.0, 10.0)
     world.run_for(0.1)  # what is under way is over
@@ -327,7 +335,9 @@ def test_nobody_has_one() -> None:
 
 
 def test_a_large_text_that_differs_where_nobody_looked() -> None:
-    """The blocks are the same, the whole is not: known once all of it was read, and given back to the start."""
+    """The blocks are the same, the whole is not: known once all of it was read, and given back to
+    the start.
+    """
     world = World(0, 4)
     world.texts.large, world.texts.pass_s = True, (1.0, 1.2)
     world.run_for(3.0)

@@ -1,4 +1,6 @@
-"""Policy varuna, followed to its end: rollback to the checkpoint after every loss, and by way of one for every other change."""
+"""Policy varuna, followed to its end: rollback to the checkpoint after every loss, and by way of one for
+every other change.
+"""
 
 from __future__ import annotations
 
@@ -245,7 +247,9 @@ def test_a_node_dies_while_the_daemon_is_away(seed):
 
 
 def test_what_an_agent_said_of_another_job_is_not_counted_as_lost():
-    """Hellos say how far the devices are, and come when incarnations change: the last one may be of the job before."""
+    """Hellos say how far the devices are, and come when incarnations change: the last one may be of the job
+    before.
+    """
     world = running(4)
     node = world.machine.core.members.nodes["n01"]
     node.devices = tuple(msgspec.structs.replace(info, layout=999, step=999) for info in node.devices)

@@ -1,4 +1,5 @@
-"""A bad network, slow and stopped processes, a daemon that dies: whatever the weather, nothing is lost and nothing is stuck.
+"""A bad network, slow and stopped processes, a daemon that dies: whatever the weather, nothing is lost and
+nothing is stuck.
 
 A failing seed repeats with the command that the failure prints.
 """
@@ -29,8 +30,9 @@ def test_weather(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [1175, 1750, 2551, 3104, 8744, 9425, 20278])
 def test_weather_that_was_too_much(seed: int) -> None:
-    """A Release that came late and took copies along; a Resume that was missed; one that was cut off and went on in a history that was over;
-    two that were given up, and back, before a daemon that had just started looked at anybody.
+    """A Release that came late and took copies along; a Resume that was missed; one that was cut off and went
+    on in a history that was over; two that were given up, and back, before a daemon that had just started
+    looked at anybody.
     """
     test_weather(seed)
 

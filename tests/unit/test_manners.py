@@ -1,4 +1,6 @@
-"""What a manner asks of a running job's pipelines: what the planner makes of it passes, anything else does not."""
+"""What a manner asks of a running job's pipelines: what the planner makes of it passes, anything else does
+not.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.unit.planner.build import profile_of, setup_of
 
 TWO = BY_NAME["varuna-decoupled-2-flushed"]
 NUM_LAYERS = 8
-"""As the kill matrix's job has it, six blocks between light ends: two chunks a device for four devices in a pipeline at most."""
+"""As the kill matrix's job has it, six blocks between light ends: two chunks a device for four devices in a
+pipeline at most.
+"""
 
 
 @pytest.mark.parametrize(("num_nodes", "forms"), [(4, {(4, 8)}), (5, {(5, 5)}), (6, {(3, 6)})])

@@ -41,7 +41,9 @@ def test_only_oobleckd_is_installed() -> None:
 
 @pytest.mark.parametrize("name", LINKED)
 def test_a_checkout_without_links_says_so_in_one_sentence(name: str, tmp_path: Path) -> None:
-    """There git writes where a link leads into a file of its name; an installation made of that has nothing."""
+    """There git writes where a link leads into a file of its name; an installation made of that
+    has nothing.
+    """
     copy = tmp_path / "oobleckd"
     copy.mkdir()
     shutil.copy(Path(oobleckd.__file__), copy)

@@ -1,4 +1,6 @@
-"""Decisions and the code that they explain name each other: comments by an entry's id, entries by the modules' paths."""
+"""Decisions and the code that they explain name each other: comments by an entry's id, entries by the
+modules' paths.
+"""
 
 from __future__ import annotations
 

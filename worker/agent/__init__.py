@@ -1,1 +1,3 @@
-"""The agent of a node: it computes nothing, imports no torch, and starts, watches and ends the device processes."""
+"""The agent of a node: it computes nothing, imports no torch, and starts, watches and ends the device
+processes.
+"""

@@ -1,8 +1,8 @@
 """What three clouds say before they take a machine away, by the metadata services that they document.
 
-Owns the questions and the shapes of the answers: AWS (instance metadata v2, spot instance action), Google Cloud (``preempted`` and
-``maintenance-event``), Azure (scheduled events). Each question is one or two HTTP requests to an address of the machine itself,
-never through a proxy. When to ask is ``notices``'.
+Owns the questions and the shapes of the answers: AWS (instance metadata v2, spot instance action), Google
+Cloud (``preempted`` and ``maintenance-event``), Azure (scheduled events). Each question is one or two HTTP
+requests to an address of the machine itself, never through a proxy. When to ask is ``notices``'.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Aws:
     _token: str = ""
 
     def poll(self) -> End | None:
-        """See ``notices.Source``. A token of IMDSv2 lives six hours, so it is asked for anew when it is refused."""
+        """See ``notices.Source``. A token of IMDSv2 lives six hours, so it is asked for anew when it is
+        refused.
+        """
         status, body = self._action()
         if status in {400, 401}:
             self._token = self._new_token()
@@ -115,7 +117,9 @@ class _Events(msgspec.Struct, frozen=True, rename="pascal"):
 
 @dataclass(slots=True)
 class Azure:
-    """Scheduled events of this VM; of a spot VM at least 30 s before. The service names all VMs of a scale set."""
+    """Scheduled events of this VM; of a spot VM at least 30 s before. The service names all VMs of a scale
+    set.
+    """
 
     address: str = LINK_LOCAL
     poll_s: float = 1.0

@@ -48,8 +48,8 @@ class Uplink:
 
     While it is ``blocked`` nothing may go out or come in, by no way.
 
-    ``on_connected`` is called at each successful handshake: the daemon behind it may be a new process. ``on_lost``: the connection
-    is gone.
+    ``on_connected`` is called at each successful handshake: the daemon behind it may be a new process.
+    ``on_lost``: the connection is gone.
     """
 
     def __init__(

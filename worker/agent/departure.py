@@ -15,7 +15,9 @@ from oobleckd.protocol.parts import Notice
 
 _LAST_S = 4.0
 _SAME_S = 2.0  # signals that come so soon after each other are one
-"""Before the deadline: for the goodbye, and for devices that take their time to end. Half of what is left where that is less."""
+"""Before the deadline: for the goodbye, and for devices that take their time to end. Half of what is left
+where that is less.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +42,9 @@ class Departure:
 
     @property
     def just_noticed(self) -> bool:
-        """Whether who says it now says the same thing: a batch system tells a process, and its group, and each process of that."""
+        """Whether who says it now says the same thing: a batch system tells a process, and its group, and
+        each process of that.
+        """
         return self.notice is not None and self._loop.time() - self._heard_at < _SAME_S
 
     def noticed(self, reason: str, left_s: float) -> None:

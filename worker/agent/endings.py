@@ -57,8 +57,8 @@ class Endings:
         )
 
     def hopeless(self, death: Death | None, *, others_up: bool) -> bool:
-        """A device died of ``death`` before it was up: whether it would again. At once where a user must mend something, else at the
-        second time in a row.
+        """A device died of ``death`` before it was up: whether it would again. At once where a user must mend
+        something, else at the second time in a row.
         """
         if death is None:
             self._before = ""

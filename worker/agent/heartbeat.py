@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Datagrams:
-    """The way to the daemon in one session. Its socket is not connected: a daemon of several addresses may answer from another, and
-    who it was the answer's code tells. Raises OSError where there can be no socket.
+    """The way to the daemon in one session. Its socket is not connected: a daemon of several addresses may
+    answer from another, and who it was the answer's code tells. Raises OSError where there can be no socket.
     """
 
     def __init__(self, session: DatagramSession, family: int, address: Any) -> None:
@@ -88,7 +88,9 @@ class _Datagrams:
 
 
 class HeartbeatSender:
-    """Heartbeats of the agent whose ``uplink`` goes to ``endpoint``. ``heartbeat`` says one over ZeroMQ; ``is_idle``: no device has a job."""
+    """Heartbeats of the agent whose ``uplink`` goes to ``endpoint``. ``heartbeat`` says one over ZeroMQ;
+    ``is_idle``: no device has a job.
+    """
 
     def __init__(
         self,
@@ -155,14 +157,18 @@ class HeartbeatSender:
         return False
 
     def _came(self) -> None:
-        """A question is answered at once; by an idle node never, which sends heartbeats by datagrams itself, and where those are not acknowledged that has a reason."""
+        """A question is answered at once; by an idle node never, which sends heartbeats by datagrams itself,
+        and where those are not acknowledged that has a reason.
+        """
         # An idle node answers no question: it must be missed where its connection carries nothing. One that
         # trains may be silent because packets were lost, three in a row. (D-detection-013)
         if self._datagrams is not None:
             self._datagrams.take(answers=not (self._uplink.blocked or self._is_idle()))
 
     def _open(self, session: DatagramSession, host: str) -> None:
-        """Addresses at once; names are looked up beside the loop, and ZeroMQ has the heartbeats until then."""
+        """Addresses at once; names are looked up beside the loop, and ZeroMQ has the heartbeats
+        until then.
+        """
         try:
             self._found(session, _addresses(host, session.port, socket.AI_NUMERICHOST))
         except (socket.gaierror, UnicodeError):

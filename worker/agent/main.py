@@ -64,7 +64,8 @@ class AgentError(Exception):
 @click.option(
     "--keys-dir",
     type=_PATH,
-    help="Key folder that holds both keys; of a service, keys below its state folder. Without keys the daemon's curve must be off.",
+    help="Key folder that holds both keys; of a service, keys below its state folder. Without keys the "
+    "daemon's curve must be off.",
 )
 @click.option(
     "--key",
@@ -229,7 +230,9 @@ async def _run(config: AgentConfig, forker: Forker | None, orphans: Orphans) -> 
 
 
 def num_devices(text: str, kind: str) -> int:
-    """How many devices ``--devices`` asks for. "auto" is all visible GPUs, or one CPU device. Raises AgentError."""
+    """How many devices ``--devices`` asks for. "auto" is all visible GPUs, or one CPU device. Raises
+    AgentError.
+    """
     if text == "auto":
         return _num_gpus() if kind == "cuda" else 1
     if not text.isdecimal() or int(text) == 0:
@@ -258,7 +261,9 @@ def find_run_dir(run_dir: Path | None) -> Path:
 def find_keys(
     node: str, keys_dir: Path | None, key: Path | None, server_key: Path | None
 ) -> tuple[Path | None, Path | None]:
-    """--key and --server-key; what is not given lies in --keys-dir, is a credential of a service, or lies below its state folder."""
+    """--key and --server-key; what is not given lies in --keys-dir, is a credential of a service, or lies
+    below its state folder.
+    """
     state = os.environ.get("STATE_DIRECTORY")
     folder = keys_dir or (Path(state) / "keys" if state else None)
     if keys_dir is None:

@@ -3,9 +3,10 @@
 Owns the life of the node's device processes, the connection to the daemon and what goes between the
 two. Knows nothing of training and never imports torch: it must answer in time whatever torch does.
 
-Devices are forks of a process of the agent's that has torch loaded (``forking``), or started by exec. When a device process ends, the
-node's warm spare (``spare``) takes its place; the others do not notice. When there is none that is ready, the node fails as
-one: the others are ended too, and all start anew under a new incarnation. When the agent ends, the kernel ends its devices and the spare.
+Devices are forks of a process of the agent's that has torch loaded (``forking``), or started by exec. When a
+device process ends, the node's warm spare (``spare``) takes its place; the others do not notice. When there
+is none that is ready, the node fails as one: the others are ended too, and all start anew under a new
+incarnation. When the agent ends, the kernel ends its devices and the spare.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ _last_words = msgspec.msgpack.Decoder(LastWords)
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """What the command line says. ``notice_s``: what SIGTERM leaves before the end (0: leave at once); ``notices``: who else tells of it.
-    ``read_keys``: the keys as they are in their files by now; None where there are none, or they cannot be read. ``fork``: whether devices are to be
-    forks.
+    """What the command line says. ``notice_s``: what SIGTERM leaves before the end (0: leave at once);
+    ``notices``: who else tells of it. ``read_keys``: the keys as they are in their files by now; None where
+    there are none, or they cannot be read. ``fork``: whether devices are to be forks.
     """
 
     node: str
@@ -94,8 +95,9 @@ class AgentConfig:
 
 @dataclass(slots=True)
 class _Device:
-    """A device process, in its ``incarnation``. ``info`` is None until it is up; ``verdict``: why the agent ended it; ``said``: its last words. ``heirs``: how
-    many took the place of one that was up, this one included, and none of them was.
+    """A device process, in its ``incarnation``. ``info`` is None until it is up; ``verdict``: why the agent
+    ended it; ``said``: its last words. ``heirs``: how many took the place of one that was up, this one
+    included, and none of them was.
     """
 
     child: Child
@@ -135,7 +137,8 @@ class Agent:
         self._endings = Endings()
         self._begin = partial(begin, setting=config.setting, forker=forker, orphans=orphans)
         self._spare = SpareKeeper(
-            self._loop, partial(self._begin, ""), lambda: forker is not None and forker.pid > 0, self._watch, self._burials,
+            self._loop, partial(self._begin, ""), lambda: forker is not None and forker.pid > 0, self._watch,
+            self._burials,
             on_change=self._hello, on_heir=self._inherit,
         )  # fmt: skip
         self._uplink = Uplink(
@@ -238,7 +241,9 @@ class Agent:
         self._in_task(self._renew())
 
     def _look_after_devices(self) -> None:
-        """End devices that hang, again and again; of those that are stopped the daemon is told, where it knows them."""
+        """End devices that hang, again and again; of those that are stopped the daemon is told, where it
+        knows them.
+        """
         now = self._loop.time()
         self._endings.look([device.child for device in self._devices.values()], now)
         for name, device in self._devices.items():
@@ -330,7 +335,9 @@ class Agent:
             self._done.set_exception(error)
 
     async def _end_devices(self) -> None:
-        """Kill all device processes and reap them: what they hold is on disk, elsewhere, or lost to whatever ended the node."""
+        """Kill all device processes and reap them: what they hold is on disk, elsewhere, or lost to whatever
+        ended the node.
+        """
         self._spare.forget_promises()
         devices, self._devices = list(self._devices.values()), {}
         children = [device.child for device in devices]
@@ -506,7 +513,9 @@ class Agent:
         self._loop.call_soon_threadsafe(self._departure.noticed, reason, left_s)
 
     def _noticed(self) -> None:
-        """Ask to be let go. Where there is no daemon, and no device with state, there is nobody to ask and nothing to save."""
+        """Ask to be let go. Where there is no daemon, and no device with state, there is nobody to ask and
+        nothing to save.
+        """
         # The daemon alone knows whether a layout, or one that is being deployed, has a device of this node.
         # Until it says so the agent works on as ever. (D-service-006)
         if self._daemon or self._jobs():

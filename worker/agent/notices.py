@@ -1,8 +1,9 @@
 """Notices of clouds: who is asked whether this machine is about to be taken away, and how often.
 
-Owns the poller, a thread of its own in which blocking questions may take their time, and the registry of sources. A source is
-anything with ``poll_s`` and ``poll``; ``clouds`` has those of AWS, Google Cloud and Azure, and packages can bring their own as an entry point of the
-group ``oobleckd.notices``: a callable without arguments that makes one.
+Owns the poller, a thread of its own in which blocking questions may take their time, and the registry of
+sources. A source is anything with ``poll_s`` and ``poll``; ``clouds`` has those of AWS, Google Cloud and
+Azure, and packages can bring their own as an entry point of the group ``oobleckd.notices``: a callable
+without arguments that makes one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class NoticeSource(Protocol):
     poll_s: float
 
     def poll(self) -> clouds.End | None:
-        """Ask once; None while nothing is planned. Raises OSError, ValueError or HTTPException where there is no answer, or none that can be read."""
+        """Ask once; None while nothing is planned. Raises OSError, ValueError or HTTPException where there is
+        no answer, or none that can be read.
+        """
 
 
 class UnknownSource(ValueError):
@@ -53,7 +56,9 @@ def find_source(name: str) -> NoticeSource | None:
 
 
 class Poller:
-    """Asks ``source`` until it has given one notice, in a thread; ``on_notice(reason, left_s)`` is called there."""
+    """Asks ``source`` until it has given one notice, in a thread; ``on_notice(reason, left_s)`` is called
+    there.
+    """
 
     def __init__(self, source: NoticeSource, on_notice: Callable[[str, float], None]) -> None:
         self._source, self._on_notice = source, on_notice
@@ -73,7 +78,9 @@ class Poller:
             self._closed.wait(self._source.poll_s)
 
     def _ask(self) -> clouds.End | None:
-        """Silent about an outage but for its beginning: it may be the service, and it may be the wrong cloud."""
+        """Silent about an outage but for its beginning: it may be the service, and it may be the
+        wrong cloud.
+        """
         try:
             end = self._source.poll()
         except (OSError, ValueError, http.client.HTTPException) as error:

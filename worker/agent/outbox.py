@@ -14,7 +14,8 @@ from oobleckd.protocol.codec import CodecError
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.unreadable import UNREADABLE
 
-# By their names on the wire, which a class may have no more: ``PreCopy`` is "Prepare", ``PreCopied`` "Prepared".
+# By their names on the wire, which a class may have no more: ``PreCopy`` is "Prepare", ``PreCopied``
+# "Prepared".
 _UNTIL_ACK = frozenset({"StepDone", "CheckpointPart", "CheckpointFailed"})
 _STANDING = frozenset(
     {
@@ -125,7 +126,9 @@ class Outbox:
 
 
 def _is_of_before(order: MessageHead, answer: MessageHead) -> bool:
-    """Whether ``order`` is a Resume from another boundary than the one at which ``answer`` says that the device holds: it was said twice."""
+    """Whether ``order`` is a Resume from another boundary than the one at which ``answer`` says that the
+    device holds: it was said twice.
+    """
     if order.type != "Resume" or answer.type != "Held" or answer.counters is None:
         return False
     return order.round not in {-1, answer.counters.round}

@@ -1,7 +1,7 @@
 """The agent's side of the warm spare: one process more, kept ready to take a dead device's place.
 
-Owns its start, its restarts and its hand-over. When a place is taken by it is the agent's decision; what
-the process does meanwhile is in ``process``. It holds no layers, uses no CPU while it waits and no GPU memory.
+Owns its start, its restarts and its hand-over. When a place is taken by it is the agent's decision; what the
+process does meanwhile is in ``process``. It holds no layers, uses no CPU while it waits and no GPU memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class SpareKeeper:
-    """At most one spare, a process that ``begin`` starts. ``on_change`` is called when there is something new to say of it, and ``on_heir`` with the
-    place that was promised one and the process, None where there is none after all; the place may not want it any more (False).
+    """At most one spare, a process that ``begin`` starts. ``on_change`` is called when there is something new
+    to say of it, and ``on_heir`` with the place that was promised one and the process, None where there is
+    none after all; the place may not want it any more (False).
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class SpareKeeper:
         self._link = AgentSide(self._loop, child.link, on_frame=self._heard, on_end=child.kill)
 
     def take(self, device: str) -> Child | None:
-        """The spare, for the place of ``device``; None when there is none that is ready, or as good as that: a fork has all it needs."""
+        """The spare, for the place of ``device``; None when there is none that is ready, or as good as that:
+        a fork has all it needs.
+        """
         child, link = self._child, self._link
         # A fork has all it needs from its birth on, and its order waits in its socket: so a spare is
         # missing for 20 ms and not for seconds. (D-devices-017)
@@ -101,8 +104,8 @@ class SpareKeeper:
         return child
 
     def promise(self, device: str) -> bool:
-        """Whether the next fork is to take the place of ``device``: in milliseconds, or in a second or two where the forker itself
-        is just being made anew.
+        """Whether the next fork is to take the place of ``device``: in milliseconds, or in a second or two
+        where the forker itself is just being made anew.
         """
         if self._child is not None or not self._is_quick():
             return False

@@ -22,7 +22,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Stop:
-    """An incarnation of a device that is stopped; ``evidence`` and ``stopped_s`` as they were seen last, ``told_at`` when the daemon was told."""
+    """An incarnation of a device that is stopped; ``evidence`` and ``stopped_s`` as they were seen last,
+    ``told_at`` when the daemon was told.
+    """
 
     incarnation: str
     told_at: float

@@ -1,4 +1,5 @@
-"""The agent as a service of systemd: that it is ready, what it does in one line, and that its loop still turns.
+"""The agent as a service of systemd: that it is ready, what it does in one line, and that its loop still
+turns.
 
 Owns when that is said. Outside of systemd nothing happens. What a device does is its ``watchdog``'s.
 """

@@ -19,7 +19,9 @@ from oobleckd.worker.state.store import Store
 
 
 class CheckInputs(Protocol):
-    """Has all that the device reads read once more, in the background: what led to ``counters`` has been read by now."""
+    """Has all that the device reads read once more, in the background: what led to ``counters`` has been read
+    by now.
+    """
 
     def __call__(self, counters: Counters, *, hurry: bool) -> None:
         """``hurry``: nobody trains meanwhile."""
@@ -30,8 +32,9 @@ def no_check(counters: Counters, *, hurry: bool) -> None:
 
 
 class Saving:
-    """Of one device and job. ``begun``: the first round after the boundary of the last checkpoint. ``folder``: where the layout in force has it write,
-    and ``journal`` whose mark that has ("": the job's id, and nobody's).
+    """Of one device and job. ``begun``: the first round after the boundary of the last checkpoint.
+    ``folder``: where the layout in force has it write, and ``journal`` whose mark that has ("": the job's id,
+    and nobody's).
     """
 
     def __init__(
@@ -45,12 +48,16 @@ class Saving:
         self.folder = self.journal = ""
 
     def decide(self, vote: Vote, was: Counters) -> Due:
-        """Whether a checkpoint begins at the boundary that ``vote`` leads to, in the round that ``was`` begin."""
+        """Whether a checkpoint begins at the boundary that ``vote`` leads to, in the round that ``was``
+        begin.
+        """
         self.due = due_after(self.job, vote, was)
         return self.due
 
     def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:
-        """Write this device's share of the state at this boundary: of a copy, where the plan has room for one."""
+        """Write this device's share of the state at this boundary: of a copy, where the plan has room for
+        one.
+        """
         # Training waits for a copy in memory, and never for the disk. With every = 0 no room is planned for
         # a copy, and the state itself is written. (D-checkpoints-001, D-checkpoints-002)
         copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy

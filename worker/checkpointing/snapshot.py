@@ -55,18 +55,20 @@ def writer_of(bucket: int, uses: Collection[int], layout: Layout, live: Collecti
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """At a boundary: whether a checkpoint of it ``begins``, or one by the clock of ``checkpoint.every`` is ``skipped``."""
+    """At a boundary: whether a checkpoint of it ``begins``, or one by the clock of ``checkpoint.every`` is
+    ``skipped``.
+    """
 
     begins: bool = False
     skipped: bool = False
 
 
 def due_after(job: Job, vote: Vote, was: Counters) -> Due:
-    """What the round that ``was`` begin leads to, committed with ``vote``. The same on every device: whoever still writes the
-    last one has said so in its vote.
+    """What the round that ``was`` begin leads to, committed with ``vote``. The same on every device: whoever
+    still writes the last one has said so in its vote.
 
-    After a skipped step the weights are still those before it, so one by the clock waits for the next update. None is begun where too many
-    in a row were skipped: the one before them stays the last.
+    After a skipped step the weights are still those before it, so one by the clock waits for the next update.
+    None is begun where too many in a row were skipped: the one before them stays the last.
     """
     following = was.after(outcome_of(vote))
     # The weights are most likely those that diverged, and the newest checkpoint is what --resume takes.
@@ -94,10 +96,12 @@ def _by_the_clock(job: Job, step: int, *, waited: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one device writes of a checkpoint: the states of ``buckets`` as they were at the boundary ``counters``.
+    """What one device writes of a checkpoint: the states of ``buckets`` as they were at the boundary
+    ``counters``.
 
-    ``source``: copies of them, and training goes on while these are written; else the store's own. ``journal``: whose mark the folder above must have
-    ("": anybody's). ``last``: after the job's last step, so it is the result.
+    ``source``: copies of them, and training goes on while these are written; else the store's own.
+    ``journal``: whose mark the folder above must have ("": anybody's). ``last``: after the job's last step,
+    so it is the result.
     """
 
     device: str
@@ -166,10 +170,11 @@ def pinned(tensor: Tensor) -> Tensor:
 def write_share(
     share: Share, halfway: Callable[[], object], done: Collection[int] = ()
 ) -> Iterator[CheckpointPart]:
-    """Write it but for the buckets ``done``, one part a bucket; a part is durable when it comes. ``halfway`` is called in the middle of every file.
+    """Write it but for the buckets ``done``, one part a bucket; a part is durable when it comes. ``halfway``
+    is called in the middle of every file.
 
-    Raises CannotWrite when the disk refuses, or somebody removed the folder; and before anything is written where there is no room for all of it,
-    or the folder is another journal's.
+    Raises CannotWrite when the disk refuses, or somebody removed the folder; and before anything is written
+    where there is no room for all of it, or the folder is another journal's.
     """
     left = {index: state for index, state in share.states.items() if index not in done}
     if share.journal and left:

@@ -115,7 +115,9 @@ class BackgroundWriter:
                 self._wake()
 
     def _write(self, share: Share) -> None:
-        """Once; the last one until the disk takes it, going on from the files that are there. Whoever makes room need not know of us."""
+        """Once; the last one until the disk takes it, going on from the files that are there. Whoever makes
+        room need not know of us.
+        """
         said, done = "", set[int]()
         # At the end all hold and the state does not change, so nobody need agree on anything and the device
         # tries again by itself. Elsewhere a try is a boundary, which all must begin alike.

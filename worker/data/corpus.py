@@ -50,7 +50,9 @@ class Corpus:
         self, tokens: _Tokens, job: Job, name: str, masking: Masking | None = None,
         inputs: Opened = NOTHING, check: Callable[[_Tokens], None] | None = None,
     ) -> None:  # fmt: skip
-        """``inputs``: the files that the tokens are mapped from. ``check``: looks at the tokens of each batch (None: all were looked at)."""
+        """``inputs``: the files that the tokens are mapped from. ``check``: looks at the tokens of each batch
+        (None: all were looked at).
+        """
         train = job.train
         self.inputs, self._check = inputs, check
         # Of the plain kind: to cut a window out of numpy's mapped one takes ten times as long.
@@ -85,7 +87,9 @@ class Corpus:
         return self.of_step(step)[micro_batch]
 
     def of_step(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """The samples of every micro-batch of ``step``. Remembered for this step and the one before: who calls it early has them at once later."""
+        """The samples of every micro-batch of ``step``. Remembered for this step and the one before: who
+        calls it early has them at once later.
+        """
         if step not in self._drawn:
             firsts = range(step * self._global_batch, (step + 1) * self._global_batch, self._micro_batch)
             drawn = (tuple(self._sample(first + i) for i in range(self._micro_batch)) for first in firsts)
@@ -95,7 +99,9 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """Size and SHA-256 of the bytes that were read: equal on two nodes exactly if their corpora are. "" until all have been read."""
+        """Size and SHA-256 of the bytes that were read: equal on two nodes exactly if their corpora are. ""
+        until all have been read.
+        """
         return self.inputs.part.whole
 
     def _sample(self, ordinal: int) -> int:
@@ -224,7 +230,9 @@ def _stdlib_files() -> list[Path]:
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What came of files whose stats have the digest ``seen``: their identity, and the cache file as it was when it was compared with them."""
+    """What came of files whose stats have the digest ``seen``: their identity, and the cache file as it was
+    when it was compared with them.
+    """
 
     seen: str
     part: Input
@@ -233,8 +241,9 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 def _joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> tuple[Opened, _Tokens]:
-    """All bytes of the ``listed`` files, from a cache file that the device processes of a host share in memory. That is what is mapped: whoever writes into
-    the files changes it for those who open them later. They are read once, and again when a stat tells of another file or of a change.
+    """All bytes of the ``listed`` files, from a cache file that the device processes of a host share in
+    memory. That is what is mapped: whoever writes into the files changes it for those who open them later.
+    They are read once, and again when a stat tells of another file or of a change.
     """
     files = listed()
     seen = _seen(lambda: files)
@@ -280,7 +289,9 @@ def _of_cache(known: _Known, name: str, fresh: Callable[[], bool]) -> tuple[Open
 
 
 def _recall(root: Path, seen: Mapping[Path, Signature | None]) -> _Known | None:
-    """What is known of the files under ``root`` if they are as ``seen``; None where nothing is. Raises OSError."""
+    """What is known of the files under ``root`` if they are as ``seen``; None where nothing is. Raises
+    OSError.
+    """
     try:
         known = msgspec.json.decode(_note_of(root).read_bytes(), type=_Known)
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -289,7 +300,9 @@ def _recall(root: Path, seen: Mapping[Path, Signature | None]) -> _Known | None:
 
 
 def _remember(root: Path, seen: Mapping[Path, Signature | None], known: _Known) -> None:
-    """Note it, unless a file changed so lately that it may change again within the same tick of its file system's clock. Raises OSError."""
+    """Note it, unless a file changed so lately that it may change again within the same tick of its file
+    system's clock. Raises OSError.
+    """
     newest = max((max(each[3:]) if each else 2**63 for each in seen.values()), default=2**63)
     if newest < time.time_ns() - _TICK_NS:
         _write_atomically(_note_of(root), msgspec.json.encode(known))

@@ -44,7 +44,9 @@ _IN_HEADERS = frozenset((b'"', b"}", b" "))
 
 
 def name_of(path: Path) -> str:
-    """What ``path`` is, with its article, where it is certainly not a file of numbers; else "". Raises OSError."""
+    """What ``path`` is, with its article, where it is certainly not a file of numbers; else "". Raises
+    OSError.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
@@ -103,7 +105,8 @@ def _by_structure(head: bytes, size: int) -> str:
         if not 0 < length <= size - at - 16:
             return ""
         at, records = at + length + 16, records + 1
-    # Lengths of eight bytes, whose upper four are 0: that three of them in a row lie where they should is no chance.
+    # Lengths of eight bytes, whose upper four are 0: that three of them in a row lie where they should is no
+    # chance.
     return "a TFRecord file" if at == size or records >= 3 else ""
 
 

@@ -33,7 +33,9 @@ _NICER_BY = 15
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """All bytes were read, from after what led to ``counters``: they are what they were. ``part``: the identity, with the digest of all."""
+    """All bytes were read, from after what led to ``counters``: they are what they were. ``part``: the
+    identity, with the digest of all.
+    """
 
     counters: Counters
     part: Input
@@ -58,7 +60,9 @@ Finding = Checked | Changed | Moved
 
 
 class Eyes:
-    """What one look sees, and what all bytes say. No thread and no clock. ``suspect``: something has changed since all was read."""
+    """What one look sees, and what all bytes say. No thread and no clock. ``suspect``: something has changed
+    since all was read.
+    """
 
     def __init__(self, inputs: Opened) -> None:
         self.inputs, self.suspect = inputs, False
@@ -144,7 +148,9 @@ class InputWatch:
         return self._eyes.inputs
 
     def check(self, counters: Counters, *, hurry: bool = False) -> None:
-        """Have all bytes read once, from now on: what led to ``counters`` has been read by now. ``hurry``: nobody trains meanwhile."""
+        """Have all bytes read once, from now on: what led to ``counters`` has been read by now. ``hurry``:
+        nobody trains meanwhile.
+        """
         with self._lock:
             self._wanted, self._hurry, self._resting = counters, hurry, False
         self._ask.set()
@@ -155,7 +161,9 @@ class InputWatch:
         self._ask.set()
 
     def rest(self) -> None:
-        """Nobody reads from it for now: what was asked for is still done, and nothing is looked at after that."""
+        """Nobody reads from it for now: what was asked for is still done, and nothing is looked at after
+        that.
+        """
         self._hurry = self._resting = True
 
     def stop(self) -> None:

@@ -1,8 +1,9 @@
 """What a job reads from files, held open, and its identity (``oobleckd.protocol.inputs``).
 
-A file that is open goes on being what it was, whoever puts another one in its place; only who writes into it changes it. Owns the
-identity (names, sizes and seeded blocks at once, all bytes where they are few) and the look at what may have changed since; when
-one looks, and what follows, is ``input_watch``'s. Which bytes are tokens is ``corpus``'s.
+A file that is open goes on being what it was, whoever puts another one in its place; only who writes into it
+changes it. Owns the identity (names, sizes and seeded blocks at once, all bytes where they are few) and the
+look at what may have changed since; when one looks, and what follows, is ``input_watch``'s. Which bytes are
+tokens is ``corpus``'s.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ def signature_at(path: Path) -> Signature | None:
 class Opened:
     """Files held open, in the order in which they are read. ``part``: their identity.
 
-    ``paths``: where each was opened, whose bytes belong to it as long as nobody puts another one there; ``watched``: whether that is worth
-    a look (a copy of our own has no path that a user knows). None is open where all bytes are in this process'
-    own memory. ``fresh``: whether who opens it anew finds the same files, by a stat.
+    ``paths``: where each was opened, whose bytes belong to it as long as nobody puts another one there;
+    ``watched``: whether that is worth a look (a copy of our own has no path that a user knows). None is open
+    where all bytes are in this process' own memory. ``fresh``: whether who opens it anew finds the same
+    files, by a stat.
     """
 
     part: Input
@@ -95,7 +97,9 @@ class Opened:
         return _with_whole(found, self.digest()) if self.small else found
 
     def digest(self, between: Callable[[], object] = lambda: None) -> str:
-        """Size and SHA-256 of all bytes that were there when it was opened, as they are now. ``between``: called after each piece; may raise."""
+        """Size and SHA-256 of all bytes that were there when it was opened, as they are now. ``between``:
+        called after each piece; may raise.
+        """
         whole, count = hashlib.sha256(), 0
         for data in self._pieces():
             whole.update(data)
@@ -146,8 +150,9 @@ def opened(paths: Sequence[Path], place: str, kind: InputKind = "data", part: In
 def opened_while(
     path: Path, place: str, read: Callable[[], _T], part: Input | None = None
 ) -> tuple[Opened, _T]:
-    """``path`` (a folder: all files in it) held open, and what ``read`` makes of it, which opens it by itself: of the very same files, also
-    where somebody puts others there meanwhile. Raises OSError, and whatever ``read`` does.
+    """``path`` (a folder: all files in it) held open, and what ``read`` makes of it, which opens it by
+    itself: of the very same files, also where somebody puts others there meanwhile. Raises OSError, and
+    whatever ``read`` does.
     """
     for _ in range(_TRIES):
         held = opened(_files(path), place, part=part)
@@ -174,7 +179,9 @@ def identity(
     sizes: Sequence[int],
     read: Callable[[int, int, int], bytes],
 ) -> Input:
-    """Of files ``named`` so, of ``sizes``; ``read(index, start, count)`` gives bytes of one. Reads 4 MiB and no more, however much there is."""
+    """Of files ``named`` so, of ``sizes``; ``read(index, start, count)`` gives bytes of one. Reads 4 MiB and
+    no more, however much there is.
+    """
     blocks = hashlib.blake2b(digest_size=16)
     blocks.update(repr((list(named), list(sizes))).encode())
     few = len(sizes) <= MAX_LISTED
@@ -192,8 +199,8 @@ def identity(
 
 
 def _chosen(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(file, start, count) of the blocks that are read: the first and the last bytes, and one somewhere in each stretch between; all, where
-    they are few. The same wherever sizes are.
+    """(file, start, count) of the blocks that are read: the first and the last bytes, and one somewhere in
+    each stretch between; all, where they are few. The same wherever sizes are.
     """
     total = sum(sizes)
     if total <= _NUM_BLOCKS * _BLOCK:

@@ -1,8 +1,9 @@
-"""Files of token numbers: plain ones, numpy's .npy, those with llm.c's header, and Megatron's .bin beside its .idx.
+"""Files of token numbers: plain ones, numpy's .npy, those with llm.c's header, and Megatron's .bin beside its
+.idx.
 
-Owns which of them a file is, by its content, and its tokens as an array that is mapped and never copied. What is none of these is refused
-by its name (``foreign``), as is a plain file that looks like numbers of another width: a header, or half of a number, is never trained on.
-Nothing is unpickled. Raises UserError.
+Owns which of them a file is, by its content, and its tokens as an array that is mapped and never copied. What
+is none of these is refused by its name (``foreign``), as is a plain file that looks like numbers of another
+width: a header, or half of a number, is never trained on. Nothing is unpickled. Raises UserError.
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ Tokens = npt.NDArray[np.integer[Any]]
 
 _NPY = b"\x93NUMPY"
 _NO_HEADER = (
-    ValueError, TypeError, SyntaxError, EOFError, OverflowError, MemoryError, RecursionError, tokenize.TokenError,
+    ValueError, TypeError, SyntaxError, EOFError, OverflowError, MemoryError, RecursionError,
+    tokenize.TokenError,
 )  # fmt: skip
 """What numpy raises for a header that it cannot read."""
 _IDX = b"MMIDIDX\x00\x00"
-_PLAIN_HINT = 'write the numbers alone: `numpy.asarray(tokens, "<u2").tofile(path)`, or "<u4" with data.dtype = "uint32"'
+_PLAIN_HINT = (
+    'write the numbers alone: `numpy.asarray(tokens, "<u2").tofile(path)`, or "<u4" with '
+    'data.dtype = "uint32"'
+)
 _LLMC_BYTES = 1024
 _LLMC: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 """Magic number and version -> what follows the header: of GPT-2, and of Llama 3."""
 _LLMC_OTHERS = {
-    20240326: "a model of llm.c", 20240327: "the debug state of a model of llm.c", 20240328: "a tokenizer of llm.c",
+    20240326: "a model of llm.c", 20240327: "the debug state of a model of llm.c",
+    20240328: "a tokenizer of llm.c",
     20240522: "an evaluation set of llm.c",
 }  # fmt: skip
 _MEGATRON = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
@@ -166,7 +172,9 @@ def _empty_npy(path: Path, error: str) -> Tokens:
 
 
 def _llmc(path: Path, head: bytes, size: int) -> np.dtype[Any] | None:
-    """What is behind the header of llm.c (256 numbers of 32 bits: magic number, version, tokens); None where there is none."""
+    """What is behind the header of llm.c (256 numbers of 32 bits: magic number, version, tokens); None where
+    there is none.
+    """
     if len(head) < _LLMC_BYTES:
         return None
     magic, version, count = struct.unpack_from("<3i", head)
@@ -193,7 +201,11 @@ def _llmc(path: Path, head: bytes, size: int) -> np.dtype[Any] | None:
 def _megatron(path: Path, index: Path, size: int) -> np.dtype[Any]:
     """What the index of a Megatron data set says of its tokens, once the two agree."""
     damaged = f"data.path: {index} does not belong to {path}: "
-    hint = f"make both anew with Megatron's preprocess_data; or rename {path.name}, if it is a plain file of numbers"
+    hint = (
+        f"make both anew with Megatron's preprocess_data; or rename {path.name}, if it is a plain file "
+        "of "
+        "numbers"
+    )
     with index.open("rb") as file:
         data = file.read(len(_IDX) + _MEGATRON_HEAD.size)
         if len(data) < len(_IDX) + _MEGATRON_HEAD.size:
@@ -234,8 +246,8 @@ def _plain(path: Path, size: int, dtype: str) -> Tokens:
 
 
 def _other_width(tokens: Tokens, *, certain: bool) -> tuple[str, str] | None:
-    """Problem and hint where numbers of another width, or of the other byte order, were taken for ``tokens``. ``certain``: nobody said
-    that the width is right, so likely is enough.
+    """Problem and hint where numbers of another width, or of the other byte order, were taken for ``tokens``.
+    ``certain``: nobody said that the width is right, so likely is enough.
     """
     if len(tokens) < _MIN_ALIKE:
         return None
@@ -244,7 +256,10 @@ def _other_width(tokens: Tokens, *, certain: bool) -> tuple[str, str] | None:
     if wide:
         how = '`numpy.fromfile(path, "<i8").astype("<u4").tofile(path)`'
     else:
-        how = 'if it has uint32, set data.dtype = "uint32"; else write it anew: `numpy.asarray(tokens, "<u2").tofile(path)`'
+        how = (
+            'if it has uint32, set data.dtype = "uint32"; else write it anew: `numpy.asarray(tokens, '
+            '"<u2").tofile(path)`'
+        )
     swapped = (
         f'write it anew in little-endian order: `numpy.asarray(tokens, "{tokens.dtype.str}").tofile(path)`'
     )
@@ -301,8 +316,9 @@ def _all(tokens: Tokens, holds: Callable[[Tokens], bool]) -> bool:
 def check_vocabulary(
     tokens: Tokens, name: str, vocab_size: int, spare: int, *, text: bool, part: bool = False
 ) -> None:
-    """Whether all of ``tokens`` are in the model's vocabulary. ``spare``: how many numbers at its end are not for data: the mask token's;
-    ``text``: they are bytes; ``part``: they are some of the file's, of any shape. Raises UserError.
+    """Whether all of ``tokens`` are in the model's vocabulary. ``spare``: how many numbers at its end are not
+    for data: the mask token's; ``text``: they are bytes; ``part``: they are some of the file's, of any shape.
+    Raises UserError.
     """
     most, kind = vocab_size - spare, np.iinfo(tokens.dtype)
     if kind.min < 0 and len(tokens) and (least := int(tokens.min())) < 0:
@@ -332,10 +348,12 @@ def _first_look(tokens: Tokens, most: int, spare: int, largest: int) -> str:
     if not (inside >= most).any() and before != behind:
         where = "first" if before else "last"
         return (
-            f"only its {where} {edge * tokens.dtype.itemsize:,} bytes have such numbers: they look like the {'header' if before else 'end'} of a "
+            f"only its {where} {edge * tokens.dtype.itemsize:,} bytes have such numbers: they look like the "
+            f"{'header' if before else 'end'} of a "
             f"format that is not known here; {_PLAIN_HINT}"
         )
     return (
-        f"look first whether it has plain little-endian {tokens.dtype.name} of this model's tokenizer, and nothing before them; if so, "
+        f"look first whether it has plain little-endian {tokens.dtype.name} of this model's tokenizer, and "
+        "nothing before them; if so, "
         f"model.config.vocab_size must be the tokenizer's, above {largest + spare}"
     )

@@ -33,8 +33,8 @@ class DeviceLink:
     """Decodes ``ToWorker`` messages into ``mailbox`` (as controls) and sends ``FromWorker`` messages.
 
     ``fd`` is a stream socket inherited from the agent. ``on_closed`` runs when the agent is gone, in
-    whichever thread noticed; ``on_control`` after a message was put into the mailbox, in the reader thread; ``urgent``: how that thread
-    is to be scheduled.
+    whichever thread noticed; ``on_control`` after a message was put into the mailbox, in the reader thread;
+    ``urgent``: how that thread is to be scheduled.
     """
 
     def __init__(
@@ -67,7 +67,9 @@ class DeviceLink:
             self._on_closed()
 
     def send_last(self, message: Message) -> None:
-        """Send it if that can be done soon: this process is about to end, and another thread may be in the middle of a message."""
+        """Send it if that can be done soon: this process is about to end, and another thread may be in the
+        middle of a message.
+        """
         if self._sending.acquire(timeout=_LAST_S):
             try:
                 write_frame(self._socket, codec.encode(message))
@@ -75,7 +77,9 @@ class DeviceLink:
                 self._sending.release()
 
     def close(self) -> None:
-        """Close the socket and end the reader; ``on_closed`` runs (orderly ends use a callback of their own)."""
+        """Close the socket and end the reader; ``on_closed`` runs (orderly ends use a callback of
+        their own).
+        """
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -19,8 +19,8 @@ from oobleckd.worker.transport.pages import MESSAGE_PAGES
 
 @dataclass(frozen=True, slots=True)
 class DeviceContext:
-    """Where this process runs: its name and kind, the host it shares with local peers, its folders; ``urgent``: whether
-    it answers before ordinary programs have their turn.
+    """Where this process runs: its name and kind, the host it shares with local peers, its folders;
+    ``urgent``: whether it answers before ordinary programs have their turn.
     """
 
     device: str
@@ -32,8 +32,8 @@ class DeviceContext:
 
 
 def give_back_memory() -> None:
-    """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may be on, keep for allocations to come.
-    What is told of the most memory that was ever used begins anew.
+    """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may
+    be on, keep for allocations to come. What is told of the most memory that was ever used begins anew.
     """
     # A finished job's freed memory is kept for the next micro-batch (GLIBC_TUNABLES), so it is given back
     # here, when the job ends. (D-devices-005)
@@ -47,7 +47,9 @@ def give_back_memory() -> None:
 
 
 def torch_device(context: DeviceContext) -> torch.device:
-    """The torch device of this process, set up so that its results repeat bit for bit. Raises UserError when there is none of its kind."""
+    """The torch device of this process, set up so that its results repeat bit for bit. Raises UserError when
+    there is none of its kind.
+    """
     if context.kind != "cuda":
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
@@ -58,7 +60,8 @@ def torch_device(context: DeviceContext) -> torch.device:
         "ignore", message=r"Attempting to run cuBLAS, but there was no current CUDA context"
     )
     torch.use_deterministic_algorithms(mode=True)
-    # It would also fill whatever is made empty, pinned memory of the host too, before it is written: nothing of ours reads it before.
+    # It would also fill whatever is made empty, pinned memory of the host too, before it is written: nothing
+    # of ours reads it before.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.matmul.allow_tf32 = False
     index = int(context.device.rpartition("/")[2]) % torch.cuda.device_count()
@@ -87,7 +90,9 @@ def device_model(device: torch.device) -> str:
 
 
 def arithmetic(device: torch.device) -> str:
-    """What decides the bits of results on ``device`` besides its model, in short, for people: the first things to look at of ``traits``."""
+    """What decides the bits of results on ``device`` besides its model, in short, for people: the first
+    things to look at of ``traits``.
+    """
     found = traits(device)
     libraries = f"torch {torch.__version__.partition('+')[0]}, transformers {found['transformers']}"
     if device.type == "cuda":

@@ -1,8 +1,8 @@
 """The device process: one per device, owns torch, lives through every reconfiguration.
 
-Owns the loop (controls, then the deployment under way, then the executor, then what is pre-copied for a plan), what a control message does, and the answer to
-a report in the middle of a task.
-Started by the agent (``process``); ends with it. Training itself is in ``executor``.
+Owns the loop (controls, then the deployment under way, then the executor, then what is pre-copied for a
+plan), what a control message does, and the answer to a report in the middle of a task. Started by the agent
+(``process``); ends with it. Training itself is in ``executor``.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class DeviceProcess:
         return worked
 
     def _answer_at_once(self) -> None:
-        """Called by the link, in its thread, for every message. For a report the agent lent the loop its haste, so that it soon gives away what this
-        thread waits for: Python's own lock, and ours.
+        """Called by the link, in its thread, for every message. For a report the agent lent the loop its
+        haste, so that it soon gives away what this thread waits for: Python's own lock, and ours.
         """
         if isinstance(self.mailbox.next_control(), Report):
             with ends_the_process("report"), self.lock:
@@ -162,8 +162,8 @@ class DeviceProcess:
         urgency.take_back(self._loop)
 
     def _answer(self) -> None:
-        """Answer a report while a layer computes. Not where the answer changes weights or layers, with which it computes:
-        then the loop does it.
+        """Answer a report while a layer computes. Not where the answer changes weights or layers, with which
+        it computes: then the loop does it.
         """
         # To wait for the running task's end was most of the time from a loss to the decision, 60 to 85 ms;
         # with a look between layers it is 20 to 26. Nothing is half done while a layer computes.
@@ -201,7 +201,9 @@ class DeviceProcess:
         return worked
 
     def _look_at_inputs(self) -> None:
-        """Take in what the watch of what the job reads has found. Where that has changed the device goes no further; the daemon will say what to do."""
+        """Take in what the watch of what the job reads has found. Where that has changed the device goes no
+        further; the daemon will say what to do.
+        """
         executor = self.executor
         if self.reading.hear(executor.counters if executor is not None else None) and executor is not None:
             executor.misread = True
@@ -223,7 +225,9 @@ class DeviceProcess:
         return worked
 
     def _stage(self) -> bool:
-        """While there is nothing else to do: make an update of what was pre-copied; False when nothing is to be done there either."""
+        """While there is nothing else to do: make an update of what was pre-copied; False when nothing is to
+        be done there either.
+        """
         precopy_target = self.precopy_target
         if precopy_target is None or self.deployment is not None:
             return False
@@ -332,7 +336,8 @@ class DeviceProcess:
         # An empty PreCopy ends one, and not Release: that closes links and drops what copies of a
         # deployment that follows at once have brought already. (D-precopy-007)
         if not message.transfers:
-            return  # the job stays, empty: to begin it once more would drop tensor messages of a deployment that are here already
+            # The job stays, empty: to begin it once more would drop a deployment's tensor messages.
+            return
         if message.job != self.job_id:
             self._release()
         executor = self.executor or self._begin_job(message.job, message.spec)
@@ -349,8 +354,9 @@ class DeviceProcess:
             self.precopy_target = PreCopyTarget(message.number, executor.job, store, self.messenger, missing)
 
     def _strangers(self, peers: Collection[str]) -> frozenset[str]:
-        """Those of ``peers`` who are not in a layout with this device. Links to them may be left of a plan of which nothing came, and either end may yet
-        have to hear of that, so they are made anew; but for a plan that follows its own pre-copy.
+        """Those of ``peers`` who are not in a layout with this device. Links to them may be left of a plan of
+        which nothing came, and either end may yet have to hear of that, so they are made anew; but for a plan
+        that follows its own pre-copy.
         """
         executor = self.executor
         return frozenset(peers) - (executor.layout.holdings.keys() if executor is not None else frozenset())
@@ -374,7 +380,8 @@ class DeviceProcess:
         store = Store(load_spec(job), self.torch_device)
         self.executor = Executor(
             self.context.device, job_id, job, store, corpus, self.messenger, self.faults, self.tell,
-            self.activity, self.lock.released, BackgroundWriter(self.tell, self.faults, self.mailbox.wake), self.reading.check,
+            self.activity, self.lock.released, BackgroundWriter(self.tell, self.faults, self.mailbox.wake),
+            self.reading.check,
         )  # fmt: skip
         return self.executor
 
@@ -484,7 +491,9 @@ class DeviceProcess:
         self._release()
 
     def last_words(self, error: Exception, phase: str) -> bool:
-        """Tell the agent why this process ends; whether it does for want of memory, which is nobody's error."""
+        """Tell the agent why this process ends; whether it does for want of memory, which is
+        nobody's error.
+        """
         executor, deployment = self.executor, self.deployment
         heard = executor.commit.answered if executor is not None else 0
         epoch = max(heard, deployment.message.epoch if deployment is not None else 0)

@@ -26,7 +26,9 @@ _MAX_IN_VAIN = 0.25  # of them
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeUpdate:
-    """An early update, made before all votes were in: the state ``saved`` before that, and the round ``next_round``."""
+    """An early update, made before all votes were in: the state ``saved`` before that, and the round
+    ``next_round``.
+    """
 
     saved: dict[int, Saved]
     next_round: Passes
@@ -41,8 +43,8 @@ def goes_through(job: Job, vote: Vote) -> bool:
 class UpdatePredictor:
     """Whether to expect that the present round goes through: from those before it, tried or not.
 
-    Rounds that are clipped come in a row, so the last one must have gone through; and where they come and go, the plain
-    update is the better one.
+    Rounds that are clipped come in a row, so the last one must have gone through; and where they come and go,
+    the plain update is the better one.
     """
 
     rounds: deque[bool] = field(default_factory=lambda: deque(maxlen=_LOOKS_BACK))

@@ -1,10 +1,10 @@
 """The heart of a device: walks the tasks of a round, reduces, votes, commits, and starts over.
 
-Owns one device's training of one job between two deployments. Reads top to bottom: ``advance`` does
-one piece of work (a vote, a contribution, a task, a commit) and says whether there was any; the device's
-loop calls it until there is none and then sleeps until a tensor message or a control message arrives. Decisions come in
-through ``decide`` between two pieces of work, never inside one; reports through ``report``, also while a layer
-computes (``yielding_lock``).
+Owns one device's training of one job between two deployments. Reads top to bottom: ``advance`` does one piece
+of work (a vote, a contribution, a task, a commit) and says whether there was any; the device's loop calls it
+until there is none and then sleeps until a tensor message or a control message arrives. Decisions come in
+through ``decide`` between two pieces of work, never inside one; reports through ``report``, also while a
+layer computes (``yielding_lock``).
 
 Owns neither processes nor sockets (``device``, ``messenger``), nor what a layer computes (``models``).
 """
@@ -167,7 +167,9 @@ class Executor:
         return self.finished or self.job.stopped_by(self.counters.skipped_in_row)
 
     def _begin(self, passes: Passes | None = None, donors: Mapping[int, str] = NO_DONORS) -> None:
-        """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it already."""
+        """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it
+        already.
+        """
         self.now = passes or self._passes(self._spec_of(self.counters))
         self.messenger.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
         self.now.board.forward_only = False
@@ -190,8 +192,9 @@ class Executor:
     def _tag(self, round_: int) -> int:
         """What names ``round_`` in the keys of data.
 
-        Where the round before did not go through, others may have begun it with weights that were taken back: what they
-        sent then must not be taken for what they send now. All devices know whether it did from the same votes.
+        Where the round before did not go through, others may have begun it with weights that were taken back:
+        what they sent then must not be taken for what they send now. All devices know whether it did from the
+        same votes.
         """
         return 2 * round_ + (self.late and round_ == self.counters.round)
 
@@ -204,7 +207,9 @@ class Executor:
         self.copies.enter(self.layout, self.commit.live)
 
     def begin_precopy(self, precopy_source: PreCopySource) -> None:
-        """Send pre-copies from now on. Until a round is committed the weights are those before it, but where they were updated early."""
+        """Send pre-copies from now on. Until a round is committed the weights are those before it, but where
+        they were updated early.
+        """
         self.precopy_source = precopy_source
         if self.speculative is None:
             precopy_source.begin(self.counters, self.store)
@@ -219,7 +224,9 @@ class Executor:
     # ------------------------------------------------------------------ one piece of work
 
     def advance(self) -> bool:
-        """Do one piece of work; False if everything waits for others or for the disk, or the device holds. Raises UserError."""
+        """Do one piece of work; False if everything waits for others or for the disk, or the device holds.
+        Raises UserError.
+        """
         if self.holding or self.misread or self.saving.writer.blocks:
             return False
         heard = self._hear()
@@ -237,7 +244,8 @@ class Executor:
         ahead = self.speculative.next_round if self.speculative else None
         if self.now.advance() or (ahead is not None and ahead.advance()) or heard:
             return True
-        # Samples of the next step are drawn now that there is time: at the step's end everybody would wait for them.
+        # Samples of the next step are drawn now that there is time: at the step's end everybody would wait
+        # for them.
         self.corpus.of_step(self.counters.step + 1)
         return False
 
@@ -310,7 +318,8 @@ class Executor:
     def _may_hurry(self, own: Vote) -> bool:
         """Whether to go on with the next round before the votes for this one are in.
 
-        Not while an attempt of this one has yet to pass through layers that are reduced already: it needs the weights as they are.
+        Not while an attempt of this one has yet to pass through layers that are reduced already: it needs the
+        weights as they are.
         """
         last = self.counters.step + 1 >= self.job.train.steps
         stops = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
@@ -337,7 +346,9 @@ class Executor:
         self.speculative = SpeculativeUpdate(saved, self._passes(following, forward_only=True))
 
     def _take_back(self) -> dict[Key, TensorMessage]:
-        """Be where the device was before its speculative update. Returns what it was sent for the round that it had begun."""
+        """Be where the device was before its speculative update. Returns what it was sent for the round that
+        it had begun.
+        """
         if self.speculative is None:
             return {}
         speculative, self.speculative = self.speculative, None
@@ -348,7 +359,9 @@ class Executor:
     # ------------------------------------------------------------------ commit
 
     def _commit(self, vote: Vote, donors: Mapping[int, str] = NO_DONORS) -> bool:
-        """The round's one commit point has passed: roll forward. Returns whether to stop here. ``donors``: of buckets in the next round."""
+        """The round's one commit point has passed: roll forward. Returns whether to stop here. ``donors``: of
+        buckets in the next round.
+        """
         self.late = not goes_through(self.job, vote)
         self.predictor.saw(not self.late)
         speculative = self.speculative
@@ -384,7 +397,9 @@ class Executor:
         return hold
 
     def _begun(self, *, hold: bool) -> Passes:
-        """The next round: the one begun in a hurry, or a new one, which is given again what was taken for that one."""
+        """The next round: the one begun in a hurry, or a new one, which is given again what was taken for
+        that one.
+        """
         speculative, self.speculative = self.speculative, None
         if speculative is not None and not hold:
             speculative.next_round.clock, speculative.next_round.taken = RoundClock(), {}

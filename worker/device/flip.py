@@ -1,6 +1,7 @@
 """One flipped bit on demand, as bad memory flips it: what ``kill-node --how flip-…`` does to a device.
 
-Owns which one: of the first bucket that the device holds, in the mantissa, so that nothing becomes infinite and only a comparison can find it.
+Owns which one: of the first bucket that the device holds, in the mantissa, so that nothing becomes infinite
+and only a comparison can find it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ BIT = 1 << 12
 
 
 def flip(how: How, reducer: Reducer) -> bool:
-    """Flip a bit of a weight, of an optimizer moment, or of a gradient sum that is to be contributed; False: there is nothing yet."""
+    """Flip a bit of a weight, of an optimizer moment, or of a gradient sum that is to be contributed; False:
+    there is nothing yet.
+    """
     buckets = reducer.store.buckets
     if not buckets:
         return False
@@ -38,6 +41,6 @@ def flip(how: How, reducer: Reducer) -> bool:
 def _flip(tensor: Tensor) -> None:
     flat = tensor.data.reshape(
         -1
-    )  # unlike detach(), unseen by autograd: memory does not tell it either, between a forward and its backward
+    )  # unlike detach(), unseen by autograd; nor does memory tell it, between a forward and its backward
     words = flat.view(torch.int64 if flat.dtype == torch.float64 else torch.int32)
     words[len(words) // 2] ^= BIT

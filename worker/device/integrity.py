@@ -30,8 +30,8 @@ class Check:
         self.recheck = -1
 
     def digests(self, step: int, shared: Collection[int]) -> dict[int, int]:
-        """Bucket -> digest of its state, of those that are ``shared`` with others, if ``step`` is one in which they are compared; of all, if it
-        is the one to recheck.
+        """Bucket -> digest of its state, of those that are ``shared`` with others, if ``step`` is one in
+        which they are compared; of all, if it is the one to recheck.
         """
         # Comparing every n-th step is the job's choice: a flip that is found late may be in everybody's
         # weights by then. (D-corruption-001)
@@ -48,11 +48,15 @@ class Check:
             return {bucket: self.store.digest(bucket) for bucket in sorted(buckets)}
 
     def told(self, step: int, vote: Vote) -> Fingerprints | None:
-        """What the bits were in a committed round of ``step``, if the daemon wants to know because somebody had others there before."""
+        """What the bits were in a committed round of ``step``, if the daemon wants to know because somebody
+        had others there before.
+        """
         return fingerprints(vote) if step == self.recheck else None
 
     def corrupted(
         self, epoch: int, counters: Counters, odds: tuple[Odd, ...] = (), own: str = ""
     ) -> Corrupted:
-        """That something is wrong in the round that ``counters`` begin: holders do not agree, or this device's ``own`` memory changed."""
+        """That something is wrong in the round that ``counters`` begin: holders do not agree, or this
+        device's ``own`` memory changed.
+        """
         return Corrupted(self.device, self.job_id, epoch, counters, odds, own)

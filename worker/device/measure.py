@@ -48,11 +48,12 @@ class _Cost:
 
 
 def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
-    """Costs of all layers of ``spec`` for one micro-batch of ``job`` on ``device``. Raises UserError when these do not fit its memory.
+    """Costs of all layers of ``spec`` for one micro-batch of ``job`` on ``device``. Raises UserError when
+    these do not fit its memory.
 
-    Times are medians in seconds after a warm-up. ``state_bytes`` of a tied weight counts for every layer
-    that uses it, since every holder has it. ``reserve_bytes`` is what the runtime holds on a GPU. Raises UserError where a layer cannot
-    compute at all.
+    Times are medians in seconds after a warm-up. ``state_bytes`` of a tied weight counts for every layer that
+    uses it, since every holder has it. ``reserve_bytes`` is what the runtime holds on a GPU. Raises UserError
+    where a layer cannot compute at all.
     """
     idle = most_of("self")
     try:
@@ -90,8 +91,8 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
 
 @contextmanager
 def _computable() -> Iterator[None]:
-    """Fields of a configuration that do not fit together may show in the first block that computes. Too little memory is another matter, and
-    so is a device that fails: these are errors of their own kinds.
+    """Fields of a configuration that do not fit together may show in the first block that computes. Too
+    little memory is another matter, and so is a device that fails: these are errors of their own kinds.
     """
     try:
         yield
@@ -230,8 +231,8 @@ class _Apart(_Fused):
 
 
 class _SumOf:
-    """What becomes of a layer's gradients: added up by micro-batch, and once a step an update (``reduce``, ``update``), where it is
-    asked for with a guard around the sums and a digest of the state (``integrity``).
+    """What becomes of a layer's gradients: added up by micro-batch, and once a step an update (``reduce``,
+    ``update``), where it is asked for with a guard around the sums and a digest of the state (``integrity``).
     """
 
     def __init__(self, params: Sequence[Tensor], job: Job, device: torch.device) -> None:
@@ -255,7 +256,8 @@ class _SumOf:
         if self._exact:
             sums.next_exponents(reduced, self._exponents, 1)
         optimizer.adamw_(
-            self._params, mean, *self._moments, applied=1, lr=1e-9, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+            self._params, mean, *self._moments, applied=1, lr=1e-9, betas=(0.9, 0.999), eps=1e-8,
+            weight_decay=0.0
         )  # fmt: skip
         self._sum.zero_()
         if self._checks_every == 1:  # of more steps than one it is no part of a usual step

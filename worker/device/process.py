@@ -36,7 +36,9 @@ from oobleckd.worker.runtime.lifeline import hold
 _NICER_BY = 5
 """A third of a training process's share: on cores that train without a pause, less would take minutes."""
 _SWITCH_S = 0.0003
-"""How long a thread that has something to say waits for the interpreter, where one that computes takes it again and again."""
+"""How long a thread that has something to say waits for the interpreter, where one that computes takes it
+again and again.
+"""
 HEAVY = ("oobleckd.worker.device.device",)
 """And with it torch, transformers and the engine."""
 
@@ -66,7 +68,8 @@ def main(
 ) -> None:
     """A device process of an agent, or its spare."""
     sys.setswitchinterval(_SWITCH_S)
-    # The agent's to hear: a batch system tells all processes of a node, and this one is needed until the agent leaves.
+    # The agent's to hear: a batch system tells all processes of a node, and this one is needed until the
+    # agent leaves.
     # A device ends with its agent, by SIGKILL, and needs no other end. (D-service-007)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent(parent)
@@ -96,9 +99,11 @@ def tell_agent(fd: int, error: Exception, phase: str) -> bool:
 
 
 def import_for_good(modules: Sequence[str]) -> None:
-    """``import_gently`` what is needed to the end of the process: its 200 000 objects are no garbage collector's business.
+    """``import_gently`` what is needed to the end of the process: its 200 000 objects are no garbage
+    collector's business.
 
-    Looking through them as they become more takes about a tenth of the import's time, and later 0.1 s in the middle of a step.
+    Looking through them as they become more takes about a tenth of the import's time, and later 0.1 s in the
+    middle of a step.
     """
     if all(module in sys.modules for module in modules):
         return  # this is a fork of a process that has them (``forker``)

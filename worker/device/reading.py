@@ -50,8 +50,9 @@ class Reading:
         return (self._corpus.inputs.part,) if self._corpus is not None else ()
 
     def corpus(self, job_id: str, job: Job) -> Corpus:
-        """Its samples. They stay open until another job comes: one that rolls back to its checkpoint begins anew, and all would stand still
-        while many files are read and hashed once more. Another job may find other text in the same place. Raises Unread.
+        """Its samples. They stay open until another job comes: one that rolls back to its checkpoint begins
+        anew, and all would stand still while many files are read and hashed once more. Another job may find
+        other text in the same place. Raises Unread.
         """
         if self._corpus is None or self._of != (job_id, job) or not self._as_it_was(self._corpus):
             self.close()
@@ -102,7 +103,9 @@ class Reading:
             self._watch.check(counters, hurry=hurry)
 
     def leave(self, counters: Counters) -> None:
-        """The device takes no part from ``counters`` on; what it gave until then counts, so it is still said where that was of another text."""
+        """The device takes no part from ``counters`` on; what it gave until then counts, so it is still said
+        where that was of another text.
+        """
         if self._watch is not None:
             if counters.round and (self._checked is None or self._checked.round < counters.round):
                 self._watch.check(counters, hurry=True)
@@ -114,8 +117,8 @@ class Reading:
             self._watch.rest()
 
     def hear(self, counters: Counters | None) -> bool:
-        """Tell the daemon what was found. ``counters``: where this device stands; None: where it stood last. Returns whether it has found
-        only now that something has changed.
+        """Tell the daemon what was found. ``counters``: where this device stands; None: where it stood last.
+        Returns whether it has found only now that something has changed.
         """
         was, self._at = self.changed, counters or self._at
         for finding in self._watch.hear() if self._watch is not None else ():

@@ -32,8 +32,9 @@ def step_done(
     taken_back: bool,
     fingerprints: Fingerprints | None = None,
 ) -> StepDone:
-    """Of the round that ``counters`` begin, committed with ``vote``. ``rates``: gradient norm and learning rate; ``due``: what follows of
-    checkpoints; ``taken_back``: an early update was in vain; ``fingerprints``: where they were asked for.
+    """Of the round that ``counters`` begin, committed with ``vote``. ``rates``: gradient norm and learning
+    rate; ``due``: what follows of checkpoints; ``taken_back``: an early update was in vain; ``fingerprints``:
+    where they were asked for.
     """
     samples, ledger = ledger_digest(corpus, counters.step, vote.losses)
     return StepDone(

@@ -1,7 +1,9 @@
-"""What decides the bits of this process' results, gathered by name: the card or CPU, libraries with their versions, settings, our own code.
+"""What decides the bits of this process' results, gathered by name: the card or CPU, libraries with their
+versions, settings, our own code.
 
-Owns the list, and leans to the side of too much: two devices that are said to differ are only not compared, and two that differ and
-are not said to would be taken for corrupt. What follows from it is the daemon's (``oobleckd.protocol.traits``).
+Owns the list, and leans to the side of too much: two devices that are said to differ are only not compared,
+and two that differ and are not said to would be taken for corrupt. What follows from it is the daemon's
+(``oobleckd.protocol.traits``).
 """
 
 from __future__ import annotations
@@ -25,19 +27,25 @@ from oobleckd.protocol.traits import KIND
 
 UNKNOWN = "unknown"
 _SETTINGS = (
-    "ATEN_CPU_CAPABILITY", "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION",
-    "CUBLAS_EMULATION_STRATEGY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "DISABLE_ADDMM_CUDA_LT",
-    "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS",
-    "NVIDIA_TF32_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "ATEN_CPU_CAPABILITY", "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_EMULATE_DOUBLE_PRECISION",
+    "CUBLAS_EMULATE_SINGLE_PRECISION",
+    "CUBLAS_EMULATION_STRATEGY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "DISABLE_ADDMM_CUDA_LT",
+    "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_V8_API_DISABLED", "USE_HUB_KERNELS",
 )  # fmt: skip
 """Variables by which libraries choose how they compute."""
 _KERNELS = (
-    "causal-conv1d", "flash-attn", "flash-attn-3", "flash-linear-attention", "kernels", "liger-kernel", "mamba-ssm", "triton", "xformers",
+    "causal-conv1d", "flash-attn", "flash-attn-3", "flash-linear-attention", "kernels", "liger-kernel",
+    "mamba-ssm", "triton", "xformers",
 )  # fmt: skip
 """Packages whose kernels transformers, or torch, takes where they are installed."""
 _INSTRUCTIONS = frozenset({
-    "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ne_convert", "amx_bf16", "amx_fp16",
+    "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ne_convert",
+    "amx_bf16", "amx_fp16",
     "asimd", "fphp", "sve", "sve2", "bf16", "i8mm",
 })  # fmt: skip
 """By which oneDNN and MKL choose, of which torch names the class alone."""
@@ -48,7 +56,9 @@ _SMI_S = 10.0
 
 
 class CardProperties(Protocol):
-    """What torch tells of a card. A MIG slice, or a process that MPS limits, has fewer multiprocessors than others of its name."""
+    """What torch tells of a card. A MIG slice, or a process that MPS limits, has fewer multiprocessors than
+    others of its name.
+    """
 
     name: str
     major: int
@@ -80,7 +90,9 @@ _CODE = code_of(Path(__file__).parents[1])
 
 
 def traits(device: torch.device, cuda: Cuda = torch.cuda) -> dict[str, str]:
-    """All that decides the bits of results on ``device``, as this process is set up. To ask again costs little."""
+    """All that decides the bits of results on ``device``, as this process is set up. To ask again costs
+    little.
+    """
     # Rather too much than too little: nodes with other versions of transformers once counted as alike, and
     # one was named corrupt. (D-exactness-013)
     found = _of_process() | {name: os.environ[name] for name in _SETTINGS if name in os.environ}
@@ -93,7 +105,9 @@ def traits(device: torch.device, cuda: Cuda = torch.cuda) -> dict[str, str]:
 
 @functools.cache
 def _of_process() -> dict[str, str]:
-    """What stays while the process lives. The host's part counts beside a card, too: weights begin there, and so do learning rates."""
+    """What stays while the process lives. The host's part counts beside a card, too: weights begin there, and
+    so do learning rates.
+    """
     import transformers  # as ``oobleckd.worker.models`` has imported it
 
     versions = {name: version for name in _KERNELS if (version := _installed(name))}

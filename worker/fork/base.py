@@ -1,9 +1,11 @@
-"""The base of the agents of one machine: a process with torch loaded that forks them, so that all of them share its memory.
+"""The base of the agents of one machine: a process with torch loaded that forks them, so that all of them
+share its memory.
 
-Owns its loading, who may ask it, and what a fork takes on to be the program that was asked for. Each agent then forks its forker at once
-(``forking``). ``oobleckctl up`` has one for its cluster and no agent needs it after its start: when it ends they live on, and the next one is
-started by exec or by another base. Programs of the worker that a verb runs are forks of it, too. Without an agent of its own
-for a while it ends by itself. Like a forker it has one thread and computes nothing.
+Owns its loading, who may ask it, and what a fork takes on to be the program that was asked for. Each agent
+then forks its forker at once (``forking``). ``oobleckctl up`` has one for its cluster and no agent needs it
+after its start: when it ends they live on, and the next one is started by exec or by another base. Programs
+of the worker that a verb runs are forks of it, too. Without an agent of its own for a while it ends by
+itself. Like a forker it has one thread and computes nothing.
 
     python -P -m oobleckd.worker.fork.base SOCKET ROOM
 """
@@ -138,7 +140,9 @@ def _tell(asking: socket.socket, what: msgspec.Struct) -> None:
 
 
 def _request(asking: socket.socket) -> tuple[Birth, list[int]]:
-    """What is wanted, and the descriptors for its output. Raises OSError, EOFError, FrameError, MsgspecError."""
+    """What is wanted, and the descriptors for its output. Raises OSError, EOFError, FrameError,
+    MsgspecError.
+    """
     head, outputs, _, _ = socket.recv_fds(asking, _LENGTH.size, 2)
     peer = _PEER.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     if peer[1] != os.geteuid() or len(head) != _LENGTH.size or not outputs:

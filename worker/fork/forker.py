@@ -1,11 +1,13 @@
 """The forker: a process that has torch loaded and forks an agent's devices, each within milliseconds.
 
-Owns its loading, its order of things and what a fork sets right for itself. It computes nothing, ever: it has one thread, no pool of threads,
-no context of CUDA and no socket but the agent's, so that its forks are what a process is that has just imported the same. The agent's side is in
-``forking``; what the fork does then is ``process``'s. Not meant to be started by hand.
+Owns its loading, its order of things and what a fork sets right for itself. It computes nothing, ever: it has
+one thread, no pool of threads, no context of CUDA and no socket but the agent's, so that its forks are what a
+process is that has just imported the same. The agent's side is in ``forking``; what the fork does then is
+``process``'s. Not meant to be started by hand.
 
-It forks twice. The one in the middle ends at once, so that the device falls to the agent (``orphans``): the agent is then its parent
-as if it had started it, whatever becomes of the forker. Not with clone(2) and its CLONE_PARENT: a life line needs what fork(3) tells the C library.
+It forks twice. The one in the middle ends at once, so that the device falls to the agent (``orphans``): the
+agent is then its parent as if it had started it, whatever becomes of the forker. Not with clone(2) and its
+CLONE_PARENT: a life line needs what fork(3) tells the C library.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ Run = Callable[[], object]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within, libraries that are loaded make no threads of their own, whatever the environment says for later."""
+    """Within, libraries that are loaded make no threads of their own, whatever the environment says for
+    later.
+    """
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:
@@ -57,7 +61,9 @@ def one_thread() -> Iterator[None]:
 
 
 def load() -> None:
-    """Import what a device needs. What runs on more threads later is told so by the device (``torch.set_num_threads``)."""
+    """Import what a device needs. What runs on more threads later is told so by the device
+    (``torch.set_num_threads``).
+    """
     # A fork of a process that has computed nothing and has one thread has the same bits as one that was
     # started; an import took 1.2 to 1.5 s of a core and 180 MB each time. (D-devices-016)
     with one_thread():
@@ -69,7 +75,9 @@ def load() -> None:
 
 
 def serve(agent: socket.socket) -> tuple[tuple[str, ...], list[int]] | None:
-    """Fork what ``agent`` asks for, until it is gone: None then. In a fork: its command line, and the descriptors in it."""
+    """Fork what ``agent`` asks for, until it is gone: None then. In a fork: its command line, and the
+    descriptors in it.
+    """
     agent.send(READY)
     while True:
         data, fds, _, _ = socket.recv_fds(agent, ORDER_BYTES, NUM_TIES)
@@ -132,8 +140,8 @@ def _become(middle: int, order: Order) -> None:
 
 
 def await_adoption(middle: int, agent: int) -> None:
-    """Wait until ``middle`` has ended and ``agent`` is the parent: only then does the agent's end reach us (PR_SET_PDEATHSIG is of the
-    present parent).
+    """Wait until ``middle`` has ended and ``agent`` is the parent: only then does the agent's end reach us
+    (PR_SET_PDEATHSIG is of the present parent).
     """
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(middle)
@@ -168,7 +176,9 @@ def obey(wanted: Mapping[str, tuple[int, int]]) -> None:
 
 
 def sow() -> None:
-    """Seed the generators of chance anew, each of which would go on as those of all other forks do. No result depends on them."""
+    """Seed the generators of chance anew, each of which would go on as those of all other forks do. No result
+    depends on them.
+    """
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()

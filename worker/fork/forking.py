@@ -1,8 +1,10 @@
-"""The agent's side of the forker (``forker``): devices and spares as forks of a process that has torch loaded.
+"""The agent's side of the forker (``forker``): devices and spares as forks of a process that has torch
+loaded.
 
-Owns the forker's life: it is the first that an agent starts, by a fork where the agent itself comes from a process with torch loaded (``base``), else
-by exec; one that dies is made anew and costs no device. Where there is none (``--no-fork``, or it cannot be had), processes
-are started by exec, which takes a second and a half of a core more and 180 MB.
+Owns the forker's life: it is the first that an agent starts, by a fork where the agent itself comes from a
+process with torch loaded (``base``), else by exec; one that dies is made anew and costs no device. Where
+there is none (``--no-fork``, or it cannot be had), processes are started by exec, which takes a second and a
+half of a core more and 180 MB.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ _lives: list[Live] = []
 
 
 def has_all(live: Live) -> None:
-    """Say that this process has loaded what a forker needs: a fork of it, or of a fork of it, that calls ``live`` is one."""
+    """Say that this process has loaded what a forker needs: a fork of it, or of a fork of it, that calls
+    ``live`` is one.
+    """
     _lives.append(live)
 
 
@@ -54,7 +58,8 @@ def _is_loaded() -> bool:
 
 
 class Forked:
-    """A process that a forker has forked for this one, its parent: as ``subprocess.Popen`` for those that were started by exec.
+    """A process that a forker has forked for this one, its parent: as ``subprocess.Popen`` for those that
+    were started by exec.
 
     Another thread may ask, too. Raises OSError if there is no such process.
     """
@@ -217,7 +222,9 @@ class Forker:
             self._renew()
 
     def _renew(self) -> None:
-        """It has ended, or is of no more use: another one, now or in a while. Only what is yet to start notices."""
+        """It has ended, or is of no more use: another one, now or in a while. Only what is yet to start
+        notices.
+        """
         if self._loop is None:
             return
         _log.warning("the forker (pid %d) has ended; another one is started", self.pid)
@@ -255,7 +262,9 @@ class Forker:
 
 
 async def begin(device: str, setting: ChildSetting, forker: Forker | None, orphans: Orphans) -> Child:
-    """Start the process of ``device``, or a spare (""), the fastest way there is. From the main thread. Raises OSError."""
+    """Start the process of ``device``, or a spare (""), the fastest way there is. From the main thread.
+    Raises OSError.
+    """
     if forker is None:
         return start(device, setting, orphans)
     ties = Ties()

@@ -18,8 +18,8 @@ _LIMITS = tuple(name for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
 class Order(msgspec.Struct, frozen=True):
-    """A device of ``agent`` to fork: the words of its command line but for the program and its ties, whose descriptors come along; and the
-    agent's ``limits``.
+    """A device of ``agent`` to fork: the words of its command line but for the program and its ties, whose
+    descriptors come along; and the agent's ``limits``.
     """
 
     words: tuple[str, ...]
@@ -40,5 +40,7 @@ def limits() -> dict[str, tuple[int, int]]:
 
 
 def num_threads() -> int:
-    """How many threads this process has, whoever made them. With more than one, a fork may find locks held for ever."""
+    """How many threads this process has, whoever made them. With more than one, a fork may find locks held
+    for ever.
+    """
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names are all that is wanted

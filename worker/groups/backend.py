@@ -1,9 +1,9 @@
 """What a backend must be able to do. ``nccl`` is the real one; ``gloo`` stands in for it in tests on a CPU.
 
-A channel is a process group of two ranks, the sender (0) and the receiver (1), used in one direction and by one
-thread. (NCCL runs both directions between two ranks on one stream, in which two sends that meet would block
-each other; and ``abort`` concerns a whole process group.) A group of more ranks that can be reshaped, such
-as torch's ``_reconfigure``, fits behind ``Backend`` as well: ``channel`` then gives views of it.
+A channel is a process group of two ranks, the sender (0) and the receiver (1), used in one direction and by
+one thread. (NCCL runs both directions between two ranks on one stream, in which two sends that meet would
+block each other; and ``abort`` concerns a whole process group.) A group of more ranks that can be reshaped,
+such as torch's ``_reconfigure``, fits behind ``Backend`` as well: ``channel`` then gives views of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Pair(Protocol):
 
 
 class Channel(Protocol):
-    """One end of a channel. All but ``abort`` is called by one thread; RuntimeError says that the channel is broken."""
+    """One end of a channel. All but ``abort`` is called by one thread; RuntimeError says that the channel is
+    broken.
+    """
 
     def open(self) -> None:
         """Connect to the other end; waits for it."""
@@ -43,7 +45,9 @@ class Channel(Protocol):
         """Send bytes (uint8, one dimension); returns when ``payload`` was read to its end."""
 
     def receive(self, payload: Tensor) -> None:
-        """Fill ``payload``. Returns only when the host knows that it is complete: nothing may compute on less."""
+        """Fill ``payload``. Returns only when the host knows that it is complete: nothing may compute on
+        less.
+        """
 
     def settle(self, tensors: Sequence[Tensor]) -> None:
         """Make ``tensors``, which this thread made of a payload, safe for the thread that computes."""
@@ -60,7 +64,9 @@ class Backend(Protocol):
     """The accelerator that this device computes on, named so that no other has the same name."""
 
     def carries(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether a message with these tensors should go by this backend: it must be able to, and gain by it."""
+        """Whether a message with these tensors should go by this backend: it must be able to, and
+        gain by it.
+        """
 
     def refusal(self, place: str) -> str:
         """Why there can be no channel to a device on ``place``; empty when there can."""

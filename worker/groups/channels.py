@@ -1,7 +1,9 @@
-"""The two ends of a channel at work: a thread each, which opens its channel and then moves one payload at a time.
+"""The two ends of a channel at work: a thread each, which opens its channel and then moves one payload at a
+time.
 
-Owns what is under way on a channel. Does not decide when a channel ends: any trouble goes to the group, which ends all
-of its channels together. Everything here that several threads see is guarded by the manager's one condition.
+Owns what is under way on a channel. Does not decide when a channel ends: any trouble goes to the group, which
+ends all of its channels together. Everything here that several threads see is guarded by the manager's one
+condition.
 """
 
 from __future__ import annotations
@@ -37,13 +39,16 @@ class Outbound:
 
     @property
     def changed(self) -> bool:
-        """Whether somebody has written into a tensor since: its round is over, and nobody wants the message."""
+        """Whether somebody has written into a tensor since: its round is over, and nobody wants
+        the message.
+        """
         return _versions(self.tensors) != self.versions
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a channel needs of its group. ``say`` and ``deliver`` never block and may be called under ``changed``.
+    """What a channel needs of its group. ``say`` and ``deliver`` never block and may be called under
+    ``changed``.
 
     ``ready`` is set when the group before this one has ended on this device; ``broke`` takes the blame.
     """
@@ -171,7 +176,9 @@ class ReceiverEnd(ChannelEnd):
             self._arrived(tensors)
 
     def _arrived(self, tensors: list[Tensor]) -> None:
-        """The payload is complete. It counts if this end is still open: else ``Again`` has been said without it."""
+        """The payload is complete. It counts if this end is still open: else ``Again`` has been said without
+        it.
+        """
         around = self.around
         with around.changed:
             if self.over:

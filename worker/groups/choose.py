@@ -20,8 +20,8 @@ _BACKENDS = ("auto", "staged", "nccl", "gloo")
 def choose(device: torch.device, environ: Mapping[str, str] = os.environ) -> tuple[Backend | None, str]:
     """The backend of ``device`` (None: the transport alone) and the reason.
 
-    ``OOBLECK_BACKEND`` is "auto" (NCCL between GPUs, the transport else), "staged" (the transport
-    for all), "nccl", or "gloo" (on a CPU, for tests). Raises UserError for a backend that this device cannot take.
+    ``OOBLECK_BACKEND`` is "auto" (NCCL between GPUs, the transport else), "staged" (the transport for all),
+    "nccl", or "gloo" (on a CPU, for tests). Raises UserError for a backend that this device cannot take.
     """
     wanted = environ.get(SETTING, "auto") or "auto"
     if wanted not in _BACKENDS:

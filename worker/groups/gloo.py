@@ -1,8 +1,9 @@
 """Channels over gloo, for CPU tensors of processes on one host. For tests only: the transport is better.
 
-It stands in for NCCL where there is no GPU: groups that block, that take their time to end, and that lose what was
-under way. gloo cannot be interrupted, so ``abort`` shuts down the channel's sockets under it; they are known
-by the loopback address that the channel has for itself. Its ports are open to this host, unauthenticated.
+It stands in for NCCL where there is no GPU: groups that block, that take their time to end, and that lose
+what was under way. gloo cannot be interrupted, so ``abort`` shuts down the channel's sockets under it; they
+are known by the loopback address that the channel has for itself. Its ports are open to this host,
+unauthenticated.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from oobleckd.worker.groups.backend import RECEIVER, SENDER, Channel, Pair
 from oobleckd.worker.groups.store import ChannelOver, ChannelStore
 
 _STUCK = timedelta(seconds=10)
-"""One payload, or the connecting. Less than a group gives its channels to end (``group.ABORT_S``): a peer that dies just when
-gloo's own thread begins to write to it wakes nobody who waits for that payload, and its socket is closed by then.
+"""One payload, or the connecting. Less than a group gives its channels to end (``group.ABORT_S``): a peer
+that dies just when gloo's own thread begins to write to it wakes nobody who waits for that payload, and its
+socket is closed by then.
 """
 
 

@@ -1,8 +1,9 @@
 """The group of one epoch: its channels, and how all of them end together.
 
-Channels are opened by the first tensor message that wants one; until a channel is open, and after the group is over, messages
-are staged. A group ends as a whole, on every member that has channels: freeing one communicator waits for the
-kernels of all others on that GPU, and those wait for peers that may be ending theirs.
+Channels are opened by the first tensor message that wants one; until a channel is open, and after the group
+is over, messages are staged. A group ends as a whole, on every member that has channels: freeing one
+communicator waits for the kernels of all others on that GPU, and those wait for peers that may be ending
+theirs.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ _log = logging.getLogger(__name__)
 class DeviceGroup:
     """``device``'s end of the group of ``epoch`` among ``members``.
 
-    ``say(peer, group message)`` and ``deliver(tensor message)`` as in ``Surroundings``; ``stage(peer, message)`` sends by the
-    transport, ``ready`` as there. ``stuck(why)`` is called when the channels did not end within ``abort_s``.
+    ``say(peer, group message)`` and ``deliver(tensor message)`` as in ``Surroundings``;
+    ``stage(peer, message)`` sends by the transport, ``ready`` as there. ``stuck(why)`` is called when the
+    channels did not end within ``abort_s``.
     """
 
     def __init__(
@@ -120,7 +122,9 @@ class DeviceGroup:
                 self._senders[peer].sent.forget()
 
     def abort(self, why: str) -> None:
-        """End the group on this device, once; returns at once. What has not arrived is sent by the transport."""
+        """End the group on this device, once; returns at once. What has not arrived is sent by
+        the transport.
+        """
         with self._changed:
             if self._over:
                 return

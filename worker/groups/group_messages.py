@@ -1,4 +1,5 @@
-"""What devices say to each other about their groups: small frozen structs, each in a tensor message without tensors.
+"""What devices say to each other about their groups: small frozen structs, each in a tensor message without
+tensors.
 
 A **channel** is one direction between two members of an epoch's group, named by (epoch, sender, receiver).
 Who speaks is told by the link that it came over. "Sender" below is the channel's.
@@ -40,7 +41,9 @@ class Stored(GroupMessage, frozen=True):
 
 
 class Header(GroupMessage, frozen=True):
-    """Sender: the next payload on the channel is that of tensor message ``number``, which is ``key`` and ``meta``."""
+    """Sender: the next payload on the channel is that of tensor message ``number``, which is ``key`` and
+    ``meta``.
+    """
 
     number: int
     key: tuple[str | int, ...]
@@ -62,7 +65,9 @@ class Over(GroupMessage, frozen=True):
 
 
 class Again(GroupMessage, frozen=True):
-    """Receiver: I have left the group with every tensor message up to ``number``: send me the rest by the transport."""
+    """Receiver: I have left the group with every tensor message up to ``number``: send me the rest by the
+    transport.
+    """
 
     number: int
     why: str

@@ -1,7 +1,7 @@
 """Which messages of a channel are where: numbers at the sender, headers at the receiver. Pure bookkeeping.
 
-Together the two ends keep one promise: every message that was given to a channel arrives once, whenever the channel
-breaks. The sender keeps a message until the receiver has said that it arrived. The receiver counts an
+Together the two ends keep one promise: every message that was given to a channel arrives once, whenever the
+channel breaks. The sender keeps a message until the receiver has said that it arrived. The receiver counts an
 arrival only while its end is open, and says its last number when it closes: what is above is sent again.
 """
 
@@ -18,7 +18,9 @@ L = TypeVar("L")
 
 @dataclass(slots=True)
 class Sent(Generic[L]):
-    """The sender's end. Tensor messages are numbered from 1 in the order in which they were given to the channel."""
+    """The sender's end. Tensor messages are numbered from 1 in the order in which they were given to the
+    channel.
+    """
 
     last: int = 0
     unwritten: deque[tuple[int, L]] = field(default_factory=deque)
@@ -38,7 +40,9 @@ class Sent(Generic[L]):
             self.kept.popleft()
 
     def rest(self, number: int) -> list[L]:
-        """The channel is over and the receiver has everything up to ``number``: what must be sent again, in order."""
+        """The channel is over and the receiver has everything up to ``number``: what must be sent again, in
+        order.
+        """
         self.arrived(number)
         messages = [message for _, message in self.kept]
         self.forget()

@@ -1,8 +1,9 @@
 """A device's groups, one an epoch, between its messenger and its transport.
 
-Owns which group is in force and what is heard about others: about one that is still to come here, it waits; about
-one that is over, it is answered from what is left. Tensor messages come in here from the transport: group messages are taken out, the
-rest goes on to the mailbox. Without a backend every message takes the transport, and nothing else changes.
+Owns which group is in force and what is heard about others: about one that is still to come here, it waits;
+about one that is over, it is answered from what is left. Tensor messages come in here from the transport:
+group messages are taken out, the rest goes on to the mailbox. Without a backend every message takes the
+transport, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def _end_process(why: str) -> None:
 
 
 class GroupManager:
-    """The groups of ``device``. ``send`` is the transport's; ``stuck(why)`` when an abort exceeds ``abort_s``."""
+    """The groups of ``device``. ``send`` is the transport's; ``stuck(why)`` when an abort exceeds
+    ``abort_s``.
+    """
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 Written from the sources of torch and NCCL; what of it has run on a GPU is said in docs/groups.md.
 
-- One operation of a channel is under way at a time, and the host looks whether it is done before anything else may
-  depend on it. A kernel that was queued behind a receive would run on garbage after an abort.
+- One operation of a channel is under way at a time, and the host looks whether it is done before anything
+  else may depend on it. A kernel that was queued behind a receive would run on garbage after an abort.
 - What is sent is complete before the send is queued, so no kernel of ours ever waits for computation.
 - All torch would do by itself about errors and timeouts is off (``_SETTINGS``): the group decides.
 """
@@ -96,7 +96,8 @@ class _NcclChannel:
         self._group: Pair | None = None
 
     def open(self) -> None:
-        # The communicator itself is made by the first operation. Priority: torch has 32 streams of each kind, and
+        # The communicator itself is made by the first operation. Priority: torch has 32 streams of each kind,
+        # and
         # NCCL's must not be ours, which wait for them.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options.config.blocking = 0
@@ -149,7 +150,9 @@ class _NcclChannel:
 
 
 def nccl_version() -> tuple[int, ...]:
-    """The version of the NCCL that is loaded: torch tells the one that it was built with, and a newer one may stand in for that."""
+    """The version of the NCCL that is loaded: torch tells the one that it was built with, and a newer one may
+    stand in for that.
+    """
     # torch tells a constant, and a newer library in its place takes several ranks on one GPU.
     # (D-transport-010)
     number = ctypes.c_int()

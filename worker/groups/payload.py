@@ -12,7 +12,9 @@ from oobleckd.worker.transport import wire
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """The bytes of ``tensors`` (uint8, one dimension) on their device; a single contiguous tensor is not copied."""
+    """The bytes of ``tensors`` (uint8, one dimension) on their device; a single contiguous tensor is not
+    copied.
+    """
     parts = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -1,9 +1,10 @@
 """The c10d store of one channel, kept by its two ends over the transport.
 
 torch's process groups find each other through a key-value store. Theirs opens a port of its own, asks name
-servers, and outlives the group; this one is group messages on a link that is authenticated already, and it ends when the
-channel does: whoever waits in it is told so at once. It has what ProcessGroupGloo and ProcessGroupNCCL ask
-of a store for two ranks (set, get, wait, check); every key is set by one end and read by the other.
+servers, and outlives the group; this one is group messages on a link that is authenticated already, and it
+ends when the channel does: whoever waits in it is told so at once. It has what ProcessGroupGloo and
+ProcessGroupNCCL ask of a store for two ranks (set, get, wait, check); every key is set by one end and read by
+the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The model's configuration: the job's fields on top of the family's defaults, checked before anything is built."""
+"""The model's configuration: the job's fields on top of the family's defaults, checked before anything is
+built.
+"""
 
 from __future__ import annotations
 
@@ -150,13 +152,16 @@ def _check_stored(path: Path, family: str, stored: Mapping[str, Any]) -> None:
         if (how := stored.get(key)) is not None:
             method = how.get("quant_method") if isinstance(how, dict) else None
             raise UserError(
-                f"model.checkpoint: {path} has {key}: its weights are quantized ({method or 'by a method without a name'})",
-                "name a folder with the weights as they were before, or dequantize them with transformers and save them",
+                f"model.checkpoint: {path} has {key}: its weights are quantized "
+                f"({method or 'by a method without a name'})",
+                "name a folder with the weights as they were before, or dequantize them with transformers "
+                "and save them",
             )
     for key in (*_SHOWS, "is_decoder") if family in MASKED else _SHOWS:
         if stored.get(key):
             raise UserError(
-                f"model.checkpoint: {path} has {key} = {json.dumps(stored[key])}, with which no {family} is trained here",
+                f"model.checkpoint: {path} has {key} = {json.dumps(stored[key])}, with which no {family} is "
+                "trained here",
                 f"name another folder, or remove {key} from config.json if its weights do without",
             )
 

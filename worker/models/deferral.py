@@ -1,9 +1,10 @@
 """Weight gradients that a backward leaves for later: the I and W of a decoupled backward.
 
 Owns how a linear module computes without asking autograd for its weight's gradient (Qi et al., Zero Bubble
-Pipeline Parallelism, 2023, section 2): the weight goes in detached, what came in is kept, and I asks for the gradient of
-what came out besides those of its inputs. From those two the weight's gradient is one product, the one that autograd
-would have made, so the bits are the same. Norms, biases, embeddings and fused experts stay in I. Does not own when W runs (``executor``).
+Pipeline Parallelism, 2023, section 2): the weight goes in detached, what came in is kept, and I asks for the
+gradient of what came out besides those of its inputs. From those two the weight's gradient is one product,
+the one that autograd would have made, so the bits are the same. Norms, biases, embeddings and fused experts
+stay in I. Does not own when W runs (``executor``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from transformers.pytorch_utils import Conv1D
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """One use of a weight: its input ``x`` (…, in) and the gradient ``g`` (…, out) of its output, detached."""
+    """One use of a weight: its input ``x`` (…, in) and the gradient ``g`` (…, out) of its output,
+    detached.
+    """
 
     param: int
     x: Tensor
@@ -29,7 +32,8 @@ class _Product:
 
     def gradient(self) -> Tensor:
         """(out, in), or (in, out) where the module keeps its weight that way."""
-        # Autocast made the product with x in the dtype of its output. Its own cast of x is out of reach, and to
+        # Autocast made the product with x in the dtype of its output. Its own cast of x is out of reach, and
+        # to
         # make one beforehand would show: it casts a leaf once for all modules that take it in.
         x, g = _flat(_in_dtype(self.x, self.g.dtype)), _flat(self.g)
         return x.t().mm(g) if self.transposed else g.t().mm(x)
@@ -39,7 +43,8 @@ class _Product:
 class Owed:
     """The weight gradients that one forward and I of a layer left to be computed.
 
-    ``uses``: of weights by the forward, in its order: (parameter, input, output, whether the module is transposed).
+    ``uses``: of weights by the forward, in its order: (parameter, input, output, whether the module is
+    transposed).
     """
 
     uses: list[tuple[int, Tensor, GradientEdge, bool]] = field(default_factory=list)
@@ -96,7 +101,9 @@ class Deferral:
         return self.owed is not None
 
     def attach(self, layer: nn.Module, params: Sequence[Tensor]) -> None:
-        """Put the switch into every linear module of ``layer`` whose weight is one of ``params``, and no other module's."""
+        """Put the switch into every linear module of ``layer`` whose weight is one of ``params``, and no
+        other module's.
+        """
         numbers = {id(param): number for number, param in enumerate(params)}
         owners: dict[int, list[nn.Module]] = {}
         for module in layer.modules():
@@ -109,7 +116,9 @@ class Deferral:
 
 
 class _Linear:
-    """The forward of a linear module. What it takes from the module stays the same: an update is made in place."""
+    """The forward of a linear module. What it takes from the module stays the same: an update is made in
+    place.
+    """
 
     __slots__ = ("_bias", "_deferral", "_module", "_number", "_transposed", "_weight")
 

@@ -1,7 +1,8 @@
 """The files of a folder of a model: which of them hold its weights, and what their headers say.
 
-Owns which file is preferred, as transformers prefers it, and what is refused by its name: pickles are never opened, and no file
-outside the folder is. Links are followed: in the cache of the hub every file is one. Does not own what a tensor is for (``folder``).
+Owns which file is preferred, as transformers prefers it, and what is refused by its name: pickles are never
+opened, and no file outside the folder is. Links are followed: in the cache of the hub every file is one. Does
+not own what a tensor is for (``folder``).
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 def headers(folder: Path, explicit: str | None) -> dict[str, WeightsHeader]:
-    """Every tensor of the files that hold the weights, by name. ``explicit``: the file that config.json names, if it does.
+    """Every tensor of the files that hold the weights, by name. ``explicit``: the file that config.json
+    names, if it does.
 
-    All tensors of a shard count, whether its index names them or not; of one that is in two shards the last. Raises UserError.
+    All tensors of a shard count, whether its index names them or not; of one that is in two shards the last.
+    Raises UserError.
     """
     found: dict[str, WeightsHeader] = {}
     for file in _files(folder, explicit):
@@ -77,7 +80,8 @@ def _files(folder: Path, explicit: str | None) -> list[Path]:
     names = _names_in(folder)
     if any(_OF_RANKS.fullmatch(name) for name in names):
         raise UserError(
-            f"model.checkpoint: {folder} holds the shards of ranks that trained together (shard-…-model-….safetensors)",
+            f"model.checkpoint: {folder} holds the shards of ranks that trained together "
+            "(shard-…-model-….safetensors)",
             "load it with transformers and save it with save_pretrained",
         )
     if "adapter_config.json" in names:
@@ -128,7 +132,9 @@ def _shards(folder: Path, index: str) -> list[Path]:
 
 
 def _inside(folder: Path, source: str, name: str) -> str:
-    """``name``, which ``source`` gives as a file of the folder. Raises UserError where it is none, or is elsewhere."""
+    """``name``, which ``source`` gives as a file of the folder. Raises UserError where it is none, or is
+    elsewhere.
+    """
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
         raise UserError(

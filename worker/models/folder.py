@@ -1,7 +1,9 @@
-"""A folder of a model to start from: its tensors as the model's parameters, bit for bit as ``from_pretrained`` has them.
+"""A folder of a model to start from: its tensors as the model's parameters, bit for bit as
+``from_pretrained`` has them.
 
-Owns what is refused (quantized weights, shapes that differ, a folder of something else), which of several names of a tied parameter
-is read, and what is to be said of the rest. Only headers are read until a parameter is wanted; a device reads its own layers alone.
+Owns what is refused (quantized weights, shapes that differ, a folder of something else), which of several
+names of a tied parameter is read, and what is to be said of the rest. Only headers are read until a parameter
+is wanted; a device reads its own layers alone.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ _ROWS = 4096
 class Folder:
     """The weights of ``model`` (on meta) in the folder ``path``.
 
-    ``blocks``: the parameters of its blocks; where most of them are missing, it is a folder of something else. ``notes``: what is to be
-    said of it. ``apart``: (source, other) of tied parameters that are stored with different values. ``missing`` and ``unexpected`` are what
-    transformers reports under these names. Raises UserError.
+    ``blocks``: the parameters of its blocks; where most of them are missing, it is a folder of something
+    else. ``notes``: what is to be said of it. ``apart``: (source, other) of tied parameters that are stored
+    with different values. ``missing`` and ``unexpected`` are what transformers reports under these names.
+    Raises UserError.
     """
 
     def __init__(self, path: Path, model: PreTrainedModel, blocks: Collection[str]) -> None:
@@ -59,7 +62,8 @@ class Folder:
         if 3 * hits < len(blocks):
             first = names.in_order(name for name in blocks if name not in self._recipes)[0]
             raise UserError(
-                f"model.checkpoint: {path} has {hits} of the {len(blocks)} tensors of the blocks (no {first})",
+                f"model.checkpoint: {path} has {hits} of the {len(blocks)} tensors of the blocks (no "
+                f"{first})",
                 "name a folder of the same model, with all its safetensors files",
             )
         self.notes = tuple(self._notes([*unread, *found.repeated]))
@@ -82,7 +86,8 @@ class Folder:
             header = self._headers[name]
             if header.dtype not in _WEIGHTS:
                 raise UserError(
-                    f"model.checkpoint: {header.file}: {name} is of dtype {header.dtype}, which is none of a weight to train "
+                    f"model.checkpoint: {header.file}: {name} is of dtype {header.dtype}, which is none of a "
+                    "weight to train "
                     "(it may be quantized)",
                     _UNQUANTIZED,
                 )
@@ -102,7 +107,8 @@ class Folder:
                 name = recipe.names[0]
                 needs = f"needs {wanted}" if wanted is not None else f"has no {target}"
                 raise UserError(
-                    f"model.checkpoint: {self._headers[name].file}: {name} has shape {shape}, the model {needs}",
+                    f"model.checkpoint: {self._headers[name].file}: {name} has shape {shape}, the model "
+                    f"{needs}",
                     "remove fields of model.config that differ from the folder's config.json",
                 )
         return tuple(made)
@@ -112,14 +118,17 @@ class Folder:
             header = self._headers[name]
             if _COMPANION.search(name) or _TOO_SMALL.fullmatch(header.dtype):
                 raise UserError(
-                    f"model.checkpoint: {header.file}: {name} ({header.dtype}) belongs to quantized weights, and nothing here uses it",
+                    f"model.checkpoint: {header.file}: {name} ({header.dtype}) belongs to quantized weights, "
+                    "and nothing here uses it",
                     _UNQUANTIZED,
                 )
 
     # ------------------------------------------------------------------ tied parameters
 
     def _tied(self) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
-        """Parameter -> the other name under which it is stored, where it is not stored under its own; and what differs."""
+        """Parameter -> the other name under which it is stored, where it is not stored under its own; and
+        what differs.
+        """
         elsewhere: dict[str, str] = {}
         apart: list[tuple[str, str]] = []
         for name, source in self._model.all_tied_weights_keys.items():

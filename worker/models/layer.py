@@ -36,8 +36,8 @@ class Layer:
     """Layer ``index`` of a model on a device.
 
     ``params``: (bucket, position in the bucket, leaf), ordered by bucket and position. ``call`` is what a
-    block is called with besides the hidden states; embedding and head have none. ``apart``: whether ``forward_apart``
-    will be called.
+    block is called with besides the hidden states; embedding and head have none. ``apart``: whether
+    ``forward_apart`` will be called.
     """
 
     index: int
@@ -91,7 +91,9 @@ class Layer:
 
 
 def gradients(out: Tensor, inputs: Sequence[Tensor], g: Tensor | None) -> list[Tensor]:
-    """The gradients of ``inputs``, given that of ``out`` (None: ``out`` is the loss, a scalar). Frees the graph."""
+    """The gradients of ``inputs``, given that of ``out`` (None: ``out`` is the loss, a scalar). Frees the
+    graph.
+    """
     found = _backward(out, inputs, g, allow_unused=False)
     return [grad for grad in found if grad is not None]
 
@@ -99,7 +101,9 @@ def gradients(out: Tensor, inputs: Sequence[Tensor], g: Tensor | None) -> list[T
 def input_gradients(
     out: Tensor, inputs: Sequence[Tensor], g: Tensor | None, owed: Owed
 ) -> list[Tensor | None]:
-    """I of ``forward_apart``: as ``gradients``; None for inputs whose gradient is left to W, all or in part."""
+    """I of ``forward_apart``: as ``gradients``; None for inputs whose gradient is left to W, all
+    or in part.
+    """
     found = _backward(out, [*inputs, *owed.edges], g, allow_unused=True)
     owed.keep(found[len(inputs) :])
     return list(found[: len(inputs)])
@@ -108,10 +112,11 @@ def input_gradients(
 def _backward(
     out: Tensor, inputs: Sequence[Tensor | GradientEdge], g: Tensor | None, *, allow_unused: bool
 ) -> Sequence[Tensor | None]:
-    """As ``torch.autograd.grad``, by torch's engine itself, which compares the shapes of ``g`` and ``out`` too.
+    """As ``torch.autograd.grad``, by torch's engine itself, which compares the shapes of ``g`` and ``out``
+    too.
 
-    ``grad`` compares them as symbols, which costs every process 0.5 s and 30 MB for sympy at its first backward pass, and
-    looks at every input twice in Python.
+    ``grad`` compares them as symbols, which costs every process 0.5 s and 30 MB for sympy at its first
+    backward pass, and looks at every input twice in Python.
     """
     if not inputs:
         return ()

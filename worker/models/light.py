@@ -1,11 +1,12 @@
 """Transformers without what no worker uses: half the CPU time and two thirds of the memory for every process.
 
-Owns the import of it; ``oobleckd.worker.models`` makes that before any other. Transformers' models as they are bring in torch's
-compiler (to mark functions that it should leave alone), its sharded tensors, and scipy (for the losses of detecting
-objects in images), and read every source file of every family, to know what each defines; and they bring in whatever
-is installed of libraries for images, sound and more. Without that a process that takes a dead one's place is up that
-much sooner. Whoever asks for the compiler or scipy afterwards finds them; families are found by ``transformers``' Auto
-classes, and by their modules' names. Where that does not work, with a library that we do not know, they come as they are.
+Owns the import of it; ``oobleckd.worker.models`` makes that before any other. Transformers' models as they
+are bring in torch's compiler (to mark functions that it should leave alone), its sharded tensors, and scipy
+(for the losses of detecting objects in images), and read every source file of every family, to know what each
+defines; and they bring in whatever is installed of libraries for images, sound and more. Without that a
+process that takes a dead one's place is up that much sooner. Whoever asks for the compiler or scipy
+afterwards finds them; families are found by ``transformers``' Auto classes, and by their modules' names.
+Where that does not work, with a library that we do not know, they come as they are.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _MASKS = "torch._dynamo._trace_wrapped_higher_order_op"
 # start, and 102 MiB, and no worker uses them. Some need each other to be imported, so this is tried and not
 # insisted on. (D-devices-003, D-devices-010)
 _HIDDEN = ("scipy", "sklearn", "torchvision", "accelerate", "peft", "timm", "librosa")
-"""Transformers does without, and some of them cannot be imported without the compiler, or without another of them."""
+"""Transformers does without, and some of them cannot be imported without the compiler, or without another of
+them.
+"""
 _log = logging.getLogger(__name__)
 _whole = threading.Event()
 _one_at_a_time = threading.RLock()
@@ -38,7 +41,9 @@ _OURS = ("transformers.modeling_utils", "transformers.generation.utils")
 
 
 class _Nothing(ModuleType):
-    """A compiler that compiles nothing: whatever is asked of it can be called, and returns what it decorates."""
+    """A compiler that compiles nothing: whatever is asked of it can be called, and returns what
+    it decorates.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -101,10 +106,11 @@ def _without_a_look_at_all_families() -> Iterator[None]:
 
 @contextmanager
 def without_heavy_parts() -> Iterator[None]:
-    """Within, torch's compiler does nothing, and neither the libraries of ``_HIDDEN`` nor torch's distribution can be found.
+    """Within, torch's compiler does nothing, and neither the libraries of ``_HIDDEN`` nor torch's
+    distribution can be found.
 
-    For imports, and for what runs torch on the meta device. What has been imported before stays as it is. Where transformers could not be
-    imported so, nothing is hidden.
+    For imports, and for what runs torch on the meta device. What has been imported before stays as it is.
+    Where transformers could not be imported so, nothing is hidden.
     """
     if _whole.is_set():
         yield
@@ -125,7 +131,9 @@ def without_heavy_parts() -> Iterator[None]:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Within, modules are made without initial values. For the meta device: it has none, but imports sympy for them."""
+    """Within, modules are made without initial values. For the meta device: it has none, but imports sympy
+    for them.
+    """
     # Initial values on the meta device had torch import sympy: 0.4 to 0.5 s of CPU time before a new
     # process's first step. The bits are the same. (D-devices-004)
     made = {name: value for name, value in vars(nn.init).items() if name.endswith("_") and name[0] != "_"}

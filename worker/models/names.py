@@ -1,7 +1,9 @@
-"""What the tensors of a folder are in the model: names and conversions as transformers has them when it loads.
+"""What the tensors of a folder are in the model: names and conversions as transformers has them when it
+loads.
 
-Owns the use of transformers' own loader: every stored name goes through its functions, so whatever it renames, merges, splits or
-passes over is so here too. They are no public interface; where a version lacks one, a folder is refused.
+Owns the use of transformers' own loader: every stored name goes through its functions, so whatever it
+renames, merges, splits or passes over is so here too. They are no public interface; where a version lacks
+one, a folder is refused.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How stored tensors become parameters. ``sources``: (pattern, stored name), in order; ``first``: the name that they are renamed to,
-    which is the parameter's where nothing but the name changes (``converter`` is None).
+    """How stored tensors become parameters. ``sources``: (pattern, stored name), in order; ``first``: the
+    name that they are renamed to, which is the parameter's where nothing but the name changes (``converter``
+    is None).
     """
 
     first: str
@@ -58,7 +61,8 @@ class Recipe:
             made = converter.convert(self.first, model=model, config=model.config)
         except Exception as error:  # whatever others' code makes of tensors that do not fit
             raise UserError(
-                f"model.checkpoint: {', '.join(self.names[:2])} cannot be converted: {' '.join(str(error).split())}",
+                f"model.checkpoint: {', '.join(self.names[:2])} cannot be converted: "
+                f"{' '.join(str(error).split())}",
                 "download the folder again, or load it with transformers and save it with save_pretrained",
             ) from error
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
@@ -66,8 +70,8 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """``recipes`` in the order in which they are carried out; ``unread``: stored name -> what it would be called in the model;
-    ``repeated``: stored names of which another one is the same parameter, and is taken.
+    """``recipes`` in the order in which they are carried out; ``unread``: stored name -> what it would be
+    called in the model; ``repeated``: stored names of which another one is the same parameter, and is taken.
     """
 
     recipes: tuple[Recipe, ...]
@@ -76,7 +80,9 @@ class Mapped:
 
 
 def mapped(model: PreTrainedModel, names: Iterable[str]) -> Mapped:
-    """What the tensors called ``names`` are in ``model`` (on meta), as ``from_pretrained`` has it. Raises UserError."""
+    """What the tensors called ``names`` are in ``model`` (on meta), as ``from_pretrained`` has it. Raises
+    UserError.
+    """
     if _lacks:
         raise UserError(
             f"model.checkpoint: transformers {transformers.__version__} loads folders otherwise: {_lacks}",
@@ -113,7 +119,9 @@ def mapped(model: PreTrainedModel, names: Iterable[str]) -> Mapped:
 
 
 def told(model: PreTrainedModel, missing: Iterable[str], unread: Iterable[str]) -> tuple[set[str], set[str]]:
-    """Of parameters that are missing and of names that are nothing to the model those that transformers would tell of."""
+    """Of parameters that are missing and of names that are nothing to the model those that transformers would
+    tell of.
+    """
     info: Any = SimpleNamespace(missing_keys=set(missing), unexpected_keys=set(unread))
     model._adjust_missing_and_unexpected_keys(info)  # noqa: SLF001 - rules of its own for each family
     return info.missing_keys, info.unexpected_keys

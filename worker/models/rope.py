@@ -1,8 +1,9 @@
-"""Rotary positions in ``[model.config]``: ``rope_theta``, ``rope_parameters``, ``rope_scaling`` and their older names.
+"""Rotary positions in ``[model.config]``: ``rope_theta``, ``rope_parameters``, ``rope_scaling`` and their
+older names.
 
-Owns whether what a job says of them is known, has values that can be computed with, and has arrived in the configuration:
-transformers passes over a key that it does not know, or that another one outweighs, with a warning at most. What the words mean is
-transformers' own (``modeling_rope_utils``).
+Owns whether what a job says of them is known, has values that can be computed with, and has arrived in the
+configuration: transformers passes over a key that it does not know, or that another one outweighs, with a
+warning at most. What the words mean is transformers' own (``modeling_rope_utils``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from oobleckd.worker.runtime.errors import UserError
 TABLES = ("rope_parameters", "rope_scaling")
 _THETA, _PART = "rope_theta", "partial_rotary_factor"
 NUMBERS = {
-    "rope_theta": _THETA, "rotary_emb_base": _THETA, "rope_local_base_freq": _THETA, "global_rope_theta": _THETA,
+    "rope_theta": _THETA, "rotary_emb_base": _THETA, "rope_local_base_freq": _THETA,
+    "global_rope_theta": _THETA,
     "local_rope_theta": _THETA, "partial_rotary_factor": _PART, "rotary_pct": _PART,
 }  # fmt: skip
 """Older keys beside the tables -> what a table calls it."""
@@ -120,7 +122,9 @@ def _check_words(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
 
 
 def _check_lengths(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
-    """Lists with a factor for each pair of dimensions: a wrong length shows in the first block that computes, if at all."""
+    """Lists with a factor for each pair of dimensions: a wrong length shows in the first block that computes,
+    if at all.
+    """
     said = {
         entry: key for key in TABLES for entry, value in _entries(given.get(key)) if isinstance(value, list)
     }
@@ -132,7 +136,8 @@ def _check_lengths(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
         for entry in sorted(said.keys() & {"short_factor", "long_factor"} & table.keys()):
             if len(table[entry]) != pairs:
                 raise UserError(
-                    f"model.config.{said[entry]}.{entry}: has {len(table[entry])} numbers, and a head has {pairs} pairs of dimensions",
+                    f"model.config.{said[entry]}.{entry}: has {len(table[entry])} numbers, and a head has "
+                    f"{pairs} pairs of dimensions",
                     "write one number for each pair",
                 )
 
@@ -202,5 +207,8 @@ def _entries(table: Any) -> Iterator[tuple[str, Any]]:
 def _form(config: PretrainedConfig) -> str:
     kinds = [key for key, value in (config.rope_parameters or {}).items() if isinstance(value, dict)]
     if kinds:
-        return f"this family has one table for each kind of layer: rope_parameters = {{ {kinds[0]} = {{ … }}, … }}"
+        return (
+            f"this family has one table for each kind of layer: rope_parameters = {{ {kinds[0]} = {{ … "
+            "}, … }"
+        )
     return "leave it out, or see the fields of transformers' RopeParameters"

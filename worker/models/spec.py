@@ -136,11 +136,14 @@ class ModelSpec:
         return Folder(Path(self.job.model.checkpoint), model, keys)
 
     def _untie(self, apart: tuple[tuple[str, str], ...]) -> None:
-        """As transformers: what a folder has two different values for is not tied, whatever its configuration says."""
+        """As transformers: what a folder has two different values for is not tied, whatever its configuration
+        says.
+        """
         if self.job.model.family in TIED:
             one, other = apart[0]
             raise UserError(
-                f"model.checkpoint: {self.job.model.checkpoint} has different values for {one} and {other}, and "
+                f"model.checkpoint: {self.job.model.checkpoint} has different values for {one} and {other}, "
+                "and "
                 f"{self.job.model.family} is trained with tied embeddings alone",
                 "remove one of the two from the folder",
             )
@@ -159,8 +162,8 @@ _last: list[tuple[type[PretrainedConfig], str, Split]] = []
 
 
 def _split_of(config: PretrainedConfig) -> Split:
-    """``split``, which takes 40 ms and more: of the model that was cut last it is the same one, which nobody writes to. A device measures a model, and then
-    begins job after job with it.
+    """``split``, which takes 40 ms and more: of the model that was cut last it is the same one, which nobody
+    writes to. A device measures a model, and then begins job after job with it.
     """
     kind, fields = type(config), config.to_json_string(use_diff=False)
     for known_kind, known_fields, cut in _last:

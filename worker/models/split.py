@@ -1,11 +1,12 @@
 """The generic cut of a Hugging Face language model: found by looking at one run, no adapter per family.
 
 The whole model is built on the meta device: structure without memory. The *body* is the innermost module
-around the list of blocks that takes tokens. It is run once with every block replaced by a recorder and every weight by zeros that
-take no memory. That run shows what a block is called with besides the hidden states (masks, rotary angles)
-and which modules of the body come after the last block (the *tail*). The embedding layer is then the body
-without blocks and tail, and the head is the model with its body replaced by the tail. Plain arithmetic
-between blocks would be missed, so only families proven bit-equal are let in (``config.FAMILIES``).
+around the list of blocks that takes tokens. It is run once with every block replaced by a recorder and every
+weight by zeros that take no memory. That run shows what a block is called with besides the hidden states
+(masks, rotary angles) and which modules of the body come after the last block (the *tail*). The embedding
+layer is then the body without blocks and tail, and the head is the model with its body replaced by the tail.
+Plain arithmetic between blocks would be missed, so only families proven bit-equal are let in
+(``config.FAMILIES``).
 
 A computing copy of a module is a deep copy whose memo maps every meta tensor to the real one, so that
 layers compute with the caller's tensors themselves.
@@ -107,7 +108,8 @@ def _buildable() -> Iterator[None]:
         yield
     except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError) as error:
         raise UserError(
-            f"model.config: the model cannot be built: {' '.join(str(error).split()) or type(error).__name__}",
+            "model.config: the model cannot be built: "
+            f"{' '.join(str(error).split()) or type(error).__name__}",
             "mend the sizes that the message names",
         ) from error
 
@@ -135,7 +137,8 @@ def _find_blocks(model: PreTrainedModel, count: int) -> tuple[nn.Module, nn.Modu
             found.append((name, module))
     if len(found) != 1:
         raise UserError(
-            f"{type(model).__name__} has {len(found)} lists of {count} blocks, so it cannot be cut into layers",
+            f"{type(model).__name__} has {len(found)} lists of {count} blocks, so it cannot be cut into "
+            "layers",
             "use a language model with one stack of blocks",
         )
     name, blocks = found[0]
@@ -205,7 +208,9 @@ def _real(
     device: torch.device,
     skip: nn.Module | None = None,
 ) -> Module:
-    """A copy of ``module`` that computes on ``device``; ``replaced``: id of a part -> what takes its place."""
+    """A copy of ``module`` that computes on ``device``; ``replaced``: id of a part -> what takes
+    its place.
+    """
     memo: dict[int, Any] = {id(model.config): model.config, **replaced}
     for part in _parts(module, {*memo, id(skip)}):
         memo |= _buffers(model, part, device)

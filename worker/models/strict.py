@@ -1,8 +1,10 @@
-"""Positions that are counted in floats, on a GPU that repeats itself: torch's strict mode has no such sum there.
+"""Positions that are counted in floats, on a GPU that repeats itself: torch's strict mode has no such sum
+there.
 
-OPT counts positions as a running sum of a mask of float ones, which ``use_deterministic_algorithms`` refuses on CUDA
-(``oobleckd.worker.device.context``). The sum is whole, so of integers it has the same bits; it is made so on every device, so that a CPU proves
-it. That no family does anything else that is refused is a test (tests/unit/worker/test_strict.py).
+OPT counts positions as a running sum of a mask of float ones, which ``use_deterministic_algorithms`` refuses
+on CUDA (``oobleckd.worker.device.context``). The sum is whole, so of integers it has the same bits; it is
+made so on every device, so that a CPU proves it. That no family does anything else that is refused is a test
+(tests/unit/worker/test_strict.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Device processes, and their spare, as children of the agent: start, watch, end.
 
-Owns how a device process is started and how its end is seen; whether it hangs is ``watchdog``'s. Its life line (``lifeline``) tells within
-milliseconds, long before its memory is freed and its sockets close; a pidfd is the second evidence, and the
-only one before the process holds its line. The other half runs in the device process: it ends with its
-agent (``die_with_parent``).
+Owns how a device process is started and how its end is seen; whether it hangs is ``watchdog``'s. Its life
+line (``lifeline``) tells within milliseconds, long before its memory is freed and its sockets close; a pidfd
+is the second evidence, and the only one before the process holds its line. The other half runs in the device
+process: it ends with its agent (``die_with_parent``).
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Child:
         return f"signal {-code}{why}" if code < 0 else f"exit code {code}"
 
     def own_bytes(self) -> int:
-        """Memory that the process wrote to and shares with no other; 0 where the kernel does not tell. What it alone has read of files is
-        the kernel's to drop.
+        """Memory that the process wrote to and shares with no other; 0 where the kernel does not tell. What
+        it alone has read of files is the kernel's to drop.
         """
         try:
             rollup = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
@@ -155,7 +155,9 @@ NUM_TIES = 4
 
 
 class Ties:
-    """What holds a device process and its agent together: a socket, a life line and an activity page. ``theirs`` are the descriptors for the process."""
+    """What holds a device process and its agent together: a socket, a life line and an activity page.
+    ``theirs`` are the descriptors for the process.
+    """
 
     def __init__(self) -> None:
         self._lifeline, self._activity = Lifeline(), ActivityReader()

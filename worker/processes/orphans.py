@@ -29,7 +29,9 @@ class Orphans:
         return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
     def reap(self) -> None:
-        """Reap strangers that have ended. Call it from the main thread, at SIGCHLD: it is to the main thread that they fall."""
+        """Reap strangers that have ended. Call it from the main thread, at SIGCHLD: it is to the main thread
+        that they fall.
+        """
         if self.busy:
             return
         with contextlib.suppress(OSError):  # a kernel without that list: they stay until the agent ends

@@ -1,7 +1,9 @@
-"""What ``ps`` shows of a process that was forked and not started by exec: the command line that exec would have given it.
+"""What ``ps`` shows of a process that was forked and not started by exec: the command line that exec would
+have given it.
 
-Owns the words in the memory that the kernel shows as such. It is as large as the first command line was: who forks asks
-for room when it is started (``ROOM``), so nothing behind it, the environment above all, is ever overwritten.
+Owns the words in the memory that the kernel shows as such. It is as large as the first command line was: who
+forks asks for room when it is started (``ROOM``), so nothing behind it, the environment above all, is ever
+overwritten.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _NAME_BYTES = 15
 
 
 def set_title(words: Sequence[str], name: str = "") -> None:
-    """Show ``words`` as the command line of this process, as far as there is room; and ``name`` as its short name."""
+    """Show ``words`` as the command line of this process, as far as there is room; and ``name`` as its short
+    name.
+    """
     with contextlib.suppress(OSError, ValueError):  # what is shown is never worth a process
         _show(words, name)
 

@@ -1,10 +1,11 @@
 """Tells a device process that hangs from one that works long, waits for others, or gets no processor time.
 
-Owns the judgement over one process, from its activity page, the kernel's account of it, and the time. Nobody sets a time-out:
-a piece of work is compared with the longest of its kind in this very process (``activity``). Ends nothing: that is
-the agent's. Four things are left out of the count: time in which the agent itself did not look, time in which
-the process was ready to run and got no processor, time in which it was stopped, and a debugger that holds the process.
-Who is stopped, by a signal or with its cgroup, is told from who hangs: it can go on as if nothing had been.
+Owns the judgement over one process, from its activity page, the kernel's account of it, and the time. Nobody
+sets a time-out: a piece of work is compared with the longest of its kind in this very process (``activity``).
+Ends nothing: that is the agent's. Four things are left out of the count: time in which the agent itself did
+not look, time in which the process was ready to run and got no processor, time in which it was stopped, and a
+debugger that holds the process. Who is stopped, by a signal or with its cgroup, is told from who hangs: it
+can go on as if nothing had been.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class ProcessAccount:
             self._delay_fd = -1  # a kernel without that account: load then counts against the device
 
     def state(self) -> str:
-        """One letter: R running, S sleeping, T stopped by a signal, t held by a debugger; "" when it is gone."""
+        """One letter: R running, S sleeping, T stopped by a signal, t held by a debugger; "" when
+        it is gone.
+        """
         try:
             stat = os.pread(self._stat_fd, 1024, 0)
         except ProcessLookupError:
@@ -62,7 +65,8 @@ class ProcessAccount:
 class Suspicion:
     """How long the present piece of work took as far as it counts, and how long the process was stopped.
 
-    ``stopped``: the last verdict was that it is, rather than that it hangs. ``frozen``: with its cgroup, as somebody else has seen.
+    ``stopped``: the last verdict was that it is, rather than that it hangs. ``frozen``: with its cgroup, as
+    somebody else has seen.
     """
 
     since_s: float = -1.0
@@ -76,7 +80,8 @@ class Suspicion:
     def look(self, now_s: float, reading: ActivityReading | None, state: str, delay_s: float) -> str:
         """Why the process hangs, for people; "" if nothing says that it does.
 
-        Without a reading (before the first word, or stopped in the middle of one) the kernel's account is all.
+        Without a reading (before the first word, or stopped in the middle of one) the kernel's account is
+        all.
         """
         credit_s = min(now_s - self.looked_s, _MAX_CREDIT_S) if self.looked_s >= 0 else 0.0
         self.looked_s = now_s
@@ -136,7 +141,9 @@ class Watchdog:
         return self._activity.read()
 
     def look(self, now_s: float) -> str:
-        """Why the process hangs or is stopped; "" if nothing says that it does. Call it every ``LOOK_EVERY_S``."""
+        """Why the process hangs or is stopped; "" if nothing says that it does. Call it every
+        ``LOOK_EVERY_S``.
+        """
         suspicion = self._suspicion
         if suspicion.frozen and not is_frozen(self._pid):
             suspicion.thaws()
@@ -159,7 +166,9 @@ class Watchdog:
 
 
 def is_frozen(pid: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> bool:
-    """Whether a cgroup of the process is frozen (of either version; its state does not tell). False where the kernel does not say."""
+    """Whether a cgroup of the process is frozen (of either version; its state does not tell). False where the
+    kernel does not say.
+    """
     try:
         lines = (proc / str(pid) / "cgroup").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -2,9 +2,9 @@
 
 Owns the copying between ``Deploy`` and ``Ready``; the present layout stays untouched until ``Resume``, so a
 failure in between costs nothing but the copy. What was pre-copied (``precopy_target``) is taken where it is
-the state of this boundary, and asked for where it is not: a source that has sent ahead says so in a
-message in place of the state, and the target answers with the buckets that it wants all the same. These messages share
-the link with the state: they are lost only if the link is.
+the state of this boundary, and asked for where it is not: a source that has sent ahead says so in a message
+in place of the state, and the target answers with the buckets that it wants all the same. These messages
+share the link with the state: they are lost only if the link is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import BucketState, Store
 
 STATE, SENT, WANTED = "T", "P", "Q"
-"""Kinds of tensor messages: state; buckets that were pre-copied; those of them that are wanted all the same."""
+"""Kinds of tensor messages: state; buckets that were pre-copied; those of them that are wanted
+all the same.
+"""
 KINDS = frozenset({STATE, SENT, WANTED})
 
 
@@ -49,9 +51,11 @@ def outgoing(store: Store, transfers: tuple[Transfer, ...], source: str) -> dict
 
 @dataclass(slots=True)
 class Deployment:
-    """One ``Deploy`` being carried out on this device. ``precopy_source`` and ``precopy_target``: what it sent and got by pre-copy for this plan.
+    """One ``Deploy`` being carried out on this device. ``precopy_source`` and ``precopy_target``: what it
+    sent and got by pre-copy for this plan.
 
-    ``awaited``: buckets still to come, each from its source in ``coming``. ``promised``: target -> buckets that it may ask for.
+    ``awaited``: buckets still to come, each from its source in ``coming``. ``promised``: target -> buckets
+    that it may ask for.
     """
 
     message: Deploy
@@ -99,7 +103,8 @@ class Deployment:
         here, planned = self.store.spec.num_layers, self.message.layout.num_layers
         if here != planned:
             raise UserError(
-                f"model.checkpoint: {self.message.spec.model.checkpoint}: the model has {here} layers here, and had {planned} where it was measured",
+                f"model.checkpoint: {self.message.spec.model.checkpoint}: the model has {here} layers here, "
+                f"and had {planned} where it was measured",
                 "put the same folder on every node, leave it as it is, and submit again",
             )
 

@@ -5,8 +5,8 @@ Owns when and what is sent: the state of the boundary before the round under way
 after it the mean gradients (as they went into the optimizer, so after clipping), counters and exponents. With
 them the target makes the very same update (``precopy_target``). Of a round nothing is sent before its commit,
 so an update that is taken back is not among it: who has made one early sends the state at the commit. A
-tensor message that is lost costs a copy in the stop and nothing else, so nothing is acknowledged here. What has not
-left when all hold is taken back, as its update would be sent besides: it is copied as it is then.
+tensor message that is lost costs a copy in the stop and nothing else, so nothing is acknowledged here. What
+has not left when all hold is taken back, as its update would be sent besides: it is copied as it is then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class PreCopiedState(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What travels with the gradients of a round, which lie in the order of ``exponents``: bucket -> its exponents ``after`` it.
+    """What travels with the gradients of a round, which lie in the order of ``exponents``: bucket -> its
+    exponents ``after`` it.
 
     A round that was not applied has no gradients.
     """
@@ -53,10 +54,12 @@ class Update(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class PreCopySource:
-    """One pre-copy at one source. ``buckets``: target -> those that it gets from here; ``rounds`` are left in which something is sent.
+    """One pre-copy at one source. ``buckets``: target -> those that it gets from here; ``rounds`` are left in
+    which something is sent.
 
-    ``broken``: peers a link to whom has broken since, which may lack something. ``updated``: the state was, since it was sent.
-    ``copied``: the state as it is sent; beside a GPU it leaves when its copy is there, from the thread that made it (``lock``), and no update leaves before.
+    ``broken``: peers a link to whom has broken since, which may lack something. ``updated``: the state was,
+    since it was sent. ``copied``: the state as it is sent; beside a GPU it leaves when its copy is there,
+    from the thread that made it (``lock``), and no update leaves before.
     """
 
     number: int
@@ -82,7 +85,9 @@ class PreCopySource:
     def committed(
         self, before: Counters, after: Counters, store: Store, reduced: Mapping[int, Reduced], *, hold: bool
     ) -> None:
-        """The round between the two boundaries is committed, and ``store`` has the state after it. ``hold``: so that all may stop."""
+        """The round between the two boundaries is committed, and ``store`` has the state after it. ``hold``:
+        so that all may stop.
+        """
         if self.rounds <= 0:
             return
         if self.copied is None:
@@ -124,7 +129,9 @@ class PreCopySource:
         return frozenset(self.buckets[target]) if whole else frozenset()
 
     def _recall(self) -> None:
-        """What is still to leave follows as it is now. Of a bucket whose updates are on their way already it would be missed."""
+        """What is still to leave follows as it is now. Of a bucket whose updates are on their way already it
+        would be missed.
+        """
         for target in self._whole():
             taken = self.messenger.recall(target, lambda key: key[:2] == (STATE, self.number))
             late = {int(key[2]) for key in taken}

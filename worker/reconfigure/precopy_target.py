@@ -29,8 +29,8 @@ from oobleckd.worker.transport.mailbox import Key
 
 @dataclass(slots=True)
 class _Stream:
-    """From one ``source``. ``wanted``: buckets whose state is here, or may still come. ``counters``: the boundary whose state is here, but for what is
-    ``left`` of ``update``: buckets and their gradients.
+    """From one ``source``. ``wanted``: buckets whose state is here, or may still come. ``counters``: the
+    boundary whose state is here, but for what is ``left`` of ``update``: buckets and their gradients.
     """
 
     source: str
@@ -47,7 +47,9 @@ class _Stream:
 
 
 class PreCopyTarget:
-    """Preparation ``number`` at one target. ``sources``: bucket -> who sends it; ``store`` knows the model and where tensors are to be."""
+    """Preparation ``number`` at one target. ``sources``: bucket -> who sends it; ``store`` knows the model
+    and where tensors are to be.
+    """
 
     def __init__(
         self, number: int, job: Job, store: Store, messenger: Messenger, sources: Mapping[int, str]
@@ -62,7 +64,9 @@ class PreCopyTarget:
         ]
 
     def advance(self, *, stopped: bool = False) -> bool:
-        """Take in the state of a bucket, or make one update of one; False if nothing is to be done until more arrives, or until all have ``stopped``."""
+        """Take in the state of a bucket, or make one update of one; False if nothing is to be done until more
+        arrives, or until all have ``stopped``.
+        """
         # A device beside a GPU is full by design, so what was pre-copied waits in the host's memory and is
         # replayed in the stop. (D-precopy-012)
         replays = stopped or not self._beside
@@ -70,7 +74,9 @@ class PreCopyTarget:
 
     @property
     def caught_up(self) -> bool:
-        """Whether all that was sent is here, as far as this device knows, and as much of it is replayed as can be."""
+        """Whether all that was sent is here, as far as this device knows, and as much of it is replayed as
+        can be.
+        """
         return all(
             not stream.missing and (self._beside or not self._has_update(stream)) for stream in self._streams
         )

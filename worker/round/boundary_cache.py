@@ -1,4 +1,5 @@
-"""The boundary cache: keeps what a device sent to its neighbours in a round until the commit, so that it can be sent once more.
+"""The boundary cache: keeps what a device sent to its neighbours in a round until the commit, so that it can
+be sent once more.
 
 When a stage dies, the stage before it still has the activations that it sent, and the stage behind it the
 gradients that it sent back. With both at hand only the dead stage's own work is lost. Owns the memory, which

@@ -25,7 +25,9 @@ class ReplicasDisagree(RuntimeError):
 
 
 def outcome_of(vote: Vote) -> Outcome:
-    """What a round with this union of votes comes to. A NaN or an infinity would come again: it wins over overflow."""
+    """What a round with this union of votes comes to. A NaN or an infinity would come again: it wins over
+    overflow.
+    """
     if vote.nan:
         return "skipped"
     return "repeated" if vote.overflow else "applied"
@@ -84,7 +86,9 @@ class Commit:
         return True
 
     def committed(self) -> Vote | None:
-        """The union of votes, once every live device has voted and no report is open. Raises ReplicasDisagree."""
+        """The union of votes, once every live device has voted and no report is open. Raises
+        ReplicasDisagree.
+        """
         if self.frozen or self.own is None or not self.live <= self.votes.keys():
             return None
         # Compared before the update: then a flipped weight is found while nothing that came of it is in

@@ -1,9 +1,9 @@
 """Adds up what the other holders of a bucket send, as it comes, in the thread that reads it.
 
 Owns the contributions to the exchange that is open, and how many of them may come in at a time: sums are the
-largest tensor messages that there are, every holder sends them at the end of its backward passes, and if all of them
-lay here until the executor has a moment for them, they would be as much as the training state. Does not own
-whose contributions are wanted and when all are there (``reduce``).
+largest tensor messages that there are, every holder sends them at the end of its backward passes, and if all
+of them lay here until the executor has a moment for them, they would be as much as the training state. Does
+not own whose contributions are wanted and when all are there (``reduce``).
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def key_of(epoch: int, round_: int, bucket: int, source: str) -> Key:
 
 
 class Intake:
-    """The inbox before ``inbox``, where reader threads add what belongs to the ``gathering`` that is open, if one is."""
+    """The inbox before ``inbox``, where reader threads add what belongs to the ``gathering`` that is open, if
+    one is.
+    """
 
     def __init__(self, inbox: Inbox) -> None:
         self.gathering: Gathering | None = None
@@ -148,5 +150,7 @@ class Intake:
         self._inbox.put(message)
 
     def room(self, key: Key, num_bytes: int) -> AbstractContextManager[object]:
-        """To be held while a message of this key and size is read and put. Nobody who holds it waits for anything but the sender."""
+        """To be held while a message of this key and size is read and put. Nobody who holds it waits for
+        anything but the sender.
+        """
         return self._room if key[0] == KIND and num_bytes >= _LARGE_BYTES else nullcontext()

@@ -1,8 +1,10 @@
-"""What the engine needs of the transport, and nothing more: keyed tensor messages out, keyed tensor messages in.
+"""What the engine needs of the transport, and nothing more: keyed tensor messages out, keyed tensor messages
+in.
 
 Tensor messages are found by what they are, not by who sent them or in which order. The first part of a key is
-its kind: "F" activations, "B" their gradients, "G" contributions, "C" copies of sums, "K" that one has arrived, "V" votes, "T" training state,
-"P" that it was pre-copied and "Q" that it is wanted all the same, "S" state and "U" updates that are pre-copied.
+its kind: "F" activations, "B" their gradients, "G" contributions, "C" copies of sums, "K" that one has
+arrived, "V" votes, "T" training state, "P" that it was pre-copied and "Q" that it is wanted all the same, "S"
+state and "U" updates that are pre-copied.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from oobleckd.worker.transport.mailbox import Key, Mailbox, TensorMessage
 from oobleckd.worker.transport.transport import Transport
 
 LATER = frozenset({"S", "U", "P"})
-"""Kinds that leave when no other message does, as training must not wait for them; in their own order, so that "P" comes behind what it speaks of. They take
-the transport, and what comes with them stays in the host's memory."""
+"""Kinds that leave when no other message does, as training must not wait for them; in their own order, so
+that "P" comes behind what it speaks of. They take the transport, and what comes with them stays in the host's
+memory.
+"""
 _LEFT_ON_THE_HOST = LATER | {"C"}
 
 
@@ -43,7 +47,9 @@ class Messenger(Protocol):
         """Keys of all messages that have arrived and were not taken."""
 
     def gather(self, gathering: Gathering | None) -> None:
-        """From now on contributions to ``gathering``, and to no other, may be added to it before they are taken: then they have no tensors."""
+        """From now on contributions to ``gathering``, and to no other, may be added to it before they are
+        taken: then they have no tensors.
+        """
 
     def purge(self, unwanted: Callable[[Key], bool]) -> None:
         """Drop messages whose key is unwanted."""
@@ -52,9 +58,9 @@ class Messenger(Protocol):
 class TransportMessenger:
     """The real one: tensor messages go out by a group or by the transport, and come in through the mailbox.
 
-    Their tensors are on ``device`` when they are taken, whichever way they came, but for those of copies of sums, which most likely nobody
-    will look at, and of what is pre-copied, for which a device that trains has no room. What a device sends to itself, where
-    a route comes back to it, needs no backend.
+    Their tensors are on ``device`` when they are taken, whichever way they came, but for those of copies of
+    sums, which most likely nobody will look at, and of what is pre-copied, for which a device that trains has
+    no room. What a device sends to itself, where a route comes back to it, needs no backend.
     """
 
     def __init__(

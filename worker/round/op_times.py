@@ -47,7 +47,9 @@ class Round:
 
 
 def sampled(round_: int, every: int, *, repaired: bool) -> bool:
-    """Whether ``round_`` is told: one of ``every`` (0: none), and each in which attempts made up for a loss."""
+    """Whether ``round_`` is told: one of ``every`` (0: none), and each in which attempts made up
+    for a loss.
+    """
     # By the round's number and not by a clock: all devices know the number, so they tell of the same rounds
     # without a message. (D-watching-001)
     return every > 0 and (repaired or round_ % every == 0)

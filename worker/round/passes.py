@@ -1,8 +1,9 @@
 """One round's forward and backward on a device: runs the board's tasks and hands on what they make.
 
-Owns graphs, what a decoupled backward still owes, and what was sent. While no task is ready it runs forward passes of
-devices whose layers this one holds, too, a layer at a time, so that none waits longer than for a layer. Owns neither which task is next
-(``tasks``) nor what becomes of weight gradients (``reduce``), nor when a round begins and ends (``executor``).
+Owns graphs, what a decoupled backward still owes, and what was sent. While no task is ready it runs forward
+passes of devices whose layers this one holds, too, a layer at a time, so that none waits longer than for a
+layer. Owns neither which task is next (``tasks``) nor what becomes of weight gradients (``reduce``), nor when
+a round begins and ends (``executor``).
 """
 
 from __future__ import annotations
@@ -254,7 +255,9 @@ class Passes:
             self.board.skip_redundant(task)
 
     def _advance_redundant(self) -> bool:
-        """Compute one layer of a forward pass ahead, as nothing else is ready; False if there is none to run."""
+        """Compute one layer of a forward pass ahead, as nothing else is ready; False if there is
+        none to run.
+        """
         if self.redundant_work is not None and self.redundant_work.task not in self.board.redundant:
             self._abandon(self.redundant_work.task)  # its micro-batch was frozen while it computed
         work = self.redundant_work = self.redundant_work or self._begun_redundant()
@@ -288,9 +291,11 @@ class Passes:
         self.redundant_forwards.forget(task)
 
     def _redundant(self, work: Work) -> Pieces:
-        """The forward pass of a hop that another device computes, with its bits: from the same input, weights and seeds.
+        """The forward pass of a hop that another device computes, with its bits: from the same input, weights
+        and seeds.
 
-        The backward would be whole, if it comes to one: what a decoupled one keeps for W would stay on the device.
+        The backward would be whole, if it comes to one: what a decoupled one keeps for W would stay on the
+        device.
         """
         task, store, job, step = work.task, self.context.store, self.context.job, self.counters.step
         x, batch = self.redundant_forwards.taken(task), self._batch(task)

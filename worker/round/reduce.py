@@ -1,13 +1,13 @@
 """Gradient sums of a round: own sums per (bucket, use), contributions of the other holders, totals.
 
-A holder that has computed nothing of a bucket, as a redundant holder, says so without tensors, and gets the sums of the others. Owns the
-exactly-once check: for every use of a bucket the ledgers of all contributors must partition the
-step's micro-batches, asserted at every step. Totals are kept out of place; own sums stay as they are until
-the commit, so that after a failure they can be contributed again under the next epoch.
+A holder that has computed nothing of a bucket, as a redundant holder, says so without tensors, and gets the
+sums of the others. Owns the exactly-once check: for every use of a bucket the ledgers of all contributors
+must partition the step's micro-batches, asserted at every step. Totals are kept out of place; own sums stay
+as they are until the commit, so that after a failure they can be contributed again under the next epoch.
 
-Every holder sends its sums to every other holder of the bucket and adds up, integers as they come and floats in device
-order: one hop, nothing to rebuild when a holder dies. That costs (holders - 1) times the bucket per device, as little as any
-exchange for the two copies of f = 1 (docs/decisions.md).
+Every holder sends its sums to every other holder of the bucket and adds up, integers as they come and floats
+in device order: one hop, nothing to rebuild when a holder dies. That costs (holders - 1) times the bucket per
+device, as little as any exchange for the two copies of f = 1 (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from oobleckd.worker.state.store import Store
 
 
 class SumCopy(msgspec.Struct, frozen=True):
-    """What travels with a copy of sums: layer -> micro-batches in those of its buckets; buckets with a NaN or an overflow; losses."""
+    """What travels with a copy of sums: layer -> micro-batches in those of its buckets; buckets with a NaN or
+    an overflow; losses.
+    """
 
     done: dict[int, tuple[int, ...]]
     nan: tuple[int, ...]
@@ -57,7 +59,9 @@ class Reduced:
 
 @dataclass(slots=True)
 class Reducer:
-    """The reduce side of one device's round. ``released``: entered where sums are added to or copied, so that a report is answered meanwhile."""
+    """The reduce side of one device's round. ``released``: entered where sums are added to or copied, so that
+    a report is answered meanwhile.
+    """
 
     device: str
     store: Store
@@ -139,7 +143,9 @@ class Reducer:
                 part.add(tensors, exponents, self._num_contributions(bucket))
 
     def copied(self, layers: Sequence[int]) -> tuple[SumCopy, list[Tensor]]:
-        """What is in the sums of ``layers`` by now, out of place and on the host: a tensor per key, by layer and bucket."""
+        """What is in the sums of ``layers`` by now, out of place and on the host: a tensor per key, by layer
+        and bucket.
+        """
         done = {layer: tuple(sorted(self.board.done[layer])) for layer in layers if self.board.done[layer]}
         uses = [(bucket, layer) for layer in done for bucket in self.store.spec.buckets_of(layer)]
         counted = done.get(self.store.spec.num_layers - 1, ())
@@ -157,8 +163,8 @@ class Reducer:
         return nan, self.overflow & buckets | {bucket for bucket, _, overflow in flags if overflow}
 
     def inherit(self, what: SumCopy, tensors: Sequence[Tensor]) -> None:
-        """The sums of a peer that is dead count as this device's. They are added when the next epoch is entered: whoever asks what is
-        here does not wait for that.
+        """The sums of a peer that is dead count as this device's. They are added when the next epoch is
+        entered: whoever asks what is here does not wait for that.
         """
         rest = iter(tensors)
         for layer, micro_batches in what.done.items():
@@ -224,7 +230,9 @@ class Reducer:
         return self.num_micro_batches * len(self.store.spec.buckets[bucket].uses)
 
     def _sources(self, bucket: int) -> tuple[str, ...]:
-        """Whose sums make up the bucket's total under this epoch; nobody's where it was made under an earlier one."""
+        """Whose sums make up the bucket's total under this epoch; nobody's where it was made under an earlier
+        one.
+        """
         if bucket in self.reduced:
             return ()
         return (self.donors[bucket],) if bucket in self.donors else self.holders[bucket]

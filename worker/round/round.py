@@ -28,9 +28,13 @@ from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
 Debts = list[tuple[int, list[Tensor | None], Owed]]
-"""Of the layers whose I has run, from the last to the first: (layer, gradients found, what W adds to them)."""
+"""Of the layers whose I has run, from the last to the first: (layer, gradients found, what W adds
+to them).
+"""
 Pieces = Iterator[None]
-"""A task at work: stops once in every layer, when it is computed and nobody has been told; and when its micro-batch was frozen since."""
+"""A task at work: stops once in every layer, when it is computed and nobody has been told; and when its
+micro-batch was frozen since.
+"""
 _ENDED = object()
 
 
@@ -44,7 +48,9 @@ class Work:
     num_pieces: int = 0
 
     def compute(self) -> bool:
-        """Put away what was found of the last layer, and compute the next unless it halts; False: that was the last."""
+        """Put away what was found of the last layer, and compute the next unless it halts; False: that was
+        the last.
+        """
         more = next(self.pieces, _ENDED) is not _ENDED
         self.num_pieces += more
         return more
@@ -79,8 +85,8 @@ class ComputeContext:
 
 @dataclass(frozen=True, slots=True)
 class RoundSpec:
-    """A round to be run: ``tag`` names it in the keys of data; ``returned``: messages that were taken for it in vain;
-    ``redundant``: the layers that this device holds for others.
+    """A round to be run: ``tag`` names it in the keys of data; ``returned``: messages that were taken for it
+    in vain; ``redundant``: the layers that this device holds for others.
     """
 
     counters: Counters

@@ -90,7 +90,8 @@ class Copies:
         # stands in a queue. (D-recovery-018)
         for keeper in sorted(set(self.keepers.values()) - self.awaited):
             if self.reducer.inherited:
-                return  # a report came while the copy before was made: what it found is in the ledger, and not yet in the sums
+                # A report came while the copy before was made: that is in the ledger, not yet in the sums.
+                return
             self._send(keeper, [layer for layer, who in self.keepers.items() if who == keeper])
 
     def _send(self, keeper: str, layers: Sequence[int]) -> None:
@@ -103,8 +104,9 @@ class Copies:
     # ------------------------------------------------------------------ keeping
 
     def hear(self, key: Key, dead: Collection[str]) -> bool:
-        """A tensor message of ``KINDS``; False: it is from a peer that is ahead, and waits. What the dead sent is told of before they are
-        ``dead``, or not at all: the decision counts on what a device has answered.
+        """A tensor message of ``KINDS``; False: it is from a peer that is ahead, and waits. What the dead
+        sent is told of before they are ``dead``, or not at all: the decision counts on what a device has
+        answered.
         """
         here = (self.layout, self.round)
         at, source = (int(key[1]), int(key[2])), str(key[3])

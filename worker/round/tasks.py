@@ -1,24 +1,24 @@
 """What a device has to compute in a round: forward and backward tasks of the routes that cross it.
 
 Pure. Owns which task runs next and which layers' gradients a device still owes; does not run anything.
-Ready-first with priority backward > forward > weight gradients and at most ``segments - position`` micro-batches in
-flight: that is 1F1B (ENGINE facts in docs/design.md), and it needs no fixed order that a failure
-could make impossible. A decoupled backward is different: what waits for nobody should be done when there is nothing
-better, and that takes foresight. There the planner's order leads, for as long as nobody has died; and where routes cross
-because somebody has, once the daemon has deployed an order for what is left. Attempts that
-repair a failure are not capped: their number is small.
+Ready-first with priority backward > forward > weight gradients and at most ``segments - position``
+micro-batches in flight: that is 1F1B (ENGINE facts in docs/design.md), and it needs no fixed order that a
+failure could make impossible. A decoupled backward is different: what waits for nobody should be done when
+there is nothing better, and that takes foresight. There the planner's order leads, for as long as nobody has
+died; and where routes cross because somebody has, once the daemon has deployed an order for what is left.
+Attempts that repair a failure are not capped: their number is small.
 
 Standing routes may cross (docs/mechanisms/rerouted.md), so that a device is the second hop of one and the
-third of another, and a route may come back to a device (docs/schedules.md, "Two chunks"), which is then two of its
-hops. A cap over all in flight could then wait for itself. What counts against a hop's cap is only
-what is as near to the end of its route or nearer: fewer or as many hops remain. Nobody then waits for ever.
+third of another, and a route may come back to a device (docs/schedules.md, "Two chunks"), which is then two
+of its hops. A cap over all in flight could then wait for itself. What counts against a hop's cap is only what
+is as near to the end of its route or nearer: fewer or as many hops remain. Nobody then waits for ever.
 Suppose that nothing can run and nothing is under way. By induction over the remaining hops r, no task with r
 of them is in flight or has its input. In flight: at r = 1 its backward could run; at r > 1 the next hop, with
 r - 1, has the input of its forward (which by induction cannot be), or is in flight (neither), or has sent the
-gradient, so the backward could run. With its input: none with r or fewer is in flight, so the cap lets it run.
-First hops have their input from the start, so all have run, and all is done. Nothing here asks which devices
-the hops are on: whatever a device has in flight with more hops to go does not count, so it keeps nobody who is
-nearer to the end from running, itself neither.
+gradient, so the backward could run. With its input: none with r or fewer is in flight, so the cap lets it
+run. First hops have their input from the start, so all have run, and all is done. Nothing here asks which
+devices the hops are on: whatever a device has in flight with more hops to go does not count, so it keeps
+nobody who is nearer to the end from running, itself neither.
 """
 
 from __future__ import annotations
@@ -106,11 +106,13 @@ def order_of(ops: str) -> Order:
 class Board:
     """Tasks of one round on ``device``, and its ledger.
 
-    ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those whose W
-    is still to be run. ``forward_only``: backwards wait. ``frozen``: micro-batches whose next attempt is awaited. ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reached``: how
-    far each task is, those of frozen micro-batches too. ``order``: what is to be run next as the planner had
-    it; when it is empty, whatever is ready. ``redundant``: other devices' hops whose forward pass may be run ahead here, for the
-    case that they die, when there is nothing else to do; ``redundant_done``: those where it was. ``changes``: how often what is owed or done has changed.
+    ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those
+    whose W is still to be run. ``forward_only``: backwards wait. ``frozen``: micro-batches whose next attempt
+    is awaited. ``done``: layer -> micro-batches whose weight gradients are in this device's sums.
+    ``reached``: how far each task is, those of frozen micro-batches too. ``order``: what is to be run next as
+    the planner had it; when it is empty, whatever is ready. ``redundant``: other devices' hops whose forward
+    pass may be run ahead here, for the case that they die, when there is nothing else to do;
+    ``redundant_done``: those where it was. ``changes``: how often what is owed or done has changed.
     """
 
     device: str
@@ -135,8 +137,8 @@ class Board:
         order: Order = (),
         redundant: Layers = NO_LAYERS,
     ) -> None:
-        """A new round with these standing routes; ``layers`` are those that the device holds, ``redundant`` what of them it holds
-        for others.
+        """A new round with these standing routes; ``layers`` are those that the device holds, ``redundant``
+        what of them it holds for others.
         """
         self.forward, self.in_flight, self.weights = [], [], []
         self.redundant, self.redundant_done = [], []
@@ -151,7 +153,9 @@ class Board:
             ]
 
     def add(self, routes: Iterable[Route]) -> dict[Task, Task]:
-        """More routes: attempts that a decision has made. Returns what goes on: the new task -> the one of the attempt before."""
+        """More routes: attempts that a decision has made. Returns what goes on: the new task -> the one of
+        the attempt before.
+        """
         resumed: dict[Task, Task] = {}
         done, self.redundant_done = (
             self.redundant_done,
@@ -191,9 +195,11 @@ class Board:
     def hops(
         self, micro_batches: Collection[int], arrived: Arrived, kept: Callable[[str, Task], bool]
     ) -> tuple[HopState, ...]:
-        """How far the tasks of ``micro_batches`` are; ``kept``: whether what was sent ("F" or "B") is still there.
+        """How far the tasks of ``micro_batches`` are; ``kept``: whether what was sent ("F" or "B") is still
+        there.
 
-        Forward passes that were run ahead for others are among them: what comes out of one is there as long as its graph.
+        Forward passes that were run ahead for others are among them: what comes out of one is there as long
+        as its graph.
         """
         own = (
             HopState(
@@ -216,7 +222,9 @@ class Board:
         return (*own, *others)
 
     def freeze(self, micro_batches: Collection[int]) -> None:
-        """Drop unfinished work of ``micro_batches``; what is in the sums stays there, and forward passes that were run ahead."""
+        """Drop unfinished work of ``micro_batches``; what is in the sums stays there, and forward passes that
+        were run ahead.
+        """
         self.forward = [task for task in self.forward if task.route.micro_batch not in micro_batches]
         self.in_flight = [task for task in self.in_flight if task.route.micro_batch not in micro_batches]
         self.weights = [task for task in self.weights if task.route.micro_batch not in micro_batches]
@@ -250,7 +258,9 @@ class Board:
         return ("W", self.weights[0]) if self.weights and not self.forward_only else None
 
     def next_redundant(self) -> Task | None:
-        """The forward pass to run ahead while there is nothing else to do: the first whose own hop before it is through."""
+        """The forward pass to run ahead while there is nothing else to do: the first whose own hop before it
+        is through.
+        """
         for task in self.redundant:
             if task.first or self.reached.get(Task(task.route, task.position - 1), NOTHING) >= FORWARD:
                 return task

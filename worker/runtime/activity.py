@@ -26,7 +26,8 @@ _PAGE = struct.Struct("<Qqqq48s")  # sequence (odd: being written), since, longe
 _NAME_BYTES = 48
 _TRIES = 8
 _PHASES = {
-    "F": "forward", "S": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update", "R": "reduce", "check": "reduce",
+    "F": "forward", "S": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update",
+    "R": "reduce", "check": "reduce",
     "Measure": "measure", "Deploy": "deploy", "PreCopy": "copy", "stage": "copy",
 }  # fmt: skip
 _TASK = re.compile(r"\d+([A-Z])\d+")  # as ``passes`` names its work
@@ -70,7 +71,8 @@ class ActivityPage:
         self._write(time.monotonic_ns(), LOOK_UP_S, max(_MIN_S, _FACTOR * LOOK_UP_S), b"")
 
     def doing(self, kind: str, what: str = "", units: int = 1) -> _Doing:
-        """Work of ``kind``, named ``what`` for people. Its time grows with ``units``; 0: with nothing known here.
+        """Work of ``kind``, named ``what`` for people. Its time grows with ``units``; 0: with nothing known
+        here.
 
         Work inside of work counts for itself: the outer one begins anew when the inner one ends.
         """
@@ -112,7 +114,9 @@ class ActivityPage:
             self._failed = (id(error), kind)
 
     def failed_in(self, error: BaseException) -> str:
-        """The kind of the innermost work that ``error`` ended, which was the last to; "" where it ended none."""
+        """The kind of the innermost work that ``error`` ended, which was the last to; "" where it
+        ended none.
+        """
         return self._failed[1] if self._failed[0] == id(error) else ""
 
     def _write(self, since_ns: int, longest_s: float, limit_s: float, what: bytes) -> None:
@@ -123,7 +127,9 @@ class ActivityPage:
 
 
 class _Doing:
-    """``ActivityPage.doing``. A class: a generator's machinery takes longer than the rest, twice in every task."""
+    """``ActivityPage.doing``. A class: a generator's machinery takes longer than the rest, twice in every
+    task.
+    """
 
     __slots__ = ("_activity", "_kind", "_units", "_what")
 

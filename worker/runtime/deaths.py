@@ -26,11 +26,13 @@ _OURS = Path(__file__).parents[1]
 _LONGEST = 300  # characters of an error, for people
 _ALLOCATION_FAILED = 2  # cudaErrorMemoryAllocation
 _SAYS_SO = re.compile(
-    r"can't allocate memory|Cannot allocate memory|not enough memory: you tried|CUDA error: out of memory|CU\w+_STATUS_ALLOC_FAILED|std::bad_alloc"
+    r"can't allocate memory|Cannot allocate memory|not enough memory: you tried|CUDA error: out of "
+    r"memory|CU\w+_STATUS_ALLOC_FAILED|std::bad_alloc"
 )
 _WANTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-# A card that fails is no fault of the job: no device, ECC, NVLink, launch time-out or failure, a hardware stack error, anything unknown.
+# A card that fails is no fault of the job: no device, ECC, NVLink, launch time-out or failure, a hardware
+# stack error, anything unknown.
 _BROKEN_CARD = frozenset({46, 100, 214, 220, 226, 702, 714, 719, 721, 802, 999})
 
 
@@ -42,7 +44,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if getattr(error, "error_code", None) == _ALLOCATION_FAILED:  # of torch.AcceleratorError
         return True
-    # torch's CPU allocator raises a RuntimeError, safetensors an error of its own, or an OSError without a number.
+    # torch's CPU allocator raises a RuntimeError, safetensors an error of its own, or an OSError without a
+    # number.
     return not isinstance(error, UserError) and _SAYS_SO.search(str(error)) is not None
 
 
@@ -54,8 +57,8 @@ def is_broken_card(error: BaseException) -> bool:
 def death_in_full(
     error: BaseException, phase: str, job: str, epoch: int, device: torch.device, idle: int
 ) -> Death | None:
-    """The same as ``death_of``, with what is known of the memory of ``device``, if that is what it died of. Lets go of all that the work
-    had which failed, and says it in the log, too.
+    """The same as ``death_of``, with what is known of the memory of ``device``, if that is what it died of.
+    Lets go of all that the work had which failed, and says it in the log, too.
     """
     death = death_of(error, phase, job, epoch)
     if death is None or death.kind != OUT_OF_MEMORY:
@@ -88,8 +91,9 @@ def _place(error: BaseException) -> str:
 
 
 def memory_of(device: torch.device, error: BaseException, idle: int = 0) -> Memory:
-    """What this process, and others, have of the memory of ``device``, for want of which it met ``error``. On a host only what came on top of
-    the ``idle`` bytes that the program takes without a job, as that is what is planned.
+    """What this process, and others, have of the memory of ``device``, for want of which it met ``error``. On
+    a host only what came on top of the ``idle`` bytes that the program takes without a job, as that is what
+    is planned.
     """
     wanted = _wanted(str(error))
     if device.type == "cuda":

@@ -14,13 +14,15 @@ from contextlib import contextmanager, suppress
 from oobleckd.protocol.parts import FailureCause
 
 LastWords = Callable[[Exception, str], bool]
-"""Called with the error that ends the process, and what was being done ("": not said); whether nobody needs to see where it came from."""
+"""Called with the error that ends the process, and what was being done ("": not said); whether nobody needs
+to see where it came from.
+"""
 _told: list[LastWords] = []
 
 
 class UserError(Exception):
-    """Something outside the program is wrong: ``problem`` says what and where, ``hint`` what to do next, ``cause`` what a program should know
-    of it.
+    """Something outside the program is wrong: ``problem`` says what and where, ``hint`` what to do next,
+    ``cause`` what a program should know of it.
     """
 
     def __init__(self, problem: str, hint: str = "", cause: FailureCause = "") -> None:
@@ -37,8 +39,8 @@ def at_the_end(say: LastWords) -> None:
 
 @contextmanager
 def ends_the_process(phase: str = "", only: Callable[[Exception], bool] = lambda _: True) -> Iterator[None]:
-    """The boundary of every thread that a device cannot do without: a failed device is a dead device. ``phase``: what the thread does;
-    ``only``: the errors that end it, where others are somebody else's.
+    """The boundary of every thread that a device cannot do without: a failed device is a dead device.
+    ``phase``: what the thread does; ``only``: the errors that end it, where others are somebody else's.
     """
     try:
         yield

@@ -1,7 +1,8 @@
-"""Fault points: places in a device process where a test or drill can make it die or hang; and how slow it is made to be.
+"""Fault points: places in a device process where a test or drill can make it die or hang; and how slow it is
+made to be.
 
-Their names are ``oobleckd.protocol.parts``'. Each firing is written to ``<run dir>/faults.jsonl`` and synced before it
-happens, so that a test can tell that it happened where it was meant to.
+Their names are ``oobleckd.protocol.parts``'. Each firing is written to ``<run dir>/faults.jsonl`` and synced
+before it happens, so that a test can tell that it happened where it was meant to.
 """
 
 from __future__ import annotations
@@ -76,5 +77,7 @@ class Faults:
 
 
 def hang_for_ever() -> None:
-    """Hang as a driver call does that never returns: no thread of this process gets the interpreter any more."""
+    """Hang as a driver call does that never returns: no thread of this process gets the
+    interpreter any more.
+    """
     ctypes.PyDLL(None).pause()

@@ -24,7 +24,9 @@ def memory_of_host(used: int, wanted: int = 0) -> Memory:
 
 
 def most_of(pid: int | str) -> int:
-    """The most memory, in bytes, that a process has had so far; 0 where the kernel does not tell (any more)."""
+    """The most memory, in bytes, that a process has had so far; 0 where the kernel does not tell
+    (any more).
+    """
     return _kib(Path(f"/proc/{pid}/status")).get("VmHWM", 0)
 
 
@@ -57,7 +59,9 @@ def _kib(file: Path) -> dict[str, int]:
 
 
 class OomKills:
-    """How often the kernel has killed for want of memory in this process' control group, or on this host where that does not tell."""
+    """How often the kernel has killed for want of memory in this process' control group, or on this host
+    where that does not tell.
+    """
 
     RECENT_S = 5.0
 

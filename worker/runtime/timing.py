@@ -59,7 +59,9 @@ class DeviceTimer:
 
 
 class GpuTimer(DeviceTimer):
-    """Of the GPU that is this thread's current one, as its current stream gets to them. ``record`` puts an event there."""
+    """Of the GPU that is this thread's current one, as its current stream gets to them. ``record`` puts an
+    event there.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, record: Callable[[], Event] | None = None

@@ -38,7 +38,9 @@ class YieldingLock:
 
 
 class _Away:
-    """``YieldingLock.released``. A class: a generator's machinery takes longer than the rest, once in every layer."""
+    """``YieldingLock.released``. A class: a generator's machinery takes longer than the rest, once in every
+    layer.
+    """
 
     __slots__ = ("_lock",)
 

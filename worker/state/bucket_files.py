@@ -1,7 +1,8 @@
 """Bucket files of a checkpoint: weights, moments and scales of one bucket in one safetensors file.
 
-Owns writing (tensor by tensor, durable, under a temporary name first) and reading (size, hash, names and shapes checked). The
-manifest and the folder's life are in ``oobleckd.protocol.checkpoint``. Nothing here is a pickle.
+Owns writing (tensor by tensor, durable, under a temporary name first) and reading (size, hash, names and
+shapes checked). The manifest and the folder's life are in ``oobleckd.protocol.checkpoint``. Nothing here is a
+pickle.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ _NUMBERS = itertools.count()
 
 
 class CannotWrite(UserError):
-    """The disk does not take a file of a checkpoint; the state that was to be written is whole in memory. ``errno``: the name of the system's error."""
+    """The disk does not take a file of a checkpoint; the state that was to be written is whole in memory.
+    ``errno``: the name of the system's error.
+    """
 
     def __init__(self, path: Path, why: str, errno: str = "") -> None:
         super().__init__(f"{path} cannot be written: {why}", _CHECK_DISK)
@@ -133,7 +136,9 @@ def write_bucket(
 
 
 def enter_folder(folder: Path, mark: FolderMark) -> None:
-    """See that checkpoints may be written into ``folder``, that of a job. Raises CannotWrite: it is another journal's, or the disk refuses."""
+    """See that checkpoints may be written into ``folder``, that of a job. Raises CannotWrite: it is another
+    journal's, or the disk refuses.
+    """
     try:
         enter(folder, mark)
     except ForeignFolder as error:
@@ -145,7 +150,9 @@ def enter_folder(folder: Path, mark: FolderMark) -> None:
 def _fill(
     path: Path, tensors: Mapping[str, Tensor], exponents: Sequence[int], halfway: Callable[[], object]
 ) -> tuple[int, str, dict[str, str]]:
-    """Write and sync ``path``; its size, its SHA-256, and that of each tensor. Hashed on the way: no file is read again."""
+    """Write and sync ``path``; its size, its SHA-256, and that of each tensor. Hashed on the way: no file is
+    read again.
+    """
     names = sorted(tensors)
     # By ourselves and not by save_file, which writes in one call: it cannot be given up or killed in the
     # middle, and its file would have to be read again for the hash. (D-checkpoints-009)
@@ -169,7 +176,9 @@ def _fill(
 
 
 def _header(tensors: Mapping[str, Tensor], exponents: Sequence[int]) -> bytes:
-    """What a safetensors file begins with: the length of a JSON table, and the table: where each tensor lies behind it."""
+    """What a safetensors file begins with: the length of a JSON table, and the table: where each tensor lies
+    behind it.
+    """
     table: dict[str, object] = {"__metadata__": {"exponents": msgspec.json.encode(list(exponents)).decode()}}
     begin = 0
     for name in sorted(tensors):
@@ -184,7 +193,9 @@ def _header(tensors: Mapping[str, Tensor], exponents: Sequence[int]) -> bytes:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of the checkpoint in ``directory``. Raises UserError, and DamagedCheckpoint where it is gone or unreadable."""
+    """The manifest of the checkpoint in ``directory``. Raises UserError, and DamagedCheckpoint where it is
+    gone or unreadable.
+    """
     path = directory / MANIFEST
     if directory.name.endswith(PARTIAL):
         raise UserError(f"checkpoint: {directory} was never completed", _USE_OTHER)
@@ -203,7 +214,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise DamagedCheckpoint(f"{path} is no manifest: {error}") from error
     if not OLDEST_FORMAT <= manifest.format <= FORMAT:
         raise UserError(
-            f"checkpoint: {path} has format {manifest.format}, this version reads {OLDEST_FORMAT} to {FORMAT}",
+            f"checkpoint: {path} has format {manifest.format}, this version reads {OLDEST_FORMAT} to "
+            f"{FORMAT}",
             "use the version of oobleckd that wrote it",
         )
     return manifest
@@ -231,7 +243,9 @@ def read_params(directory: Path, manifest: Manifest, bucket: Bucket) -> list[Ten
 
 @contextmanager
 def _opened(directory: Path, manifest: Manifest, bucket: Bucket) -> Iterator[safe_open]:
-    """The file of ``bucket``, whole and with the right names. Raises UserError, also for what reading raises."""
+    """The file of ``bucket``, whole and with the right names. Raises UserError, also for what
+    reading raises.
+    """
     entry = next((entry for entry in manifest.buckets if entry.bucket == bucket.index), None)
     if entry is None:
         raise _other_model(directory, f"has no bucket {bucket.index}")
@@ -254,8 +268,8 @@ def _opened(directory: Path, manifest: Manifest, bucket: Bucket) -> Iterator[saf
 
 
 def _is_lost(directory: Path, error: OSError) -> bool:
-    """Whether a file of the checkpoint in ``directory`` is gone, or the disk cannot read it. Else ``error`` is of this node: it may not read
-    the file, or does not see the folder in which all checkpoints lie.
+    """Whether a file of the checkpoint in ``directory`` is gone, or the disk cannot read it. Else ``error``
+    is of this node: it may not read the file, or does not see the folder in which all checkpoints lie.
     """
     # By its class: what safetensors raises has no number.
     return (isinstance(error, FileNotFoundError) or error.errno == errno.EIO) and directory.parent.is_dir()

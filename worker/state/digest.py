@@ -1,11 +1,13 @@
 """A digest of a bucket's training state: 64 bits that are equal where the state is, on devices of one kind.
 
-Replicas of a bucket compare them (docs/corruption.md). Owns the arithmetic, not when it is done (``integrity``).
+Replicas of a bucket compare them (docs/corruption.md). Owns the arithmetic, not when it is done
+(``integrity``).
 
-A tensor's bytes are laid out as rows of 64-bit words, and the sums of its rows and of its columns modulo 2**64 are hashed (BLAKE2b): two passes at the speed
-of the memory, on a CPU as on an accelerator, where the state stays, and an order of additions that does not matter. One flipped bit changes the sum of
-its row, whichever it is, and two words that change places those of their rows or of their columns. Small tensors are laid one behind the other first:
-a call for each of them would take longer than its numbers.
+A tensor's bytes are laid out as rows of 64-bit words, and the sums of its rows and of its columns modulo
+2**64 are hashed (BLAKE2b): two passes at the speed of the memory, on a CPU as on an accelerator, where the
+state stays, and an order of additions that does not matter. One flipped bit changes the sum of its row,
+whichever it is, and two words that change places those of their rows or of their columns. Small tensors are
+laid one behind the other first: a call for each of them would take longer than its numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def digest(tensors: Sequence[Tensor], exponents: Sequence[int]) -> int:
 
 
 def _sums(flat: Tensor) -> list[Tensor]:
-    """Sums of the rows and columns of 32-bit integers in pairs, and what is left over as it is, as 64-bit integers."""
+    """Sums of the rows and columns of 32-bit integers in pairs, and what is left over as it is, as 64-bit
+    integers.
+    """
     if flat.storage_offset() % 2:
         flat = flat.clone()  # words begin at even numbers
     paired = flat.numel() // 2 * 2

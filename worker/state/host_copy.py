@@ -1,8 +1,9 @@
 """Copies of training state in the host's memory, made while training goes on.
 
-Owns the copy and when it is safe: on a CPU it is made at once; beside a GPU by a thread and a stream of their own, as pinning
-memory takes the host half a second a GiB the first time, and the copy the bus a while. What is copied must not change before:
-the store knows of the copies that are under way, and whoever updates it settles them first (``Store.settle``).
+Owns the copy and when it is safe: on a CPU it is made at once; beside a GPU by a thread and a stream of their
+own, as pinning memory takes the host half a second a GiB the first time, and the copy the bus a while. What
+is copied must not change before: the store knows of the copies that are under way, and whoever updates it
+settles them first (``Store.settle``).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Then = Callable[[States], object]
 
 
 class Hosted:
-    """Copies of ``buckets`` of ``store`` as they are when this is made. ``then`` is called with them, by whichever thread made them, and after
-    that they have arrived.
+    """Copies of ``buckets`` of ``store`` as they are when this is made. ``then`` is called with them, by
+    whichever thread made them, and after that they have arrived.
     """
 
     def __init__(self, store: Store, buckets: Collection[int], then: Then = lambda _: None) -> None:

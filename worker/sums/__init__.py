@@ -1,18 +1,17 @@
 """Gradient sums that do not depend on the order or grouping of their terms.
 
-A micro-batch's gradient ``g`` (float32) enters a sum as an integer, ``g * 2**exponent`` rounded. Sums are kept
-in float64, where addition of integers is exact, and so associative, as long as no partial sum grows too
+A micro-batch's gradient ``g`` (float32) enters a sum as an integer, ``g * 2**exponent`` rounded. Sums are
+kept in float64, where addition of integers is exact, and so associative, as long as no partial sum grows too
 large; so any split of the work gives the same bits. One division at the end turns the sum into the mean.
 Exponents are per key, training state, and follow the magnitude of the last committed sum. ``exact = false``
 sums in float32 with the same interface. Owns no ledger: who is counted is the caller's.
 
-Rounding costs nothing, the addition does it: a sum that gathers terms lies between 2**52 and 2**53 (``BASE`` is
-added to it), where float64 has no fractions. A tie would be rounded to the even *sum*, which depends on the
-order; so the factor is a hair more than a power of two, and half an integer lies a hair beyond the tie: a
-term is rounded to the nearest integer, half of one away from zero, whatever it is added to, and whether the product with the
-factor is rounded to float64 before that (far below the hair) or not. (int64
-would give more bits at more than twice the time on a CPU, whose conversion from float32 is slow;
-docs/decisions.md.)
+Rounding costs nothing, the addition does it: a sum that gathers terms lies between 2**52 and 2**53 (``BASE``
+is added to it), where float64 has no fractions. A tie would be rounded to the even *sum*, which depends on
+the order; so the factor is a hair more than a power of two, and half an integer lies a hair beyond the tie: a
+term is rounded to the nearest integer, half of one away from zero, whatever it is added to, and whether the
+product with the factor is rounded to float64 before that (far below the hair) or not. (int64 would give more
+bits at more than twice the time on a CPU, whose conversion from float32 is slow; docs/decisions.md.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Guards memory that is added to many times: a bit that changes between two additions is found.
 
-Owns a checksum of each region, kept by its differences: what an addition makes of the bits is added to it, so that nothing has to be read but what
-the addition reads and writes anyway. The bits are summed as integers modulo 2**64, and one flipped bit always shows. What an addition itself
-computes wrong does not (docs/corruption.md).
+Owns a checksum of each region, kept by its differences: what an addition makes of the bits is added to it, so
+that nothing has to be read but what the addition reads and writes anyway. The bits are summed as integers
+modulo 2**64, and one flipped bit always shows. What an addition itself computes wrong does not
+(docs/corruption.md).
 """
 
 from __future__ import annotations

@@ -22,12 +22,14 @@ class Sum(ABC):
     @property
     @abstractmethod
     def flags(self) -> tuple[bool, bool]:
-        """Whether NaN or infinity was seen in a term since ``zero_``, and overflow. Where there is NaN, overflow need not be seen besides.
+        """Whether NaN or infinity was seen in a term since ``zero_``, and overflow. Where there is NaN,
+        overflow need not be seen besides.
 
         Overflow: ``|g * 2**exponent| >= 2**51 / num_contributions``, where ``num_contributions`` is how many
         there will be in the whole sum over all devices (8, if there will be fewer). The test looks at each
-        contribution alone, so it does not depend on the grouping. With such a flag the numbers mean nothing: the round is never
-        applied. Float32 is not looked at: what is not finite stays so in the sum, where its norm shows it.
+        contribution alone, so it does not depend on the grouping. With such a flag the numbers mean nothing:
+        the round is never applied. Float32 is not looked at: what is not finite stays so in the sum, where
+        its norm shows it.
         """
 
     @abstractmethod

@@ -1,7 +1,9 @@
-"""Sums in the memory of a GPU: all keys in one piece of it, and nobody waits for the device while terms are added.
+"""Sums in the memory of a GPU: all keys in one piece of it, and nobody waits for the device while terms are
+added.
 
-A term is added whatever it holds; what it holds is looked at when somebody asks (``flags``), once for all of them. Waiting at every key
-would leave the device without work as often: a tenth to a quarter of a step (docs/decisions.md).
+A term is added whatever it holds; what it holds is looked at when somebody asks (``flags``), once for all of
+them. Waiting at every key would leave the device without work as often: a tenth to a quarter of a step
+(docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Whole(Sum):
         ]
         self._empty, self._gathers = True, False  # BASE is in it
         self._guard = Guard(1, device) if guarded else None
-        # By key, of the terms since zero_: the largest magnitude (NaN if there was one), as it came and as it was added.
+        # By key, of the terms since zero_: the largest magnitude (NaN if there was one), as it came and as it
+        # was added.
         self._seen = torch.zeros((2, len(sizes)), dtype=torch.float32, device=device)
         self._largest, self._scaled = [list(row.unbind()) for row in self._seen.unbind()]
         self._limit = math.inf

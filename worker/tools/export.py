@@ -1,7 +1,8 @@
-"""A checkpoint as a Hugging Face folder that ``from_pretrained`` loads: ``python -m oobleckd.worker.tools.export``.
+"""A checkpoint as a Hugging Face folder that ``from_pretrained`` loads:
+``python -m oobleckd.worker.tools.export``.
 
-Owns what is written: configuration, weights in one file or in shards with an index, and what the folder that the
-job started from had besides. The model is read and written shard by shard, so memory holds one bucket and
+Owns what is written: configuration, weights in one file or in shards with an index, and what the folder that
+the job started from had besides. The model is read and written shard by shard, so memory holds one bucket and
 one shard. The folder is written beside its place and renamed: it is whole or not there. Which checkpoint is
 exported is the caller's matter (``oobleckctl export``); prints ``Exported`` as JSON.
 """
@@ -55,9 +56,11 @@ def export(
     overwrite: bool = False,
     job: str = "",
 ) -> Exported:
-    """Write the weights in ``checkpoint`` as ``dtype`` into ``folder``, in files of at most ``shard_bytes``; they are those of ``job``.
+    """Write the weights in ``checkpoint`` as ``dtype`` into ``folder``, in files of at most ``shard_bytes``;
+    they are those of ``job``.
 
-    A tensor that is larger has a file of its own. The checkpoint stays until it is read. Raises UserError; ``folder`` is then as it was.
+    A tensor that is larger has a file of its own. The checkpoint stays until it is read. Raises UserError;
+    ``folder`` is then as it was.
     """
     if refusal := why_not(folder, overwrite=overwrite):
         raise UserError(*refusal)
@@ -98,7 +101,9 @@ def _export(
 
 
 def _spec(manifest: Manifest) -> ModelSpec:
-    """The model of a checkpoint. Its weights are the checkpoint's, so of a start folder only config.json is read."""
+    """The model of a checkpoint. Its weights are the checkpoint's, so of a start folder only config.json is
+    read.
+    """
     job = manifest.spec
     config = load_config(job)
     bare = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, checkpoint=""))
@@ -148,7 +153,9 @@ def _reading() -> Iterator[None]:
 def _write_weights(
     folder: Path, weights: Iterator[tuple[str, Tensor]], shards: list[list[str]], dtype: torch.dtype
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Write the files of weights and, where there are several, their index. Returns the names of the files, and of tensors that are not finite."""
+    """Write the files of weights and, where there are several, their index. Returns the names of the files,
+    and of tensors that are not finite.
+    """
     places: dict[str, str] = {}
     not_finite: list[str] = []
     total = 0
@@ -198,7 +205,8 @@ def _mark(folder: Path, checkpoint: Path, step: int, job: str) -> None:
 
 
 def _put_in_place(beside: Path, folder: Path, *, overwrite: bool) -> str:
-    """Have ``beside`` take the place of ``folder``, which is there until then; where what was there is, if it could not be removed.
+    """Have ``beside`` take the place of ``folder``, which is there until then; where what was there is, if it
+    could not be removed.
 
     Raises UserError where somebody has put something there meanwhile.
     """

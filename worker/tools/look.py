@@ -1,6 +1,8 @@
-"""What is to be said of the folder that a job's model starts from, before it is handed in: ``python -m oobleckd.worker.tools.look``.
+"""What is to be said of the folder that a job's model starts from, before it is handed in:
+``python -m oobleckd.worker.tools.look``.
 
-Reads configuration and headers, as every device will; prints the notes as JSON. Owns no rule of its own (``oobleckd.worker.models``).
+Reads configuration and headers, as every device will; prints the notes as JSON. Owns no rule of its own
+(``oobleckd.worker.models``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The reference run: the whole job in one process on one device, without failures, for ``oobleckctl verify --single``.
+"""The reference run: the whole job in one process on one device, without failures, for
+``oobleckctl verify --single``.
 
 The same executor as in a cluster, with one pipeline of one stage and nobody to talk to: what differs from a
 cluster run is only who computes what, which must not show in a single bit.
@@ -86,8 +87,8 @@ class TextChanged(UserError):
 
 
 def run(job: Job, out: Path, told: Callable[[FromWorker], None]) -> Input:
-    """Train ``job`` to its end; every message that a device would send goes to ``told``. Returns what it has read. Raises TextChanged where that
-    was written to meanwhile.
+    """Train ``job`` to its end; every message that a device would send goes to ``told``. Returns what it has
+    read. Raises TextChanged where that was written to meanwhile.
     """
     store = Store(load_spec(job), PLACE)
     for note in store.spec.notes:
@@ -110,7 +111,9 @@ def run(job: Job, out: Path, told: Callable[[FromWorker], None]) -> Input:
 
 
 def _stop_if_changed(eyes: Eyes, executor: Executor, *, only_if_suspect: bool = False) -> None:
-    """Raise TextChanged where the text is not what it was; before the end only where a look has shown something."""
+    """Raise TextChanged where the text is not what it was; before the end only where a look has shown
+    something.
+    """
     changed = eyes.verify() if eyes.suspect or not only_if_suspect else None
     if changed is not None:
         raise TextChanged(
@@ -156,7 +159,9 @@ class ReferenceRecorder:
                 pass
 
     def complete(self, read: Input) -> None:
-        """The job is through, and has ``read`` this. Nothing is left where too many steps in a row were skipped."""
+        """The job is through, and has ``read`` this. Nothing is left where too many steps in a row were
+        skipped.
+        """
         if not self._last:
             return
         manifest = manifest_of(self._job, self._last, (read,))
@@ -167,7 +172,9 @@ class ReferenceRecorder:
 @click.option("--job", "job_file", type=click.Path(path_type=Path), required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(job_file: Path, out: Path) -> None:
-    """Train a job in this one process; leaves OUT/step-…/, OUT/steps.jsonl, and what decides its bits: OUT/bits, in short, and OUT/traits.json."""
+    """Train a job in this one process; leaves OUT/step-…/, OUT/steps.jsonl, and what decides its bits:
+    OUT/bits, in short, and OUT/traits.json.
+    """
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     (out / "bits").write_text(bits_of(device_model(PLACE), arithmetic(PLACE)), encoding="utf-8")

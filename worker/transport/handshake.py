@@ -45,7 +45,9 @@ class NotYet(HandshakeError):
 
 
 class Greeting(msgspec.Struct, frozen=True, array_like=True):
-    """First words: ``source`` in its ``incarnation`` wants to reach ``target``, with the secret called ``key``. It speaks ``oldest`` to ``version``."""
+    """First words: ``source`` in its ``incarnation`` wants to reach ``target``, with the secret called
+    ``key``. It speaks ``oldest`` to ``version``.
+    """
 
     version: int
     source: str
@@ -111,7 +113,8 @@ def accept(sock: socket.socket, *, device: str, find_secret: Callable[[Greeting]
 
 
 def _proof(secret: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
-    # The role keeps an end from being shown its own proof; the hello holds names, version and the other nonce.
+    # The role keeps an end from being shown its own proof; the hello holds names, version and the other
+    # nonce.
     return hmac.digest(secret, role + hashlib.sha256(hello).digest() + nonce, "sha256")
 
 

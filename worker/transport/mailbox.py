@@ -1,4 +1,5 @@
-"""What has arrived at a device and was not taken yet: tensor messages from peers, control messages from the agent.
+"""What has arrived at a device and was not taken yet: tensor messages from peers, control messages from the
+agent.
 
 Owns the store and the one condition that the executor sleeps on. Does not know what a key means, nor
 where messages come from; never imports torch (the tests' stand-in device has none).
@@ -119,7 +120,9 @@ class Mailbox:
             self._arrived()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until something has arrived since the last ``wait``; whether it has (False: ``timeout`` s passed)."""
+        """Sleep until something has arrived since the last ``wait``; whether it has (False: ``timeout`` s
+        passed).
+        """
         with self._changed:
             arrived = self._changed.wait_for(lambda: self._arrivals != self._seen, timeout)
             self._seen = self._arrivals

@@ -1,12 +1,12 @@
 """The link on which a device sends to one incarnation of a peer.
 
-Owns the socket, the queues and the writer thread, which dials at the first message and then also watches
-for the peer's goodbye or end. What the socket takes at once is written by the sender's own thread:
-a hand-over to a thread costs more than a small message. Tensor messages that can wait leave, in their own order, whenever no other is there, and can be
-taken back until then; one that has begun to leave is not interrupted.
+Owns the socket, the queues and the writer thread, which dials at the first message and then also watches for
+the peer's goodbye or end. What the socket takes at once is written by the sender's own thread: a hand-over to
+a thread costs more than a small message. Tensor messages that can wait leave, in their own order, whenever no
+other is there, and can be taken back until then; one that has begun to leave is not interrupted.
 
-The last bytes of every message are written under the lock, without waiting: whoever got a whole message hears a goodbye
-when the link is stopped, however late its writer thread hears that the message is gone.
+The last bytes of every message are written under the lock, without waiting: whoever got a whole message hears
+a goodbye when the link is stopped, however late its writer thread hears that the message is gone.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Outgoing:
 
     While ``unblocked`` is not set nothing goes out and no end is noticed (``Transport.block``).
 
-    ``on_end`` is called once, from the writer thread, when the link ended and not by ``stop``: with the link, and
-    None after the peer's goodbye, else the reason.
+    ``on_end`` is called once, from the writer thread, when the link ended and not by ``stop``: with the link,
+    and None after the peer's goodbye, else the reason.
     """
 
     def __init__(
@@ -81,7 +81,9 @@ class Outgoing:
             return True
 
     def send_later(self, key: Key, frame: Frame) -> bool:
-        """Queue ``frame`` behind all that ``send`` is given before it leaves; False when the link has ended."""
+        """Queue ``frame`` behind all that ``send`` is given before it leaves; False when the link
+        has ended.
+        """
         with self._lock:
             if self._stopped.is_set():
                 return False
@@ -101,12 +103,16 @@ class Outgoing:
             return taken
 
     def flush(self, deadline: float) -> bool:
-        """Wait until all is handed to the kernel (or the link has ended); False at ``deadline`` (monotonic s)."""
+        """Wait until all is handed to the kernel (or the link has ended); False at ``deadline`` (monotonic
+        s).
+        """
         with self._lock:
             return self._written.wait_for(self._is_idle, max(0.0, deadline - time.monotonic()))
 
     def stop(self) -> None:
-        """Drop what is queued, say goodbye unless a message is half written, close. ``on_end`` is not called."""
+        """Drop what is queued, say goodbye unless a message is half written, close. ``on_end`` is
+        not called.
+        """
         with self._lock:
             between = not self._writing and not (self._queue and self._queue[0].has_begun)
             self._clear()

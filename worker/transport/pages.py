@@ -1,8 +1,10 @@
-"""Memory of its own for every large tensor message that comes in: whole pages, which the next message of that size gets when nobody has the last one any more.
+"""Memory of its own for every large tensor message that comes in: whole pages, which the next message of that
+size gets when nobody has the last one any more.
 
-From the heap, which keeps what is freed (``children``), it would stay: messages come at all times and from many threads, and between
-what else is allocated they leave gaps that nothing fills (docs/decisions.md, 2026-11-27). Fresh pages for each message would take
-longer to be cleared by the kernel than to be filled. Owns the pages that lie idle, and how many may. Knows no messages.
+From the heap, which keeps what is freed (``children``), it would stay: messages come at all times and from
+many threads, and between what else is allocated they leave gaps that nothing fills (docs/decisions.md,
+2026-11-27). Fresh pages for each message would take longer to be cleared by the kernel than to be filled.
+Owns the pages that lie idle, and how many may. Knows no messages.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ _KEPT = 2
 
 
 class Pages:
-    """Thread-safe. What it gives is free again as soon as nothing refers to it, tensors that were made of it included."""
+    """Thread-safe. What it gives is free again as soon as nothing refers to it, tensors that were made of it
+    included.
+    """
 
     def __init__(self) -> None:
         # Reentrant: whatever is called with it held may end the life of a piece, which calls ``_back``.

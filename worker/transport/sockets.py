@@ -30,7 +30,8 @@ def tcp_address(listener: socket.socket) -> str:
 def listen_unix(directory: Path, device: str) -> tuple[socket.socket, str]:
     """A listener in ``directory`` for this process of ``device``, and its path.
 
-    The name holds the process id, so a path never means two incarnations. What an earlier incarnation left is removed.
+    The name holds the process id, so a path never means two incarnations. What an earlier incarnation left is
+    removed.
     """
     stem = device.replace("/", ".")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

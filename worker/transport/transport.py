@@ -79,8 +79,9 @@ class Transport:
 
     Tensor messages land in ``inbox``. ``on_peer_lost(peer, why)`` is called, from one of the transport's
     threads, once for each incarnation of a configured peer whose link broke without a goodbye, after what it
-    had sent lies in the mailbox. ``room(key, bytes)`` is entered while a message's tensors are read and it is put. ``handshake_s`` bounds how long a peer may take to become ready.
-    Raises OSError when ``bind`` is no address of this host or ``local_dir`` cannot be used.
+    had sent lies in the mailbox. ``room(key, bytes)`` is entered while a message's tensors are read and it is
+    put. ``handshake_s`` bounds how long a peer may take to become ready. Raises OSError when ``bind`` is no
+    address of this host or ``local_dir`` cannot be used.
     """
 
     def __init__(
@@ -135,7 +136,8 @@ class Transport:
         """Add or update ``peers``; ``secret`` opens new links, old links stay, but those to ``anew`` of them.
 
         A peer that was forgotten, said goodbye or was lost gets another chance. A peer in a new incarnation
-        replaces the old one, whose links are closed. What an old link from ``anew`` still brings is taken in, and its end says nothing.
+        replaces the old one, whose links are closed. What an old link from ``anew`` still brings is taken in,
+        and its end says nothing.
         """
         with self._changed:
             name = handshake.key_name(secret)
@@ -168,7 +170,8 @@ class Transport:
     def send(
         self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"", *, later: bool = False
     ) -> bool:
-        """Send a message; never blocks. ``later``: it leaves when no other does. False: dropped, as ``peer`` is unknown, forgotten, lost or left.
+        """Send a message; never blocks. ``later``: it leaves when no other does. False: dropped, as ``peer``
+        is unknown, forgotten, lost or left.
 
         Contiguous CPU tensors are not copied: they must not change until ``flush`` or an answer.
         Raises WireError for a dtype that has no form on the wire.
@@ -291,7 +294,8 @@ class Transport:
             # All give a job back and are in the next layout at once. A thread that heard a goodbye last
             # marked a peer as gone that had just been named again: the job stood still. (D-transport-007)
             if known is None or known.link is not link:
-                return  # the peer may be configured again by now: an end of before says nothing of its new links
+                # The peer may be configured again by now: an end of before says nothing of its new links.
+                return
             if why is None:
                 self._left.add(known.incarnation)
             else:
@@ -396,8 +400,9 @@ class Transport:
         return greeting
 
     def _is_of_before(self, greeting: Greeting) -> bool:
-        """Whether the peer opens a link with a secret older than the one with which it was named: it is late, and has yet to hear of what made us name it
-        anew. It will end that link when it does, which says nothing of the next.
+        """Whether the peer opens a link with a secret older than the one with which it was named: it is late,
+        and has yet to hear of what made us name it anew. It will end that link when it does, which says
+        nothing of the next.
         """
         known = self._known.get(greeting.source)
         return (
@@ -435,7 +440,8 @@ class Transport:
             links.discard(sock)
             if not links:
                 del self._incoming[greeting.incarnation]
-            # As in ``_outgoing_ended``: the end of a link that we closed ourselves, be it the goodbye of one who closed it, too.
+            # As in ``_outgoing_ended``: the end of a link that we closed ourselves, be it the goodbye of one
+            # who closed it, too.
             dismissed = sock in self._dismissed
             self._dismissed.discard(sock)
             if why is None and not dismissed:

@@ -1,8 +1,8 @@
 """Tensor messages as bytes on a transport link.
 
-Owns the frame: a fixed header, a msgpack body (key, meta, dtypes, shapes), the tensors' bytes.
-Nothing is copied on the way that need not be: a frame refers to the memory of contiguous CPU tensors,
-and a receiver reads straight into its own: fresh ones, 64-byte aligned by torch's CPU allocator, or ones in ``pages``.
+Owns the frame: a fixed header, a msgpack body (key, meta, dtypes, shapes), the tensors' bytes. Nothing is
+copied on the way that need not be: a frame refers to the memory of contiguous CPU tensors, and a receiver
+reads straight into its own: fresh ones, 64-byte aligned by torch's CPU allocator, or ones in ``pages``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Frame:
         self.num_bytes = self._left = sum(buffer.nbytes for buffer in self._buffers)
 
     def ready(self) -> bool:
-        """Whether the bytes are in host memory already (copies from an accelerator are under way until then)."""
+        """Whether the bytes are in host memory already (copies from an accelerator are under way
+        until then).
+        """
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     @property
@@ -97,7 +99,9 @@ class Frame:
         return self._left < self.num_bytes
 
     def write_all_but_the_tail(self, sock: socket.socket) -> None:
-        """Write the rest, however long it takes, but its last bytes, which ``write_now`` is for. Raises OSError."""
+        """Write the rest, however long it takes, but its last bytes, which ``write_now`` is for. Raises
+        OSError.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         while self._left > _TAIL_BYTES:
@@ -177,7 +181,9 @@ class MessageReader:
         return None if head is None else self.message(head)
 
     def head(self) -> Head | None:
-        """The first part of the next message, or None after the peer's goodbye. ``message`` is to be called with it. Raises as ``read``."""
+        """The first part of the next message, or None after the peer's goodbye. ``message`` is to be called
+        with it. Raises as ``read``.
+        """
         if not self._more():
             raise EOFError("closed without a goodbye")
         magic, kind, body_bytes, payload_bytes = _HEADER.unpack(self._take(_HEADER.size))
@@ -250,7 +256,9 @@ def _empty_tensors(body: _Body) -> list[Tensor]:
 
 
 def _in_own_pages(made_of: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> list[Tensor]:
-    """Tensors of these shapes and dtypes, one behind the other and aligned as torch's allocator aligns them."""
+    """Tensors of these shapes and dtypes, one behind the other and aligned as torch's allocator
+    aligns them.
+    """
     lengths = [math.prod(shape) for shape, _ in made_of]
     sizes = [
         -(-length * dtype.itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES

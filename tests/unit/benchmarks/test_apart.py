@@ -64,7 +64,9 @@ def test_a_round_of_many_steps_counts_as_so_many() -> None:
 
 
 def test_what_a_step_takes_besides() -> None:
-    """Alone 0.25 s more than its timeline; with two further holders, who get the sums of two layers of 60 bytes, half a second more than that."""
+    """Alone 0.25 s more than its timeline; with two further holders, who get the sums of two layers of 60
+    bytes, half a second more than that.
+    """
     alone = [deployed(1.0, "a"), *(step(n, 1.25 * n) for n in range(6))]
     three = [deployed(1.0, "abc"), *(step(n, 1.75 * n) for n in range(6)), step(6, 99.0)]
     assert interval_s(three, 20.0) == pytest.approx(1.75)

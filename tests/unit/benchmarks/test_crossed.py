@@ -1,4 +1,6 @@
-"""The referee of steps over routes that cross, itself against the pipelines that the other one knows, and against bounds."""
+"""The referee of steps over routes that cross, itself against the pipelines that the other one knows, and
+against bounds.
+"""
 
 import msgspec
 import pytest

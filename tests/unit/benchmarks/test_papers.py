@@ -42,8 +42,8 @@ def test_it_says_where_a_ratio_comes_out_and_where_not() -> None:
     text = page([UP_TO], Results(Price(2.0, 1.0, "by hand"), settings))
     assert "## Oobleck: up to 20 times the samples of varuna" in text
     assert (
-        "A setting reaches it: 20 with 350M, as published, a loss every 1 h. The lowest is 1.2, with 350M, our costs"
-        in text
+        "A setting reaches it: 20 with 350M, as published, a loss every 1 h. The lowest is 1.2, with 350M, "
+        "our costs" in text
     )
     assert "| 350M, our costs, a loss every 3 h | one of the two cannot run |" in text
     text = page([UP_TO], Results(Price(2.0, 1.0, "by hand"), settings[1:2]))

@@ -1,4 +1,6 @@
-"""Whether bubbles suffice: known optima are possible, a unit less is not, and what a planner finds is never called impossible."""
+"""Whether bubbles suffice: known optima are possible, a unit less is not, and what a planner finds is never
+called impossible.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_what_the_planner_finds_is_possible_and_nothing_below_the_bound(kind: st
 def test_the_planner_reaches_what_is_possible(
     pipelines: int, stages: int, num: int, what: str, best: int
 ) -> None:
-    """A search from the rules' orders alone stays a unit above these: where stages are alike most of its moves change nothing."""
+    """A search from the rules' orders alone stays a unit above these: where stages are alike most of its
+    moves change nothing.
+    """
     case = Case(pipelines, stages, num, losses(pipelines, stages)[what], "fused")
     shop = shop_of(layout_of(case.plan(), 1, case.stages), case.setup())
     assert round(crossing(shop).step_s / UNIT_S) == best

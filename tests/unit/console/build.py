@@ -31,7 +31,8 @@ def job(**changes: Any) -> JobView:
         fault_tolerance={"f": 1, "policy": "oobleck"},
     )
     usual = {
-        "spec": spec, "state": "running", "step": 20, "steps": 500, "epoch": 3, "loss": 2.5, "tolerance": 1, "f": 1,
+        "spec": spec, "state": "running", "step": 20, "steps": 500, "epoch": 3, "loss": 2.5, "tolerance": 1,
+        "f": 1,
         "samples_per_s": 24.0, "step_s": 0.5, "incidents": 1, "finished_at": None,
     }  # fmt: skip
     return job_view(**(usual | changes))
@@ -59,8 +60,10 @@ def nodes() -> tuple[NodeView, ...]:
 
 def incident(**changes: Any) -> IncidentView:
     usual: dict[str, Any] = {
-        "id": "inc-1", "job": "job-1", "cause": "node-4: signal 9", "nodes": ("node-4",), "at": NOW - 60.0, "epoch": 2,
-        "step": 7, "open": False, "total_s": 2.0, "reason": REASON, "copied_bytes": 3 << 20, "layer_gradients": 46,
+        "id": "inc-1", "job": "job-1", "cause": "node-4: signal 9", "nodes": ("node-4",), "at": NOW - 60.0,
+        "epoch": 2,
+        "step": 7, "open": False, "total_s": 2.0, "reason": REASON, "copied_bytes": 3 << 20,
+        "layer_gradients": 46,
         "step_layer_gradients": 120, "committed_s": 0.5,
         "phases": (
             PhaseView("detect", 0.0, 0.2), PhaseView("plan", 0.2, 0.05), PhaseView("reconfigure", 0.25, 0.75),

@@ -1,7 +1,9 @@
-"""What a terminal would show of a running application: text and styles of every cell, as a text file and as a picture.
+"""What a terminal would show of a running application: text and styles of every cell, as a text file and as a
+picture.
 
-Owns both formats. The application is asked for its compositor's strips, which is what Textual itself prints; pictures are drawn cell by
-cell with a monospaced font that matplotlib brings along, so that they need no browser and are the same everywhere.
+Owns both formats. The application is asked for its compositor's strips, which is what Textual itself prints;
+pictures are drawn cell by cell with a monospaced font that matplotlib brings along, so that they need no
+browser and are the same everywhere.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Drawing(NamedTuple):
     rows: tuple[Row, ...]
 
     def text(self) -> str:
-        """All rows, then the styles that occur, each with a letter, then for every row how many cells have which."""
+        """All rows, then the styles that occur, each with a letter, then for every row how many cells have
+        which.
+        """
         letters: dict[Look, str] = {}
         names = _letters()
         for _, look in itertools.chain.from_iterable(self.rows):

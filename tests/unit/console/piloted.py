@@ -1,4 +1,6 @@
-"""The application under Textual's pilot, with a source that says what the test says and acts that end in a list."""
+"""The application under Textual's pilot, with a source that says what the test says and acts that end in a
+list.
+"""
 
 from __future__ import annotations
 

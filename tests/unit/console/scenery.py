@@ -1,4 +1,5 @@
-"""Parts of scenes: changes, incidents, plans after a loss, and all that a console is told of a cluster at a moment.
+"""Parts of scenes: changes, incidents, plans after a loss, and all that a console is told of a cluster at a
+moment.
 
 The cluster is ``fleet``'s; which parts make a scene is ``scenes``'.
 """
@@ -89,14 +90,17 @@ def phases(*pairs: tuple[Phase, float]) -> tuple[PhaseView, ...]:
 def incident(**changes: Any) -> IncidentView:
     """The one of the day: ``DEAD`` was killed, and a standby node has its place."""
     usual: dict[str, Any] = {
-        "id": "inc-42", "job": JOB, "cause": f"{DEAD}: signal 9", "nodes": (DEAD,), "at": NOW - 24.0, "epoch": 4,
+        "id": "inc-42", "job": JOB, "cause": f"{DEAD}: signal 9", "nodes": (DEAD,), "at": NOW - 24.0,
+        "epoch": 4,
         "step": STEP - 50, "open": False, "total_s": 1.224, "copied_bytes": COPIED,
-        "phases": phases(("detect", 0.006), ("plan", 0.038), ("reconfigure", 0.26), ("copy", 0.74), ("resume", 0.18)),
+        "phases": phases(("detect", 0.006), ("plan", 0.038), ("reconfigure", 0.26), ("copy", 0.74),
+        ("resume", 0.18)),
         "reason": f"borrow: {SPARE}, a standby node, takes stage 2 of pipeline 1; can lose 2",
         "layer_gradients": 67, "step_layer_gradients": 950, "committed_s": 0.412, "cost_s": 41.0,
         "sources": (SourceView("n002/0", COPIED * 5 // 8), SourceView("n010/0", COPIED * 3 // 8)),
         "rejected": (
-            RejectedView("stay re-routed", 262.0, "peers of stage 2 would be 19 % slower until the next loss"),
+            RejectedView("stay re-routed", 262.0,
+            "peers of stage 2 would be 19 % slower until the next loss"),
             RejectedView("re-instantiate: pipelines of 4+3+3 nodes", 118.0, f"{SPARE} would stand idle"),
             RejectedView("rollback", 391.0, "60 steps would be computed again"),
         ),
@@ -107,8 +111,10 @@ def incident(**changes: Any) -> IncidentView:
 def earlier() -> IncidentView:
     """One that is over for long."""
     return incident(
-        id="inc-41", cause="n009: the lease ran out", nodes=("n009",), at=NOW - 1_440.0, epoch=2, step=9_870, total_s=3.214,
-        phases=phases(("detect", 1.9), ("plan", 0.041), ("reconfigure", 0.31), ("copy", 0.79), ("resume", 0.173)),
+        id="inc-41", cause="n009: the lease ran out", nodes=("n009",), at=NOW - 1_440.0, epoch=2, step=9_870,
+        total_s=3.214,
+        phases=phases(("detect", 1.9), ("plan", 0.041), ("reconfigure", 0.31), ("copy", 0.79),
+        ("resume", 0.173)),
         reason=f"borrow: {SPARE} takes the place of n009; can lose 2", rejected=(), cost_s=0.0,
     )  # fmt: skip
 
@@ -116,8 +122,10 @@ def earlier() -> IncidentView:
 def impact(*nodes: str, **changes: Any) -> ImpactView:
     """What would follow without ``nodes``."""
     usual: dict[str, Any] = {
-        "job": JOB, "nodes": nodes, "lost_layers": (), "steps_back": 0, "stops": False, "stall_s": 1.21, "throughput": 0.909,
-        "copied_bytes": COPIED, "copy_s": 0.74, "can_lose": 1, "plan": moved(FLEET.pipelines, {nodes[0]: SPARE}),
+        "job": JOB, "nodes": nodes, "lost_layers": (), "steps_back": 0, "stops": False, "stall_s": 1.21,
+        "throughput": 0.909,
+        "copied_bytes": COPIED, "copy_s": 0.74, "can_lose": 1,
+        "plan": moved(FLEET.pipelines, {nodes[0]: SPARE}),
         "reason": f"borrow: {SPARE}, a standby node, takes the place of {nodes[0]}; can lose 1",
         "rejected": (RejectedView("stay re-routed", 262.0, "19 % slower until the next loss"),),
     }  # fmt: skip
@@ -133,7 +141,8 @@ def of_marked() -> ImpactView:
         plan=moved(smaller.pipelines, dict(zip(smaller.names, left, strict=True))),
         reason="pipelines of 3, 3 and 3 nodes: pipelines 0 and 1 shrink; can lose 1",
         rejected=(
-            RejectedView("stay re-routed", 307.0, "peers of stages 1 and 2 would be 31 % slower until the next loss"),
+            RejectedView("stay re-routed", 307.0,
+            "peers of stages 1 and 2 would be 31 % slower until the next loss"),
             RejectedView("rollback", 391.0, "80 steps would be computed again"),
         ),
     )  # fmt: skip
@@ -232,7 +241,9 @@ def told(
     gap: tuple[float, float] = (0.0, 0.0),
     stands_s: float = 0.2,
 ) -> tuple[AnyFact, ...]:
-    """All that a console knows of ``fleet`` at ``NOW``, with the changes that make a scene of it. ``stands_s``: since its newest step."""
+    """All that a console knows of ``fleet`` at ``NOW``, with the changes that make a scene of it.
+    ``stands_s``: since its newest step.
+    """
     view = fleet.job(
         **(
             {
@@ -248,8 +259,10 @@ def told(
     nodes = _placed(fleet.nodes(states), plan)
     gone = frozenset(node.name for node in nodes if node.state in {"lost", "left"})
     usual: dict[str, Any] = {
-        "schedules": SampledSteps(JOB, tuple(range(STEP - 300, STEP + 1, 10))), "schedule": fleet.schedule(STEP, NOW - 0.4),
-        "modelled": fleet.schedule(0, 0.0, measured=False), "layers": _holders(plan, gone), "goodput": fleet.goodput(0.992),
+        "schedules": SampledSteps(JOB, tuple(range(STEP - 300, STEP + 1, 10))),
+        "schedule": fleet.schedule(STEP, NOW - 0.4),
+        "modelled": fleet.schedule(0, 0.0, measured=False), "layers": _holders(plan, gone),
+        "goodput": fleet.goodput(0.992),
     }  # fmt: skip
     facts = (
         Fetched(NOW, status(fleet), (view,), nodes, plan, _used(fleet, plan), incidents),

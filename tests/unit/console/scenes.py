@@ -1,6 +1,8 @@
-"""What a console may have to show: the same cluster at the moments of a day, from calm to a daemon that is away.
+"""What a console may have to show: the same cluster at the moments of a day, from calm to a daemon that is
+away.
 
-Snapshots and pictures are made of them. What they have in common is ``scenery``'s; small facts for single tests are ``build``'s.
+Snapshots and pictures are made of them. What they have in common is ``scenery``'s; small facts for single
+tests are ``build``'s.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ def recovered() -> Scene:
         change(9_110, 22.8, "incident", "inc-42: recovered in 1.224 s", "incident:inc-42", f"node:{DEAD}"),
     )
     told = scenery.told(
-        events, (earlier(), incident()), job={"epoch": 4}, pipelines=plan, states=scenery.lost([DEAD], "signal 9"),
+        events, (earlier(), incident()), job={"epoch": 4}, pipelines=plan,
+        states=scenery.lost([DEAD], "signal 9"),
         gap=(22.8, 1.224),
         watched={
             "schedule": scenery.lanes_moved(FLEET.schedule(STEP, NOW - 0.4), to),
@@ -105,7 +108,8 @@ def degraded() -> Scene:
     )
     to = dict(zip(small.names, (name for name in FLEET.names if name not in gone), strict=True))
     second = incident(
-        id="inc-43", cause="n001: the link to it closed; n010: the lease ran out", nodes=("n001", "n010"), at=NOW - 300.0,
+        id="inc-43", cause="n001: the link to it closed; n010: the lease ran out", nodes=("n001", "n010"),
+        at=NOW - 300.0,
         epoch=5, reason="shrink: pipelines of 3, 3 and 3 nodes; can lose 1", cost_s=52.0, step=STEP - 470,
     )  # fmt: skip
     events = (
@@ -118,7 +122,8 @@ def degraded() -> Scene:
     told = scenery.told(
         events, (earlier(), incident(at=NOW - 1_000.0), second), pipelines=scenery.moved(small.pipelines, to),
         job={"epoch": 5, "tolerance": 1, "samples_per_s": 37.8, "step_s": 0.45},
-        states={name: ("lost", why) for name, why in gone.items()} | {"n003": ("disconnected", "no heartbeat for 4 s")},
+        states={name: ("lost", why) for name,
+        why in gone.items()} | {"n003": ("disconnected", "no heartbeat for 4 s")},
         watched={
             "goodput": FLEET.goodput(0.74, degraded=71.0),
             "schedule": scenery.lanes_moved(small.schedule(STEP, NOW - 0.4), to),
@@ -151,11 +156,13 @@ def waiting() -> Scene:
     told = scenery.told(
         events, (earlier(), incident(at=NOW - 900.0), end), pipelines=(), states=scenery.lost(gone, why),
         job={
-            "state": "waiting", "epoch": 6, "tolerance": -1, "samples_per_s": 0.0, "steps_lost": 80, "step": 12_400,
+            "state": "waiting", "epoch": 6, "tolerance": -1, "samples_per_s": 0.0, "steps_lost": 80,
+            "step": 12_400,
             "loss": FLEET.loss(12_400),
             "reason": "3 nodes are needed and 2 are here; step 12400 is in its checkpoint (start more nodes)",
         },
-        watched={"schedule": None, "modelled": None, "schedules": None, "goodput": FLEET.goodput(0.0, waiting=94.0)},
+        watched={"schedule": None, "modelled": None, "schedules": None,
+        "goodput": FLEET.goodput(0.0, waiting=94.0)},
         stands_s=95.0,
     )  # fmt: skip
     return Scene("too few nodes: the job waits with its state in a checkpoint", told)
@@ -181,13 +188,16 @@ def past() -> Past:
     assert fetched.nodes is not None
     assert fetched.templates is not None
     snapshot = Snapshot(
-        began, 9_000, fetched.status, (FLEET.job(step=first, loss=FLEET.loss(first)),), fetched.nodes, FLEET.pipelines,
+        began, 9_000, fetched.status, (FLEET.job(step=first, loss=FLEET.loss(first)),), fetched.nodes,
+        FLEET.pipelines,
         fetched.templates, (earlier(),), FLEET.layers(),
     )  # fmt: skip
     count = int(29.5 / FLEET.span_s)
     steps = [
-        change(9_001 + number, 24.2 + (count - 1 - number) * FLEET.span_s, "step", f"{JOB}: step {first + 1 + number} applied",
-               job=JOB, step=first + 1 + number, loss=FLEET.loss(first + 1 + number), outcome="applied", epoch=3)
+        change(9_001 + number, 24.2 + (count - 1 - number) * FLEET.span_s, "step",
+        f"{JOB}: step {first + 1 + number} applied",
+               job=JOB, step=first + 1 + number, loss=FLEET.loss(first + 1 + number), outcome="applied",
+               epoch=3)
         for number in range(count)
     ]  # fmt: skip
     of_incident, of_node = "incident:inc-42", f"node:{DEAD}"
@@ -197,7 +207,8 @@ def past() -> Past:
         change(9_103, 23.9, "incident", f"inc-42: {DEAD}: signal 9", of_incident, of_node, level="warn",
                incident="inc-42", nodes=[DEAD], epoch=4),
         change(9_104, 23.85, "plan", f"{JOB}: {closed.reason}", f"job:{JOB}", of_incident),
-        change(9_110, 22.676, "incident", "inc-42: recovered in 1.224 s", of_incident, incident="inc-42", view=closed),
+        change(9_110, 22.676, "incident", "inc-42: recovered in 1.224 s", of_incident, incident="inc-42",
+        view=closed),
     ]  # fmt: skip
     schedules = (
         FLEET.schedule(first + 4, began + 2.0),
@@ -229,7 +240,8 @@ def fleet() -> Scene:
     silent = {cluster.names[number]: ("disconnected", "no heartbeat for 4 s") for number in (77, 410, 866)}
     reason = f"stay re-routed: peers of the same stages compute for {len(rack)} nodes; can lose 2"
     running = incident(
-        cause="rack r26: its switch failed", nodes=rack, open=True, at=NOW - 1.948, total_s=1.948, committed_s=0.0, reason=reason,
+        cause="rack r26: its switch failed", nodes=rack, open=True, at=NOW - 1.948, total_s=1.948,
+        committed_s=0.0, reason=reason,
         phases=phases(("detect", 0.91), ("plan", 0.038), ("reconfigure", 0.26), ("copy", 0.74)),
     )  # fmt: skip
     events = (
@@ -247,6 +259,7 @@ def fleet() -> Scene:
 
 
 SCENES: dict[str, Callable[[], Scene]] = {
-    "calm": calm, "failing": failing, "recovered": recovered, "degraded": degraded, "waiting": waiting, "stale": stale,
+    "calm": calm, "failing": failing, "recovered": recovered, "degraded": degraded, "waiting": waiting,
+    "stale": stale,
     "absent": absent, "replay": replay, "fleet": fleet,
 }  # fmt: skip

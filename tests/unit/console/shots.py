@@ -1,4 +1,5 @@
-"""Which scenes are drawn on which screens in which sizes, and how one is drawn: for snapshots and pictures alike.
+"""Which scenes are drawn on which screens in which sizes, and how one is drawn: for snapshots and pictures
+alike.
 
 Local times are those of UTC while one is drawn, so that a drawing is the same everywhere.
 """

@@ -1,4 +1,6 @@
-"""Acts on several nodes, answers that do not come, the daemon that a command names, and files that are there already."""
+"""Acts on several nodes, answers that do not come, the daemon that a command names, and files that are there
+already.
+"""
 
 from __future__ import annotations
 

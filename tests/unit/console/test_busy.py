@@ -1,4 +1,6 @@
-"""The daemon that the console's benchmark looks at: it answers what a console asks, and tells as much as it should."""
+"""The daemon that the console's benchmark looks at: it answers what a console asks, and tells as much as it
+should.
+"""
 
 from __future__ import annotations
 

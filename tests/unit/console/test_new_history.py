@@ -1,4 +1,6 @@
-"""Another cluster behind the same socket: job ids are a name and a number, so a fresh state folder repeats them."""
+"""Another cluster behind the same socket: job ids are a name and a number, so a fresh state folder repeats
+them.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ async def test_every_screen_in_three_sizes(size: tuple[int, int]) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "told", [(), (Away(NOW, "no daemon"),), (*watching.facts(), Away(NOW + 3, "gone")), (fetched(jobs=(), nodes=()),)]
+    "told",
+    [(), (Away(NOW, "no daemon"),), (*watching.facts(), Away(NOW + 3, "gone")), (fetched(jobs=(), nodes=()),)]
 )  # fmt: skip
 async def test_every_screen_on_bad_days_and_at_any_size(told: tuple[AnyFact, ...]) -> None:
     async with shown((80, 24), told) as console:
@@ -179,8 +180,10 @@ async def test_marks_made_on_one_screen_are_seen_on_another() -> None:
 @pytest.mark.asyncio
 async def test_y_copies_the_command_of_what_is_looked_at() -> None:
     expected = {
-        "1": "oobleckctl describe job job-1", "2": "oobleckctl describe node node-3", "3": "oobleckctl describe schedule job-1",
-        "4": "oobleckctl get templates", "5": "oobleckctl describe incident inc-1", "6": "oobleckctl describe job job-1",
+        "1": "oobleckctl describe job job-1", "2": "oobleckctl describe node node-3",
+        "3": "oobleckctl describe schedule job-1",
+        "4": "oobleckctl get templates", "5": "oobleckctl describe incident inc-1",
+        "6": "oobleckctl describe job job-1",
         "7": "oobleckctl events -f", "8": "oobleckctl what-if --without node-3",
     }  # fmt: skip
     async with shown() as console:

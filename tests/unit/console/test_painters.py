@@ -51,7 +51,8 @@ LARGE = fold(
             SampledSteps("job-1", tuple(range(1, 500))),
             watching.schedule(
                 lanes=tuple(
-                    watching.lane(f"node-{i}/0", i // 4, i % 4, watching.ops(i % 4), bubble=i % 40 / 40) for i in range(1000)
+                    watching.lane(f"node-{i}/0", i // 4, i % 4, watching.ops(i % 4),
+                    bubble=i % 40 / 40) for i in range(1000)
                 )
             ),
             goodput=watching.goodput(),
@@ -160,7 +161,8 @@ def test_pipelines_in_order_or_most_waiting_first_from_the_one_that_is_looked_at
     assert LIVE.schedule is not None
     assert timeline.by_pipeline(LIVE.schedule) == [0, 1]
     worse = fold(LIVE, [Watched(NOW, schedule=watching.schedule(lanes=(
-        watching.lane("a/0", 0, 0, (), bubble=0.1), watching.lane("b/0", 1, 0, (), bubble=0.5))))])  # fmt: skip
+        watching.lane("a/0", 0, 0, (), bubble=0.1),
+        watching.lane("b/0", 1, 0, (), bubble=0.5))))])  # fmt: skip
     assert worse.schedule is not None
     assert timeline.by_pipeline(worse.schedule, "waiting") == [1, 0]
     hurt = fold(LIVE, [Watched(NOW, schedule=watching.schedule(lanes=(

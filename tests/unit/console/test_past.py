@@ -229,9 +229,11 @@ def test_a_file_shows_what_the_daemon_showed(tmp_path: Path) -> None:
         (b"[1, 2]", "is no incident of oobleckd"),
         (b'{"some": "json"}', "is no incident of oobleckd"),
         (msgspec.json.encode(watching.bundle())[:2000], "is cut off"),
-        (b'{"version": 2, "made_by": "oobleckd 9.0", "new": {}}', "is of format 2, by oobleckd 9.0; this console reads format 1"),
+        (b'{"version": 2, "made_by": "oobleckd 9.0", "new": {}}', ("is of format 2, by oobleckd 9.0; this "
+                                                                  "console reads format 1")),
         (b'{"version": 0}', "open it with the oobleck-console of that time"),
-        (b'{"version": 1, "made_by": "oobleckd 0.0.9", "past": {}}', "by oobleckd 0.0.9, cannot be shown by this version"),
+        (b'{"version": 1, "made_by": "oobleckd 0.0.9", "past": {}}', ("by oobleckd 0.0.9, cannot be shown by "
+                                                                     "this version")),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_shown_are_one_line(tmp_path: Path, data: bytes, said: str) -> None:

@@ -1,4 +1,6 @@
-"""Questions without an answer: each is one question's trouble, is said where the answer would be, and is asked again."""
+"""Questions without an answer: each is one question's trouble, is said where the answer would be, and is
+asked again.
+"""
 
 from __future__ import annotations
 
@@ -88,14 +90,16 @@ def test_a_list_alone_that_is_due_and_refused_is_no_absence(tmp_path: Path) -> N
 
 
 def test_another_plan_leaves_what_is_known_of_lists() -> None:
-    view = fold(LIVE, [QueryRefused(NOW, "nodes", "x"), QueryRefused(NOW, "layers", "y"), fetched(nodes=None, jobs=(build.job(epoch=9),))])  # fmt: skip
+    view = fold(LIVE, [QueryRefused(NOW, "nodes", "x"), QueryRefused(NOW, "layers", "y"), fetched(nodes=None,
+        jobs=(build.job(epoch=9),))])  # fmt: skip
     assert view.refused == (("nodes", "x"),)
 
 
 @pytest.mark.parametrize(
     ("what", "paint"),
     [
-        ("nodes", nodes.paint), ("nodes", grid.paint), ("nodes", nodetable.paint), ("incidents", incidents.paint),
+        ("nodes", nodes.paint), ("nodes", grid.paint), ("nodes", nodetable.paint),
+        ("incidents", incidents.paint),
         ("incidents", recovery.paint), ("pipelines", pipelines.paint), ("steps", training.paint),
     ],
 )  # fmt: skip

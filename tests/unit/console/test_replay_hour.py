@@ -49,7 +49,8 @@ FLEET = thousand()
 def snapshot(second: int) -> Snapshot:
     job = FLEET.job(step=max(second, 0), loss=FLEET.loss(second), pipelines=FLEET.pipelines)
     return Snapshot(
-        NOW + second, second * _A_SECOND, status(FLEET), (job,), FLEET.nodes(), FLEET.pipelines, FLEET.templates(), (),
+        NOW + second, second * _A_SECOND, status(FLEET), (job,), FLEET.nodes(), FLEET.pipelines,
+        FLEET.templates(), (),
         FLEET.layers(),
     )  # fmt: skip
 

@@ -1,6 +1,8 @@
-"""Every act has its oobleckctl command and ``y`` copies what is shown as one: each of them is run, against the same answers.
+"""Every act has its oobleckctl command and ``y`` copies what is shown as one: each of them is run, against
+the same answers.
 
-An act and its command must ask the daemon for the same; a command that shows must succeed, and its JSON be the daemon's.
+An act and its command must ask the daemon for the same; a command that shows must succeed, and its JSON be
+the daemon's.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def daemon(tmp_path: Path) -> Iterator[Api]:
     answers = api(tmp_path)
     answers.layers = list(watching.layers())
     answers.watched |= {
-        "schedule": watching.schedule(), "goodput": watching.goodput(), "impact": watching.impact("node-1", "node-2"),
+        "schedule": watching.schedule(), "goodput": watching.goodput(),
+        "impact": watching.impact("node-1", "node-2"),
         "bundle": watching.bundle(),
     }  # fmt: skip
     answers.changes[0] = msgspec.structs.replace(answers.changes[0], story=("node:node-1",))
@@ -165,7 +168,8 @@ async def test_without_anything_to_name_the_copied_command_runs_too(daemon: Api,
         for key in "12456":
             await console.press(key, "y")
             copied.add(app.clipboard)
-    assert copied == {"oobleckctl status", "oobleckctl get nodes", "oobleckctl get templates", "oobleckctl get incidents", "oobleckctl get jobs"}  # fmt: skip
+    assert copied == {"oobleckctl status", "oobleckctl get nodes", "oobleckctl get templates",
+        "oobleckctl get incidents", "oobleckctl get jobs"}  # fmt: skip
     for command in copied:
         assert run(tmp_path, command).exit_code == 0
 

@@ -1,4 +1,5 @@
-"""Every screen in three sizes, and every state, cell by cell: text and styles, against the files in ``snapshots``.
+"""Every screen in three sizes, and every state, cell by cell: text and styles, against the files in
+``snapshots``.
 
 ``make snapshots`` writes the files anew; ``git diff`` then shows what looks different.
 """

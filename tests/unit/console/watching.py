@@ -1,4 +1,6 @@
-"""Answers beyond the lists, for the cluster of ``build``: a step with a dead device, its model, layers, goodput, a past."""
+"""Answers beyond the lists, for the cluster of ``build``: a step with a dead device, its model, layers,
+goodput, a past.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def lane(device: str, pipeline: int, stage: int, ops: tuple[OpView, ...], **chan
 
 
 def ops(stage: int, *, first: float = 0.0, count: int = 3, origin: str = "") -> tuple[OpView, ...]:
-    """Forwards, then backwards, a tenth of a second each; a micro-batch is re-routed where there is an ``origin``."""
+    """Forwards, then backwards, a tenth of a second each; a micro-batch is re-routed where there is an
+    ``origin``.
+    """
     forward = [OpView("F", stage, n, first + n / 10, first + (n + 1) / 10) for n in range(count)]
     back = [
         OpView(
@@ -49,7 +53,9 @@ def ops(stage: int, *, first: float = 0.0, count: int = 3, origin: str = "") -> 
 
 
 def schedule(step: int = 20, **changes: Any) -> ScheduleView:
-    """Of two pipelines of two stages; node-5 died after two forwards, and node-2 does one of its micro-batches."""
+    """Of two pipelines of two stages; node-5 died after two forwards, and node-2 does one of its
+    micro-batches.
+    """
     dead = (OpView("F", 1, 0, 0.1, 0.2), OpView("F", 1, 1, 0.2, 0.3))
     lanes = (
         lane("node-1/0", 0, 0, ops(0)),
@@ -58,7 +64,8 @@ def schedule(step: int = 20, **changes: Any) -> ScheduleView:
         lane("node-5/0", 1, 1, dead, dead=True, bubble=0.8),
     )
     usual: dict[str, Any] = {
-        "job": "job-1", "step": step, "epoch": 3, "at": NOW - 30.0 + step, "measured": True, "span_s": 1.0, "lanes": lanes,
+        "job": "job-1", "step": step, "epoch": 3, "at": NOW - 30.0 + step, "measured": True, "span_s": 1.0,
+        "lanes": lanes,
     }  # fmt: skip
     return ScheduleView(**(usual | changes))
 
@@ -81,7 +88,8 @@ def layers() -> tuple[LayerView, ...]:
 
 
 def goodput(**changes: Any) -> GoodputView:
-    lost = {"detect": 10.0, "plan": 1.0, "reconfigure": 9.0, "copy": 30.0, "redone": 0.0, "bubble": 150.0, "degraded": 0.0,
+    lost = {"detect": 10.0, "plan": 1.0, "reconfigure": 9.0, "copy": 30.0, "redone": 0.0, "bubble": 150.0,
+        "degraded": 0.0,
             "waiting": 0.0}  # fmt: skip
     usual: dict[str, Any] = {
         "job": "job-1", "total_s": 1000.0, "useful_s": 800.0, "lost_s": lost, "of_fault_free": 0.8,
@@ -92,7 +100,8 @@ def goodput(**changes: Any) -> GoodputView:
 def impact(*nodes: str, **changes: Any) -> ImpactView:
     usual: dict[str, Any] = {
         "job": "job-1", "nodes": nodes, "lost_layers": (), "steps_back": 0, "stops": False, "stall_s": 2.0,
-        "throughput": 0.75, "copied_bytes": 5 << 20, "copy_s": 0.5, "can_lose": 0, "plan": build.PIPELINES[:1],
+        "throughput": 0.75, "copied_bytes": 5 << 20, "copy_s": 0.5, "can_lose": 0,
+        "plan": build.PIPELINES[:1],
         "reason": "shrink: the others go on", "rejected": (RejectedView("wait", 30.0, "too long"),),
     }  # fmt: skip
     return ImpactView(**(usual | changes))
@@ -121,8 +130,10 @@ def past(begins: float = NOW - 3600.0) -> Past:
     """A minute before ``NOW``: two steps, the loss of node-5 and its recovery, another two steps."""
     start = NOW - 60.0
     told = [
-        build.step_change(11, 21), build.change(12, "node", "node-5 lost: signal 9", level="warn", node="node-5"),
-        build.change(13, "incident", "inc-2: node-5: signal 9", level="warn", incident="inc-2", nodes=["node-5"], epoch=4),
+        build.step_change(11, 21), build.change(12, "node", "node-5 lost: signal 9", level="warn",
+        node="node-5"),
+        build.change(13, "incident", "inc-2: node-5: signal 9", level="warn", incident="inc-2",
+        nodes=["node-5"], epoch=4),
         build.change(14, "incident", "inc-2: recovered in 3.000 s", incident="inc-2",
                      view=build.incident(id="inc-2", at=start + 20.0, nodes=("node-5",))),
         build.step_change(15, 22, epoch=4),
@@ -130,7 +141,8 @@ def past(begins: float = NOW - 3600.0) -> Past:
     times = [start + 10.0, start + 20.0, start + 20.5, start + 23.0, start + 30.0]
     changes = tuple(msgspec.structs.replace(each, at=at) for each, at in zip(told, times, strict=True))
     snapshot = Snapshot(
-        start, 10, status_view(Path("state")), (build.job(),), build.nodes(), build.PIPELINES, build.templates(),
+        start, 10, status_view(Path("state")), (build.job(),), build.nodes(), build.PIPELINES,
+        build.templates(),
         (build.incident(),), layers(),
     )  # fmt: skip
     return Past(begins, NOW, snapshot, changes, (schedule(20, at=start + 1.0), schedule(22, at=start + 31.0)))

@@ -1,4 +1,6 @@
-"""How often a checkpoint is written: Young's and Daly's interval from what the journal says, and its bounds."""
+"""How often a checkpoint is written: Young's and Daly's interval from what the journal says, and
+its bounds.
+"""
 
 import math
 
@@ -123,7 +125,9 @@ def test_one_that_was_written_within_a_step_is_measured_when_that_step_is_over()
 
 
 def test_steps_that_are_told_of_together_tell_it_as_well():
-    """As in the simulator, whose words stand for many steps: 1,000 steps in ten of them, and the checkpoint's ten more in one."""
+    """As in the simulator, whose words stand for many steps: 1,000 steps in ten of them, and the checkpoint's
+    ten more in one.
+    """
     job = job_of(0)
     for _ in range(10):
         train(job, num_steps=100)

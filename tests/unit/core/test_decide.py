@@ -208,7 +208,9 @@ def test_without_go_on_the_detours_in_force_stay_until_the_new_layout():
 
 
 def test_survivors_with_different_bits_commit_nothing():
-    """Each is asked about what it holds itself: of what it has only heard of others nothing is believed twice."""
+    """Each is asked about what it holds itself: of what it has only heard of others nothing is believed
+    twice.
+    """
     found = verdict(
         answer("b/0", vote=vote(2, 3, digests={0: 9, 2: 5, 3: 6})),
         answer("c/0", vote=vote(0, 1, 2, 3, 4, digests={0: 1, 2: 5, 3: 7})),

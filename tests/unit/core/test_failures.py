@@ -22,7 +22,9 @@ def test_after_some_losses_it_is_what_was_seen(every_s: float):
 
 
 def test_as_long_as_it_was_quiet_it_may_stay_so():
-    """Losses come in bursts; after one a mean over the last losses would grow by a twentieth of the quiet time only."""
+    """Losses come in bursts; after one a mean over the last losses would grow by a twentieth of the quiet
+    time only.
+    """
     burst = [60.0 * n for n in range(RECENT + 1)]
     assert mean_between_s(burst, 0.0, burst[-1]) < 100.0
     assert mean_between_s(burst, 0.0, burst[-1] + 50.0) < 100.0

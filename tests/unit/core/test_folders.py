@@ -73,7 +73,9 @@ def test_a_whole_folder_is_not_mentioned() -> None:
 
 
 def test_what_is_in_a_folder_is_measured_for_every_job() -> None:
-    """Another model may be in the same folder by then; its costs are not those of the one before, nor is its depth."""
+    """Another model may be in the same folder by then; its costs are not those of the one before, nor is its
+    depth.
+    """
     world = World(1, 4)
     world.run_for(1.0)
     plain = make_job(steps=2, memory=350)

@@ -67,7 +67,8 @@ def test_what_a_loss_took_goes_to_its_phases_and_the_rest_is_done_again() -> Non
     book.deployed(13.0, 3)
     book.step(14.0, 11)
     phases: list[tuple[Phase, float, float]] = [
-        ("detect", 0.0, 0.1), ("plan", 0.1, 0.2), ("reconfigure", 0.3, 0.4), ("copy", 0.7, 0.8), ("resume", 1.5, 2.5),
+        ("detect", 0.0, 0.1), ("plan", 0.1, 0.2), ("reconfigure", 0.3, 0.4), ("copy", 0.7, 0.8),
+        ("resume", 1.5, 2.5),
     ]  # fmt: skip
     book.closed(incident(10.0, 4.0, *phases), 11)
     over_s = 4.0 - 2 * 1.0

@@ -73,7 +73,9 @@ def test_thirty_minutes_of_jitter_are_no_death(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ten_minutes_of_lost_packets_are_no_death(seed):
-    """One in ten packets is lost, also when sent again: after 0.1, 0.3, 0.6 s, and so on. Heartbeats arrive in order."""
+    """One in ten packets is lost, also when sent again: after 0.1, 0.3, 0.6 s, and so on. Heartbeats arrive
+    in order.
+    """
     dice = random.Random(seed)
     lease, arrived = Lease(CoreConfig().lease_s, 0.0), 0.0
     for number in range(int(600 / HEARTBEAT_S)):
@@ -87,7 +89,9 @@ def test_ten_minutes_of_lost_packets_are_no_death(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ten_minutes_of_lost_datagrams_are_no_death(seed):
-    """The same of an idle node: one datagram in ten is lost, there or back, and what ZeroMQ then says is delayed as above."""
+    """The same of an idle node: one datagram in ten is lost, there or back, and what ZeroMQ then says is
+    delayed as above.
+    """
     dice = random.Random(seed)
     sender, receiver = Sender(b"session1", bytes(32)), Receiver(b"session1", bytes(32))
     heard, arrived = [], 0.0

@@ -234,7 +234,9 @@ def heartbeating(*names, seconds=10.0, heartbeat_s=0.25):
 
 
 def silence(found, now, *, but=(), until=10.0, tick_s=0.01):
-    """Only the nodes ``but`` send heartbeats from ``now`` on; after how many seconds ``a`` is declared lost."""
+    """Only the nodes ``but`` send heartbeats from ``now`` on; after how many seconds ``a`` is
+    declared lost.
+    """
     last, due = now, now + 0.25
     while found.nodes["a"].alive:
         now += tick_s

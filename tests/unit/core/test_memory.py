@@ -47,7 +47,8 @@ def test_the_cap_and_what_nobody_knows():
 @pytest.mark.parametrize(
     ("update", "every", "kind", "copies"),
     [
-        ("flushed", 0, "cpu", 0), ("flushed", "auto", "cpu", 1), ("flushed", 5, "cpu", 1), ("staggered", 0, "cpu", 1),
+        ("flushed", 0, "cpu", 0), ("flushed", "auto", "cpu", 1), ("flushed", 5, "cpu", 1),
+        ("staggered", 0, "cpu", 1),
         ("staggered", "auto", "cpu", 2), ("flushed", "auto", "cuda", 0), ("staggered", "auto", "cuda", 1),
     ],
 )  # fmt: skip

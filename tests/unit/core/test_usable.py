@@ -1,4 +1,6 @@
-"""Which nodes a plan may use where more are here than it may have: those at work, then by zone where that counts, then by name."""
+"""Which nodes a plan may use where more are here than it may have: those at work, then by zone where that
+counts, then by name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is asked of a running world: layers, goodput, schedules as they were and as modelled, and what would follow a loss."""
+"""What is asked of a running world: layers, goodput, schedules as they were and as modelled, and what would
+follow a loss.
+"""
 
 from __future__ import annotations
 

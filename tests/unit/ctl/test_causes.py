@@ -1,4 +1,6 @@
-"""A job that failed by something a script should know ends `wait` and `submit --wait` with a code of its own."""
+"""A job that failed by something a script should know ends `wait` and `submit --wait` with a code
+of its own.
+"""
 
 from __future__ import annotations
 

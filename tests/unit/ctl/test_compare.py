@@ -78,9 +78,14 @@ def test_runs_that_stopped_at_skipped_steps_are_judged() -> None:
     ("other", "finding"),
     [
         (stopped(unread(2, math.inf)), "step 2: loss nan here, inf without failures"),
-        (stopped(msgspec.structs.replace(unread(2, math.nan), outcome="applied")), "step 2: skipped here, applied without"),
+        (stopped(msgspec.structs.replace(unread(2, math.nan), outcome="applied")), ("step 2: skipped here, "
+                                                                                   "applied without")),
         (stopped(unread(2, math.nan), unread(3, math.nan)), "2 steps here, 3 without failures"),
-        (msgspec.structs.replace(stopped(unread(2, math.nan)), state=CheckpointState({}, {})), "stopped there here, went on to its end without"),
+        (msgspec.structs.replace(stopped(unread(2, math.nan)), state=CheckpointState({}, {})), ("stopped "
+                                                                                               "there here, "
+                                                                                               "went on to "
+                                                                                               "its end "
+                                                                                               "without")),
     ],
 )  # fmt: skip
 def test_runs_that_stopped_elsewhere_or_otherwise_differ(other: RunEvidence, finding: str) -> None:
@@ -136,8 +141,10 @@ def test_a_file_that_is_not_what_its_manifest_says(ours: Path) -> None:
         (lambda s: (fact(1, -0.0), *s[1:]), "step 1: loss"),
         (lambda s: (msgspec.structs.replace(s[0], loss=4.0), *s[1:]), "is not its own bits"),
         (lambda s: (msgspec.structs.replace(s[0], loss_hex="soup"), *s[1:]), "is not its own bits"),
-        (lambda s: (msgspec.structs.replace(s[0], samples=5), *s[1:]), "step 1: 5 samples counted here, a step has 4"),
-        (lambda s: (msgspec.structs.replace(s[0], ledger="0 1 1 3"), *s[1:]), "step 1: other samples counted"),
+        (lambda s: (msgspec.structs.replace(s[0], samples=5), *s[1:]), ("step 1: 5 samples counted here, a "
+                                                                       "step has 4")),
+        (lambda s: (msgspec.structs.replace(s[0], ledger="0 1 1 3"), *s[1:]), ("step 1: other samples "
+                                                                              "counted")),
         (lambda s: s[:2], "the run has no step 3"),
         (lambda s: (*s, s[1]), "the run has step 2 2 times"),
         (lambda s: (*s, fact(4, 1.0)), "the run has a step 4"),

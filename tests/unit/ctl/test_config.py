@@ -1,4 +1,6 @@
-"""``config show`` and oobleckctl's own settings: which value wins, where it comes from, what a wrong one says."""
+"""``config show`` and oobleckctl's own settings: which value wins, where it comes from, what a wrong one
+says.
+"""
 
 from __future__ import annotations
 

@@ -148,7 +148,10 @@ def test_nodes() -> None:
     assert (usable.level, usable.text) == ("ok", "1 can be used: node-1")
     assert (lost.text, lost.hint) == (
         "node-2 is lost: signal 9",
-        "look into the log of oobleck-worker on h2, and start it again; `oobleckctl forget-node node-2` if it is gone for good",
+        (
+            "look into the log of oobleck-worker on h2, and start it again; `oobleckctl forget-node node-2` "
+            "if it is gone for good"
+        ),
     )
     assert "undrain node-3" in drained.hint
     assert "starting" in joining.hint

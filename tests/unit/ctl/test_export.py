@@ -1,4 +1,6 @@
-"""The verb ``export``: which checkpoint it takes, what it refuses, and what it makes of the worker's words."""
+"""The verb ``export``: which checkpoint it takes, what it refuses, and what it makes of the
+worker's words.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.unit.ctl.conftest import Ctl
 
 @pytest.fixture
 def programs_run(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """The words of every program of the worker that was run; the real one needs torch (loopback/test_export)."""
+    """The words of every program of the worker that was run; the real one needs torch
+    (loopback/test_export).
+    """
     run: list[tuple[str, ...]] = []
 
     def run_worker(*words: str) -> str:
@@ -39,7 +43,8 @@ def test_a_finished_job_has_its_checkpoint(ctl: Ctl, tmp_path: Path, programs_ru
     assert ctl.api.asked == []
     assert programs_run == [
         (
-            "oobleckd.worker.tools.export", "--checkpoint", "/c/step-00000003", "--out", str(tmp_path / "out"),
+            "oobleckd.worker.tools.export", "--checkpoint", "/c/step-00000003", "--out",
+            str(tmp_path / "out"),
             "--shard-bytes", str(2**20), "--dtype", "bfloat16", "--job", "job-1",
         )
     ]  # fmt: skip

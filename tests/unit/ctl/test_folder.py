@@ -1,4 +1,6 @@
-"""``submit`` looks at the folder of a job's model first: what is wrong with it, and what it says of the rest."""
+"""``submit`` looks at the folder of a job's model first: what is wrong with it, and what it says
+of the rest.
+"""
 
 from __future__ import annotations
 

@@ -114,10 +114,14 @@ def test_tables() -> None:
 @pytest.mark.parametrize(
     ("words", "said", "on_demand", "spot"),
     [
-        (("--price", "3"), "At $3.000 on demand and $0.034 spot for a node hour (on demand as given, c6i.large on the spot market):", True, True),
-        (("--spot-price", "3"), "At $0.085 on demand and $3.000 spot for a node hour (c6i.large on demand, spot as given):", True, True),
-        (("--device", "h200", "--price", "3"), "At $3.000 on demand and - spot for a node hour (as given; nobody knows the other one):", True, False),
-        (("--device", "h200", "--spot-price", "3"), "At - on demand and $3.000 spot for a node hour (as given; nobody knows the other one):", False, True),
+        (("--price", "3"), ("At $3.000 on demand and $0.034 spot for a node hour (on demand as given, "
+                           "c6i.large on the spot market):"), True, True),
+        (("--spot-price", "3"), ("At $0.085 on demand and $3.000 spot for a node hour (c6i.large on demand, "
+                                "spot as given):"), True, True),
+        (("--device", "h200", "--price", "3"), ("At $3.000 on demand and - spot for a node hour (as given; "
+                                               "nobody knows the other one):"), True, False),
+        (("--device", "h200", "--spot-price", "3"), ("At - on demand and $3.000 spot for a node hour (as "
+                                                    "given; nobody knows the other one):"), False, True),
     ],
 )  # fmt: skip
 def test_one_price_alone(words: tuple[str, ...], said: str, on_demand: bool, spot: bool) -> None:
@@ -187,7 +191,11 @@ def test_too_few_nodes() -> None:
 
 
 def test_other_verbs_load_none_of_it() -> None:
-    code = "import sys, oobleckd.ctl.main, oobleckd.ctl.simulate; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = (
+        "import sys, oobleckd.ctl.main, oobleckd.ctl.simulate; print(*{name.partition('.')[0] for name "
+        "in "
+        "sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert set(done.stdout.split()).isdisjoint(
         {"torch", "textual", "aiohttp", "zmq", "scipy", "numpy", "matplotlib", "rich"}

@@ -233,7 +233,11 @@ def test_what_differs_is_named(cluster: Ctl) -> None:
     cluster.api.nodes = [node_view("node-1", traits=(H200 | {"driver": "575.51", "transformers": "5.1"},))]
     result = cluster("verify", "job-1")
     assert result.exit_code == 1
-    said = "different kinds of devices: driver 580.65, transformers 5.23.0 here, driver 575.51, transformers 5.1 without failures"
+    said = (
+        "different kinds of devices: driver 580.65, transformers 5.23.0 here, driver 575.51, "
+        "transformers "
+        "5.1 without failures"
+    )
     assert said in result.stderr
 
 
@@ -284,7 +288,8 @@ def test_toml_round_trips() -> None:
     job = parse_job({
         "name": "odd",
         "train": {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 8, "exact": False},
-        "model": {"config": {"n_embd": 8, "resid_pdrop": 1e-05, "text": 'a "quote"\n\\ ü', "flag": True, "a.b": 1}},
+        "model": {"config": {"n_embd": 8, "resid_pdrop": 1e-05, "text": 'a "quote"\n\\ ü', "flag": True,
+        "a.b": 1}},
         "optimizer": {"betas": [0.9, 0.95], "lr": 1e20},
     })  # fmt: skip
     assert parse_job(tomllib.loads(reference.to_toml(msgspec.to_builtins(job)))) == job

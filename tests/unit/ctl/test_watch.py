@@ -32,13 +32,16 @@ GOODPUT = GoodputView(
 SCHEDULE = ScheduleView(
     "job-1", 7, 2, 100.0, measured=True, span_s=4.0,
     lanes=(
-        LaneView("node-1/0", 0, (0,), (OpView("F", 0, 0, 0.0, 1.0), OpView("B", 0, 0, 3.0, 4.0), OpView("U", -1, -1, 4.0, 4.0)), 0.5),
+        LaneView("node-1/0", 0, (0,), (OpView("F", 0, 0, 0.0, 1.0), OpView("B", 0, 0, 3.0, 4.0), OpView("U",
+        -1, -1, 4.0, 4.0)), 0.5),
         LaneView("node-2/0", 0, (1,), (), 0.0, dead=True),
-        LaneView("node-3/0", 1, (1,), (OpView("F", 1, 0, 1.0, 2.0, "node-2/0", again=True), OpView("B", 1, 0, 2.0, 3.0, "node-2/0")), 0.5),
+        LaneView("node-3/0", 1, (1,), (OpView("F", 1, 0, 1.0, 2.0, "node-2/0", again=True), OpView("B", 1, 0,
+        2.0, 3.0, "node-2/0")), 0.5),
     ),
 )  # fmt: skip
 IMPACT = ImpactView(
-    "job-1", ("node-2",), (), 0, stops=False, stall_s=0.25, throughput=0.5, copied_bytes=3 << 20, copy_s=0.1, can_lose=0,
+    "job-1", ("node-2",), (), 0, stops=False, stall_s=0.25, throughput=0.5, copied_bytes=3 << 20, copy_s=0.1,
+    can_lose=0,
     plan=(PipelineView(0, ("node-1",), (LayerRange("node-1/0", 0, 2),), (0, 1)),), reason="shrink pipeline 0",
     rejected=(RejectedView("plan all anew", 2.0, "1 s more"),),
 )  # fmt: skip
@@ -52,7 +55,8 @@ def snapshot(at: float = 90.0) -> Snapshot:
 
 BUNDLE = Bundle(
     1, "oobleckd 0.1.0", INCIDENT,
-    Past(50.0, 110.0, snapshot(), (Change(5, 100.0, "incident", "warn", "inc-1: signal 9", ("incident:inc-1",)),)),
+    Past(50.0, 110.0, snapshot(), (Change(5, 100.0, "incident", "warn", "inc-1: signal 9", ("incident:inc-1",
+    )),)),
 )  # fmt: skip
 
 

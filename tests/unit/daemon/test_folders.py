@@ -1,4 +1,6 @@
-"""Which folder a job's checkpoints go into, when it is submitted and when another incarnation of the daemon finds it."""
+"""Which folder a job's checkpoints go into, when it is submitted and when another incarnation of the daemon
+finds it.
+"""
 
 from __future__ import annotations
 

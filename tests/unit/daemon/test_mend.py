@@ -1,4 +1,6 @@
-"""A journal whose bytes changed, or whose end is gone: never read as if nothing were, and whole again where anybody has what is missing."""
+"""A journal whose bytes changed, or whose end is gone: never read as if nothing were, and whole again where
+anybody has what is missing.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def of_page(path: Path, table: str, change: Callable[[sqlite3.Connection], None]
 
 
 def test_killed_after_every_single_record_the_state_is_that_of_a_prefix(recorded, tmp_path: Path) -> None:
-    """A process writes a record, waits until it is durable, and is killed; the next one goes on. Each time the state is that of what was written."""
+    """A process writes a record, waits until it is durable, and is killed; the next one goes on. Each time
+    the state is that of what was written.
+    """
     folder = tmp_path / "state"
     config = CoreConfig(daemon="d", state_dir="state")
     for count, entry in enumerate(recorded, 1):
@@ -416,7 +420,8 @@ def of_format(folder: Path, entries: list[Entry], format_: int) -> None:
         database.executescript(
             "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);"
             f"CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL{seal});"
-            "CREATE TABLE steps (seq INTEGER PRIMARY KEY, job TEXT NOT NULL, round INTEGER NOT NULL, step INTEGER NOT NULL,"
+            "CREATE TABLE steps (seq INTEGER PRIMARY KEY, job TEXT NOT NULL, round INTEGER NOT NULL, step "
+            "INTEGER NOT NULL,"
             f" outcome TEXT NOT NULL, loss REAL, data BLOB NOT NULL{seal});"
             "CREATE INDEX steps_of_job ON steps (job, step);"
             f"INSERT INTO meta VALUES ('format', {format_});"

@@ -103,7 +103,9 @@ def test_a_moment_before_the_beginning_and_one_after_the_end(tmp_path: Path) -> 
 
 
 def test_a_state_and_its_changes_never_overlap(tmp_path: Path) -> None:
-    """A snapshot has what was decided by its number, whenever that was announced; notices have no number of their own."""
+    """A snapshot has what was decided by its number, whenever that was announced; notices have no number of
+    their own.
+    """
     with store_in(tmp_path) as store:
         store.put(PastBatch(changes=[change(4, 9.9), change(5, 9.9)]))
         store.put(PastBatch(snapshot=snapshot(10.0, 5)))

@@ -11,7 +11,9 @@ URGENT, IDLE = b"urgent", b"idle"
 
 
 class Reader:
-    """Reads as the hub does; ``turns``: what was taken between two times that it was asked whether all is calm."""
+    """Reads as the hub does; ``turns``: what was taken between two times that it was asked whether all is
+    calm.
+    """
 
     def __init__(self, socket):
         self.socket, self.turns, self.turn, self.rests = socket, [], [], []

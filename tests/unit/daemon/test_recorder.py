@@ -1,4 +1,6 @@
-"""What is kept for replay: the state as the views show it, every change once, and repaired rounds op by op."""
+"""What is kept for replay: the state as the views show it, every change once, and repaired rounds
+op by op.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def test_there_is_a_snapshot_soon_after_what_no_change_says_in_full(world: World
     made = Recorder(store, core, lambda: view.status(core), lambda: world.now)
 
     def ticks(seconds: float, *kinds: str) -> int:
-        """How many snapshots there are in so many seconds, in each of which there are changes of ``kinds``."""
+        """How many snapshots there are in so many seconds, in each of which there are changes of
+        ``kinds``.
+        """
         taken.clear()
         for _ in range(round(seconds)):
             world.run_for(1.0)

@@ -1,4 +1,6 @@
-"""The handlers for who watches, over a simulated world's core: what they answer, refuse, and do not compute twice."""
+"""The handlers for who watches, over a simulated world's core: what they answer, refuse, and do not compute
+twice.
+"""
 
 from __future__ import annotations
 

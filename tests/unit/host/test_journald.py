@@ -53,8 +53,10 @@ def test_an_entry_has_what_it_concerns_in_fields(journal: socket.socket, logger:
     logger.warning("%s: %s", "incident", "n3 and n4 lost", extra={FIELDS: of_story("incident", story)})
     found = fields(journal.recv(100_000))
     assert {
-        ("MESSAGE", "incident: n3 and n4 lost"), ("PRIORITY", "4"), ("OOBLECK_NODE", "n1"), ("OOBLECK_KIND", "incident"),
-        ("OOBLECK_JOB", "tiny-1"), ("OOBLECK_INCIDENT", "inc-2"), ("OOBLECK_NODE", "n3"), ("OOBLECK_NODE", "n4"),
+        ("MESSAGE", "incident: n3 and n4 lost"), ("PRIORITY", "4"), ("OOBLECK_NODE", "n1"),
+        ("OOBLECK_KIND", "incident"),
+        ("OOBLECK_JOB", "tiny-1"), ("OOBLECK_INCIDENT", "inc-2"), ("OOBLECK_NODE", "n3"),
+        ("OOBLECK_NODE", "n4"),
         ("LOGGER", "oobleckd.test"),
     } <= set(found)  # fmt: skip
     assert dict(found)["CODE_FUNC"] == "test_an_entry_has_what_it_concerns_in_fields"

@@ -1,4 +1,6 @@
-"""Urgent where the system allows it, ordinary where it does not; what an urgent thread starts is ordinary again."""
+"""Urgent where the system allows it, ordinary where it does not; what an urgent thread starts is ordinary
+again.
+"""
 
 from __future__ import annotations
 

@@ -140,7 +140,9 @@ def test_a_stop_is_no_step_where_pipelines_run_empty_at_each_boundary_anyway():
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_no_other_policy_s_way_is_cheaper(data: st.DataObject):
-    """Random losses and joins: what it takes costs no more, and leaves no fewer copies than it promises, than what the others would do."""
+    """Random losses and joins: what it takes costs no more, and leaves no fewer copies than it promises, than
+    what the others would do.
+    """
     _through_losses_and_joins(data, n0_of_2(f=data.draw(st.integers(0, 2))), 4)
 
 
@@ -180,7 +182,9 @@ def _kept(plan: Plan) -> int:
 
 
 def stepwise(copy_steps: float, **more: int) -> tuple[Setup, Plan]:
-    """Three pipelines of four, without a bound on memory, and links on which a stage of two layers takes so many steps to copy."""
+    """Three pipelines of four, without a bound on memory, and links on which a stage of two layers takes so
+    many steps to copy.
+    """
     rows = [(1e-3, 2e-3, 10, 20, 0)] * 8  # what links carry in a step takes no time
     setup = setup_of(profile_of(rows), min_nodes=4, num_micro_batches=24, **({"f": 1, "max_nodes": 7} | more))
     plan = started(setup, list("abcdefghijkl"))
@@ -226,7 +230,9 @@ def test_nothing_is_precopied_that_the_next_loss_comes_before():
 
 
 def test_whoever_is_to_leave_works_until_the_copies_are_there():
-    """A drain with a node that stands by: steps are as long meanwhile as they will be, so nothing is lost but the switch."""
+    """A drain with a node that stands by: steps are as long meanwhile as they will be, so nothing is lost but
+    the switch.
+    """
     setup, plan = stepwise(1.6)
     situation = Situation(tuple("abcdefghijkx"), plan.holdings(), tuple(places(plan)), horizon_steps=1e5)
     found = adapt("adaptive", setup, prepare("adaptive", setup), situation)
@@ -282,7 +288,9 @@ def test_who_has_no_room_for_copies_beside_training_begins_none():
 @given(data=st.data())
 @settings(max_examples=20)
 def test_a_bound_rules_out_what_would_not_be_chosen(data: st.DataObject):
-    """Ways whose bound is dearer than to re-instantiate are not looked at; had they been, they would not have been taken."""
+    """Ways whose bound is dearer than to re-instantiate are not looked at; had they been, they would not have
+    been taken.
+    """
     setup = moving()
     plan = started(setup, list("abcdefghijkl"))
     gone = data.draw(st.sets(st.sampled_from("abcdefghijkl"), min_size=1, max_size=3))

@@ -1,4 +1,6 @@
-"""Policy bamboo: who takes over, when the pipelines are made anew, and random failures one after the other."""
+"""Policy bamboo: who takes over, when the pipelines are made anew, and random failures one after
+the other.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def started(setup: Setup, nodes: str) -> Plan:
 
 
 def check(setup: Setup, nodes: str, held: dict[str, Layers], found: Proposal) -> None:
-    """Every layer is computed once by somebody who holds it or gets it, and everybody holds its successor's layers."""
+    """Every layer is computed once by somebody who holds it or gets it, and everybody holds its successor's
+    layers.
+    """
     plan = found.plan
     layout = layout_of(plan, 3, len(setup.profile.layers))
     assert all(covers(route, layout) for route in layout.routes)

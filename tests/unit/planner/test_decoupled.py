@@ -139,7 +139,9 @@ def timed_v(works, ops):
 
 
 def halves(num_devices: int, *, memory: int) -> list[StageWork]:
-    """Two equal stages a device, F, I and W of one second each together; ``memory`` in micro-batches of a device."""
+    """Two equal stages a device, F, I and W of one second each together; ``memory`` in micro-batches of a
+    device.
+    """
     return [StageWork(0.5, 0.5, 0.5, activation_bytes=50, kept_bytes=50, limit_bytes=memory * 100)] * (
         2 * num_devices
     )

@@ -1,4 +1,6 @@
-"""How long a step of a grid is modelled to take, with and without vacant places: what ``adaptive`` weighs must be alike."""
+"""How long a step of a grid is modelled to take, with and without vacant places: what ``adaptive`` weighs
+must be alike.
+"""
 
 import pytest
 from hypothesis import assume, given, settings
@@ -42,7 +44,9 @@ def test_with_staggered_updates_a_whole_plan_takes_about_what_templates_say(
 
 
 def test_a_whole_plan_is_weighed_with_its_schedule_and_not_as_ready_first():
-    """For two nodes that came there is a faster plan. Its devices keep to a schedule; if they did whatever is ready it would be no faster than the one at work."""
+    """For two nodes that came there is a faster plan. Its devices keep to a schedule; if they did whatever is
+    ready it would be no faster than the one at work.
+    """
     setup, nodes = staggered(), list("abcdefghxy")
     plan = started(setup, nodes[:8])
     situation = Situation(tuple(nodes), alive(plan, nodes), tuple(places(plan)), horizon_steps=1e5)

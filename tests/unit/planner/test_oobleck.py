@@ -1,6 +1,7 @@
 """Policy oobleck: named cases, and random failure sequences down to n0 with every node used.
 
-With templates as the linear model has them (``oobleckd.planner.templates.template``): their numbers can be followed by hand.
+With templates as the linear model has them (``oobleckd.planner.templates.template``): their numbers can be
+followed by hand.
 """
 
 import pickle

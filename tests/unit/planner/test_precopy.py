@@ -31,7 +31,9 @@ STEP_S = 2.0
 
 
 def sent_until_current_s(copies_s: float, step_s: float) -> float:
-    """Step by step: every step's gradients, a third of the state, queue up behind what is left of the copy."""
+    """Step by step: every step's gradients, a third of the state, queue up behind what is left of
+    the copy.
+    """
     left_s, now_s = copies_s, 0.0
     for _ in range(10_000):
         if left_s <= step_s:
@@ -58,7 +60,9 @@ def test_with_three_steps_gradients_fill_the_link():
 
 @given(copies_s=st.floats(0.0, 9.0))
 def test_what_is_hidden_is_the_mean_over_a_step(copies_s: float):
-    """Wherever in a step a plan comes, copies have the rest of it; two thirds of what was sent by then is saved."""
+    """Wherever in a step a plan comes, copies have the rest of it; two thirds of what was sent by then is
+    saved.
+    """
     moments = [(k + 0.5) / 1000 * STEP_S for k in range(1000)]
     sent_s = sum(min(copies_s, STEP_S - moment) for moment in moments) / len(moments)
     profile = even_profile(4)

@@ -138,7 +138,9 @@ def test_without_a_redundant_holder_a_splice_takes_any_holder() -> None:
 
 @pytest.mark.parametrize(("limit", "wanted"), [(0, 0), (50, 50), (10**6, 2 * 40)])
 def test_what_passes_ahead_hold(limit: int, wanted: int) -> None:
-    """20 bytes a layer and micro-batch; on a GPU the outputs, 1000 bytes each, whatever the bound on the host's memory."""
+    """20 bytes a layer and micro-batch; on a GPU the outputs, 1000 bytes each, whatever the bound on the
+    host's memory.
+    """
     setup = setup_of(even_profile(LAYERS), held=HeldBesides(redundant_bytes=limit))
     assert graphs_of(TWO, setup)["a0/0"] == wanted
     gpu = replace(setup, profile=replace(setup.profile, device="NVIDIA H200"))

@@ -1,4 +1,6 @@
-"""Templates with room for redundant layers: exactly what is counted, and that a split is found where there is one."""
+"""Templates with room for redundant layers: exactly what is counted, and that a split is found where there is
+one.
+"""
 
 from __future__ import annotations
 

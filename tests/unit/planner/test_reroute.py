@@ -246,7 +246,9 @@ def test_a_detour_keeps_the_hops_of_a_deep_pipeline_that_live():
 
 
 def test_a_micro_batch_goes_around_the_busiest_device_by_itself():
-    """Two pipelines lose the same stage: those that are left share, and so do the parts of a stage that others have."""
+    """Two pipelines lose the same stage: those that are left share, and so do the parts of a stage that
+    others have.
+    """
     layout = layout_with([[4, 8], [4, 8], [4, 6, 8]], 8, 12)
     routes = detour(layout, {"01/0", "11/0"}, 2)
     assert {tuple(s.device for s in r.segments) for r in routes} == {

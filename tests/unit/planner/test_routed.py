@@ -1,4 +1,6 @@
-"""Steps over routes that cross: ready-first against 1F1B, orders against bounds, rules, memory and the timeline."""
+"""Steps over routes that cross: ready-first against 1F1B, orders against bounds, rules, memory and the
+timeline.
+"""
 
 from collections import Counter
 from typing import Any
@@ -123,7 +125,9 @@ def test_what_a_device_hands_to_itself_costs_nothing():
 
 @st.composite
 def crossings(draw: st.DrawFn) -> tuple[Layout, Setup]:
-    """Routes that cross in any way and come back to devices; fused or decoupled, with short memory or without limit."""
+    """Routes that cross in any way and come back to devices; fused or decoupled, with short memory or without
+    limit.
+    """
     num_devices, num_layers = draw(st.integers(2, 4)), draw(st.integers(2, 4))
     names = [f"{i}/0" for i in range(num_devices)]
     routes = []

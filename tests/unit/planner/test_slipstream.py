@@ -1,4 +1,6 @@
-"""Policy slipstream: who takes whose place, who computes for whom, and random failures one after the other."""
+"""Policy slipstream: who takes whose place, who computes for whom, and random failures one after
+the other.
+"""
 
 import pickle
 from typing import get_args
@@ -217,7 +219,8 @@ def test_a_layer_that_no_place_holds_is_oobleck_s():
 
 
 def test_pipelines_of_different_depth_help_each_other():
-    # Whoever takes the middle stage has room for its own two micro-batches in flight, and for three of one layer.
+    # Whoever takes the middle stage has room for its own two micro-batches in flight, and for three of one
+    # layer.
     setup = n0_of_2(device_memory_bytes=940)
     plan = started(setup, list("abcdefg"))
     assert [len(p.nodes) for p in plan.pipelines] == [2, 2, 3]
@@ -244,8 +247,8 @@ def test_a_new_incarnation_of_a_device_gets_its_layers_again():
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_random_failures_and_returns(data: st.DataObject):
-    """Whoever dies or comes, one by one or at once: while every layer has a holder there is a plan, in which every
-    micro-batch is computed and no device has more to do than the stages' live holders make it.
+    """Whoever dies or comes, one by one or at once: while every layer has a holder there is a plan, in which
+    every micro-batch is computed and no device has more to do than the stages' live holders make it.
     """
     depth = data.draw(st.integers(0, 2))  # nodes beyond pipelines of two, so of three where it is not 0
     setup = n0_of_2(max_nodes=7, f=2, num_micro_batches=data.draw(st.integers(1, 16)))
@@ -267,7 +270,9 @@ def test_random_failures_and_returns(data: st.DataObject):
 
 
 def _carries_what_it_must(setup: Setup, plan: Plan) -> None:
-    """In a grid of equal pipelines: the share of the micro-batches that the fewest holders of a stage make."""
+    """In a grid of equal pipelines: the share of the micro-batches that the fewest holders of a
+    stage make.
+    """
     splits = {tuple(s.layers for s in p.segments) for p in plan.pipelines}
     if len(splits) != 1:
         return
@@ -288,7 +293,9 @@ def test_templates_are_oobleck_s():
 
 
 def test_where_routes_that_cross_would_not_fit_it_is_oobleck_s():
-    """With b gone, d works at the end of some routes and one before the end of others: more in flight than memory is for."""
+    """With b gone, d works at the end of some routes and one before the end of others: more in flight than
+    memory is for.
+    """
     setup = n0_of_2()
     plan = started(setup, list("abcdefg"))
     tight = adapted(setup, plan, list("acdefg"))

@@ -84,7 +84,9 @@ def test_a_gradient_that_nobody_needs_need_not_be_there() -> None:
 
 
 def test_whose_sums_are_with_a_peer_has_nothing_left_to_do() -> None:
-    """Its layers are not missing, the one behind it is through, and the one before it has its gradient, or needs none."""
+    """Its layers are not missing, the one behind it is through, and the one before it has its gradient, or
+    needs none.
+    """
     through = states(FORWARD, NOTHING, WEIGHTS)
     for known, missing in (
         (through | {("a0/0", 0): HopState(0, 1, 0, FORWARD, has_input=True, has_output=True)}, [0, 1]),

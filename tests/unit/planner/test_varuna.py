@@ -104,7 +104,9 @@ def test_a_plan_whose_nodes_are_all_there_is_kept_until_another_pays():
 
 
 def test_a_morph_that_does_not_pay_for_its_stop_is_not_made():
-    """12 micro-batches: three pipelines save two ninths of a step of 18 ms, and 100 steps of that are 0.4 s."""
+    """12 micro-batches: three pipelines save two ninths of a step of 18 ms, and 100 steps of that
+    are 0.4 s.
+    """
     slow = even_profile(8, params=10**9)  # 60 GB to be written and loaded: minutes
     setup = setup_of(slow, num_micro_batches=12, max_nodes=6, min_nodes=2)
     plan = adapted(setup, list("abcd")).plan

@@ -1,4 +1,6 @@
-"""Changes as data: what is written is read, what earlier versions wrote too, and what a newer one writes is kept as it came."""
+"""Changes as data: what is written is read, what earlier versions wrote too, and what a newer one writes is
+kept as it came.
+"""
 
 from __future__ import annotations
 

@@ -125,7 +125,9 @@ def test_lengths_and_versions() -> None:
 
 
 def test_a_direction_is_no_other() -> None:
-    """What the daemon says, padded to the agent's layout, is not taken for the agent's, and the other way round."""
+    """What the daemon says, padded to the agent's layout, is not taken for the agent's, and the other way
+    round.
+    """
     sender, receiver = ends()
     data, _ = sender.heartbeat()
     assert receiver.take(data) == "question"

@@ -11,7 +11,8 @@ from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.traces import Trace, TraceEvent, node_names
 
 FREE = Costs(
-    detect_s=0.0, silence_s=0.0, report_s=0.0, plan_s=0.0, plan_node_s=0.0, deploy_s=0.0, init_s=0.0, start_s=0.0,
+    detect_s=0.0, silence_s=0.0, report_s=0.0, plan_s=0.0, plan_node_s=0.0, deploy_s=0.0, init_s=0.0,
+    start_s=0.0,
     manifest_s=0.0, snapshot_bytes_per_s=1e30, write_bytes_per_s=1e30, load_bytes_per_s=1e30,
 )  # fmt: skip
 """Nothing but steps takes time."""
@@ -22,7 +23,9 @@ LAYER_S = 0.03
 
 
 def even_profile(num_layers: int = 4, *, link_bytes_per_s: float = 1e30) -> Profile:
-    """Layers of 10 + 20 ms whose state is 100 bytes, of which 90 are copied; what links carry takes no time."""
+    """Layers of 10 + 20 ms whose state is 100 bytes, of which 90 are copied; what links carry
+    takes no time.
+    """
     layer = LayerCost("layer", 0.01, 0.02, 30, 100, 1, 1)
     own = tuple((n,) for n in range(num_layers))
     return Profile("even", "test", (layer,) * num_layers, 0.0, link_bytes_per_s, buckets=own)

@@ -26,7 +26,9 @@ from oobleckd.simulator.world import simulate
 from tests.unit.simulator.build import even_profile, job_of, question, trace_of
 
 LINK_BYTES_PER_S = 320.0
-"""A stage of two layers, 180 bytes, takes 0.56 s; with six micro-batches a pipeline a step takes 0.42 s, with four 0.30."""
+"""A stage of two layers, 180 bytes, takes 0.56 s; with six micro-batches a pipeline a step takes 0.42 s, with
+four 0.30.
+"""
 JOINS = (TraceEvent(10.0, "join", "node-5"), TraceEvent(10.0, "join", "node-6"))
 
 
@@ -50,7 +52,9 @@ def test_a_join_costs_the_copy_of_the_last_update(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_looks_at_every_device_is_done_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each device of a copy the daemon asked for the job, and with each that had its copy it looked at all nodes: 10,000 kept it busy for minutes."""
+    """For each device of a copy the daemon asked for the job, and with each that had its copy it looked at
+    all nodes: 10,000 kept it busy for minutes.
+    """
     specs: list[str] = []
     looks: list[float] = []
     begun: list[tuple[int, int]] = []

@@ -1,7 +1,9 @@
-"""Copies of sums in a simulated cluster: when they leave and arrive, what is inherited of them, and what they take.
+"""Copies of sums in a simulated cluster: when they leave and arrive, what is inherited of them, and what they
+take.
 
-Pipelines of two stages with two layers and four micro-batches each, in a step of 5 s: a micro-batch every second. Last stages have the weight gradients of theirs at
-4/3, 7/3, 10/3 and 13/3 s, first ones at 2, 3, 4 and 5 s.
+Pipelines of two stages with two layers and four micro-batches each, in a step of 5 s: a micro-batch every
+second. Last stages have the weight gradients of theirs at 4/3, 7/3, 10/3 and 13/3 s, first ones at 2, 3, 4
+and 5 s.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ def test_layers_that_only_the_dead_held_have_no_keeper() -> None:
 
 
 def test_copies_make_a_step_longer_where_they_share_a_link() -> None:
-    """A device sends four boundary tensors of 0.1 s; its copy is under way for 1 s, and meets them in 8 % of that."""
+    """A device sends four boundary tensors of 0.1 s; its copy is under way for 1 s, and meets them in 8 % of
+    that.
+    """
     layout = layout_of("ab", "cd")
     copying = sums_of(1, layer_s=0.5, output_s=0.1)
     assert copying.longer_s(layout, 1, lambda: layout.routes, STEP_S) == pytest.approx(0.08)
@@ -123,8 +127,9 @@ def run(policy: str, sum_copies: int, link_bytes_per_s: float = 1e30, num_micro_
 
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
 def test_one_loss(policy: str) -> None:
-    """As ``test_world.test_one_loss``, but that the other holder has the first micro-batch of the dead in its sums. What is left of the second is its way
-    through both stages: 60 ms there and 40 ms for the backward of the first.
+    """As ``test_world.test_one_loss``, but that the other holder has the first micro-batch of the dead in its
+    sums. What is left of the second is its way through both stages: 60 ms there and 40 ms for the backward of
+    the first.
     """
     found = run(policy, 1)
     assert min(point.at_s for point in found.points if point.at_s > 10.0) == pytest.approx(10.0 + 0.1)
@@ -132,14 +137,18 @@ def test_one_loss(policy: str) -> None:
 
 
 def test_more_copies_lose_less() -> None:
-    """Eight micro-batches a pipeline: the other holder has to do all, four, or one of those that the dead had done."""
+    """Eight micro-batches a pipeline: the other holder has to do all, four, or one of those that the dead had
+    done.
+    """
     runs = [run("slipstream", copies, num_micro_batches=16) for copies in (0, 1, 7)]
     mended = [min(point.at_s for point in found.points if point.at_s > 10.0) for found in runs]
     assert mended[0] > mended[1] > mended[2]
 
 
 def test_traffic_is_charged() -> None:
-    """A copy of two layers, 120 bytes, takes 0.1 s; steps get longer by what boundaries and the end of the step wait for it."""
+    """A copy of two layers, 120 bytes, takes 0.1 s; steps get longer by what boundaries and the end of the
+    step wait for it.
+    """
     without, copying = (run("oobleck", copies, link_bytes_per_s=1200.0) for copies in (0, 3))
     assert copying.steps < without.steps
     assert copying.lost_device_s["degraded"] > without.lost_device_s["degraded"]

@@ -39,7 +39,8 @@ def test_ours_with_a_header_and_without(write: Write) -> None:
         found = read_trace(write(header + lines), duration_s=400.0)
         assert found.nodes == ("a", "b")
         assert found.events == (
-            TraceEvent(60.0, "leave", "a", 120.0), TraceEvent(200.0, "join", "c"), TraceEvent(300.5, "fail", "b"),
+            TraceEvent(60.0, "leave", "a", 120.0), TraceEvent(200.0, "join", "c"),
+            TraceEvent(300.5, "fail", "b"),
         )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Whole runs against cases that were worked out by hand, and what holds of every run.
 
-Four nodes of one device, four layers of 30 ms, memory for two of them: two pipelines of two stages with two micro-batches each, a step of
-(2 + 2 - 1) * 60 ms = 180 ms. Three nodes: one pipeline of stages of 1, 2 and 1
-layers. The second is busy for 4 * 60 ms, begins after a forward of 10 ms, waits 10 ms for the first gradient, and ends before a backward of 20 ms: 280 ms.
+Four nodes of one device, four layers of 30 ms, memory for two of them: two pipelines of two stages with two
+micro-batches each, a step of (2 + 2 - 1) * 60 ms = 180 ms. Three nodes: one pipeline of stages of 1, 2 and 1
+layers. The second is busy for 4 * 60 ms, begins after a forward of 10 ms, waits 10 ms for the first gradient,
+and ends before a backward of 20 ms: 280 ms.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ def test_nothing_happens() -> None:
 def test_one_loss(policy: str) -> None:
     """At 10 s 53 steps are committed, the last at 9.84; of the one under way 16/18 are done.
 
-    The dead stage 1 had both of its pipeline's micro-batches in its sums. Their other stage has the first behind it and of the second the
-    forward. So the other holder of stage 1 has 2 * 60 ms to do besides what is left of its own 2 * 60 ms: the step commits at 10 + 0.12 + 0.12 * 2/18.
-    Then steps take 280 ms under oobleck, as planned. Under slipstream they take 300: one device computes four micro-batches (240 ms) after the first forward of
-    the stage before it (20 ms), and before its last backward (40 ms).
+    The dead stage 1 had both of its pipeline's micro-batches in its sums. Their other stage has the first
+    behind it and of the second the forward. So the other holder of stage 1 has 2 * 60 ms to do besides what
+    is left of its own 2 * 60 ms: the step commits at 10 + 0.12 + 0.12 * 2/18. Then steps take 280 ms under
+    oobleck, as planned. Under slipstream they take 300: one device computes four micro-batches (240 ms) after
+    the first forward of the stage before it (20 ms), and before its last backward (40 ms).
     """
     run = simulate(question(policy, trace_of(4, TraceEvent(10.0, "fail", "node-2"))))
     before, mended_at = int((10.0 - BATCH_S) / STEP_S), 10.0 + 0.12 * (1 + 2 / 18)
@@ -80,7 +82,9 @@ def test_a_node_comes_back(policy: str) -> None:
 
 @pytest.mark.parametrize("joins_s", [5.0, 5.9, 6.1])
 def test_a_node_that_is_back_before_its_loss_is_noticed_is_noticed_all_the_same(joins_s: float) -> None:
-    """Its next incarnation is heard of when its process has started, and its death no later than without one."""
+    """Its next incarnation is heard of when its process has started, and its death no later than
+    without one.
+    """
     costs = msgspec.structs.replace(FREE, detect_s=1.0, start_s=8.0)
     trace = trace_of(4, TraceEvent(5.0, "fail", "node-4"), TraceEvent(joins_s, "join", "node-4"))
     found = simulate(question("slipstream", trace, costs=costs))
@@ -134,7 +138,8 @@ def test_a_standby_takes_the_place_of_the_dead() -> None:
 def test_what_an_engine_takes_is_lost_to_its_cause() -> None:
     costs = msgspec.structs.replace(FREE, detect_s=1.0, report_s=0.5, plan_s=0.25, deploy_s=2.0)
     run = simulate(question("oobleck", trace_of(4, TraceEvent(10.0, "fail", "node-2")), costs=costs))
-    # Detection and the answers of the rest are lost but for what was left of the step, of which others made use.
+    # Detection and the answers of the rest are lost but for what was left of the step, of which others made
+    # use.
     assert run.lost_device_s["detect"] == pytest.approx(3.0, rel=0.1)
     assert run.lost_device_s["plan"] == pytest.approx(4 * 0.25 + 3 * (0.5 + 0.25), rel=0.3)
     assert run.lost_device_s["reconfigure"] == pytest.approx(4 * 2.0 + 3 * 2.0, rel=0.01)
@@ -164,7 +169,9 @@ def test_checkpoints_stall_steps() -> None:
 
 
 def test_what_a_checkpoint_costs_is_measured() -> None:
-    """Though the core hears of many steps at once: it was a guess throughout, three and more times too dear."""
+    """Though the core hears of many steps at once: it was a guess throughout, three and more
+    times too dear.
+    """
     costs = msgspec.structs.replace(FREE, snapshot_bytes_per_s=90.0)
     job = msgspec.structs.replace(job_of(), checkpoint=Checkpoint(every="auto"))
     world = World(question("oobleck", trace_of(4, duration_s=1000.0), job=job, costs=costs))
@@ -247,7 +254,9 @@ def test_means_are_of_all_seeds_or_of_none() -> None:
 
 
 def test_nodes_say_the_zones_of_the_trace() -> None:
-    """Two rings of four, east and west in turn; of two nodes that stand by that takes the place which is in the zone of who is gone."""
+    """Two rings of four, east and west in turn; of two nodes that stand by that takes the place which is in
+    the zone of who is gone.
+    """
     zones = {f"node-{number}": "east" if number in {1, 2, 3, 4, 9} else "west" for number in range(1, 11)}
     stand_by = TraceEvent(2.0, "join", "node-9"), TraceEvent(2.0, "join", "node-10")
     for victim, follows in (("node-1", "node-9"), ("node-5", "node-10")):
@@ -276,9 +285,11 @@ def test_a_hundred_thousand_events_a_minute() -> None:
 
 @pytest.mark.parametrize(("exact", "times"), [(True, 2), (False, 1)])
 def test_what_a_step_takes_besides_its_timeline(exact: bool, times: int) -> None:
-    """20 ms of every step; and each device sends the sums of its two layers of 30 bytes, twice that where they are exact, to the one other holder.
+    """20 ms of every step; and each device sends the sums of its two layers of 30 bytes, twice that where
+    they are exact, to the one other holder.
 
-    After the loss the mended step ends so much later, too, and one pipeline is left, with nobody to send anything to.
+    After the loss the mended step ends so much later, too, and one pipeline is left, with nobody to send
+    anything to.
     """
     job = job_of()
     job = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, exact=exact))

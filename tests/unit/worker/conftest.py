@@ -1,4 +1,6 @@
-"""Runs of the engine without failures, with which those with failures are compared; transports that are closed at the end."""
+"""Runs of the engine without failures, with which those with failures are compared; transports that are
+closed at the end.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.fixture
 def make_device(tmp_path: Path) -> Iterator[MakeDevice]:
-    """What starts transports: ``make_device(name, host, handshake_s)``. None of their threads is left behind."""
+    """What starts transports: ``make_device(name, host, handshake_s)``. None of their threads is
+    left behind.
+    """
     made: list[Device] = []
 
     def start(name: str, host: str = "here", handshake_s: float = 10.0) -> Device:

@@ -174,6 +174,9 @@ def test_visible_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_agent_never_imports_torch() -> None:
-    code = "import sys, oobleckd.worker.agent.main; print([m for m in ('torch', 'numpy', 'aiohttp') if m in sys.modules])"
+    code = (
+        "import sys, oobleckd.worker.agent.main; print([m for m in ('torch', 'numpy', 'aiohttp') if m in "
+        "sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -46,7 +46,8 @@ def test_messages_land_in_the_mailbox_and_unknown_ones_do_not() -> None:
 def test_a_device_ends_when_its_agent_s_end_closes() -> None:
     ours, theirs = socket.socketpair()
     code = (
-        "import sys, threading; from oobleckd.worker.device.agent_link import DeviceLink; from oobleckd.worker.transport.mailbox import Mailbox; "
+        "import sys, threading; from oobleckd.worker.device.agent_link import DeviceLink; from "
+        "oobleckd.worker.transport.mailbox import Mailbox; "
         "DeviceLink(int(sys.argv[1]), Mailbox()); threading.Event().wait()"
     )
     fd = theirs.fileno()

@@ -146,7 +146,9 @@ def test_peek_refuses_what_is_no_message() -> None:
 
 
 def test_a_broken_link_is_said_again_until_its_device_has_new_ones() -> None:
-    """Nobody else knows of it: a daemon that was away, or a connection that took it along, would leave both ends waiting."""
+    """Nobody else knows of it: a daemon that was away, or a connection that took it along, would leave both
+    ends waiting.
+    """
     box = Box()
     first, second = LinkDown("n/0", "m/0", "reset"), LinkDown("n/0", "k/0", "reset")
     other = LinkDown("n/1", "m/0", "reset")

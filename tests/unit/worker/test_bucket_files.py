@@ -244,7 +244,9 @@ def test_a_disk_that_refuses_is_named(spec: ModelSpec, tmp_path: Path) -> None:
 def test_written_once_more_while_it_is_completed(
     spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
-    """After a loss in the last step buckets are written again; the daemon may have all it needs before that is over."""
+    """After a loss in the last step buckets are written again; the daemon may have all it needs before that
+    is over.
+    """
     written = {
         b.index: write_bucket(tmp_path / "step-00000007.partial", b, *state(spec, b.index))
         for b in spec.buckets
@@ -303,7 +305,8 @@ def test_the_checkpoint_to_roll_back_to_stays_until_the_journal_knows_a_newer_on
         file, num_bytes, digest, tensors = write_bucket(last, bucket, *state(spec, bucket.index))
         parts.append(
             CheckpointPart(
-                "n0/0", "job-1", Counters(8, 8, 8), str(last), bucket.index, len(spec.buckets), file, num_bytes,
+                "n0/0", "job-1", Counters(8, 8, 8), str(last), bucket.index, len(spec.buckets), file,
+                num_bytes,
                 digest, tensors,
             )
         )  # fmt: skip
@@ -388,7 +391,8 @@ def test_a_manifest_that_points_elsewhere_is_refused(spec: ModelSpec, tmp_path: 
 
 def test_a_file_without_exponents_is_of_another_model(spec: ModelSpec, tmp_path: Path) -> None:
     directory, bucket = write_all(tmp_path, spec), spec.buckets[0]
-    tensors = {f"{kind}/{key}": torch.zeros(s) for kind in ("param", "exp_avg", "exp_avg_sq") for key, s in zip(bucket.keys, bucket.shapes, strict=True)}  # fmt: skip
+    tensors = {f"{kind}/{key}": torch.zeros(s) for kind in ("param", "exp_avg", "exp_avg_sq") for key,
+        s in zip(bucket.keys, bucket.shapes, strict=True)}  # fmt: skip
     for metadata in (None, {"exponents": "x"}, {"exponents": str([1] * 99)}):
         data = save(tensors, metadata)
         with pytest.raises(UserError, match="exponents of bucket 0"):

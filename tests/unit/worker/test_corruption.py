@@ -1,4 +1,6 @@
-"""One flipped bit in a real engine: found at the next vote, by everybody, and its device can be named (docs/corruption.md)."""
+"""One flipped bit in a real engine: found at the next vote, by everybody, and its device can be named
+(docs/corruption.md).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Watched(World):
         super()._hear(device, message)
 
     def flip(self, victim: str, how: str, after: int = 0) -> None:
-        """When ``victim`` has done ``after`` pieces of work of the round, or as soon then as there is something to flip."""
+        """When ``victim`` has done ``after`` pieces of work of the round, or as soon then as there is
+        something to flip.
+        """
         executor = self.nodes[victim].executor
         advance = executor.advance
         flipped: list[int] = []

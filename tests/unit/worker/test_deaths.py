@@ -28,7 +28,10 @@ from oobleckd.worker.transport import wire
 from tests.helpers.models import small_job
 
 CPU = torch.device("cpu")
-CARD_SAYS = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 18.55 GiB is free."
+CARD_SAYS = (
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.10 GiB of "
+    "which 18.55 GiB is free."
+)
 
 
 class CardError(RuntimeError):

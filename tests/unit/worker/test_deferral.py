@@ -1,4 +1,6 @@
-"""What a decoupled backward leaves to W: the bits of autograd, whatever a module does with its linear modules."""
+"""What a decoupled backward leaves to W: the bits of autograd, whatever a module does with its linear
+modules.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A deployment with pre-copies that were made: what is still sent in the stop, and that a doubt costs a copy and no bit."""
+"""A deployment with pre-copies that were made: what is still sent in the stop, and that a doubt costs a copy
+and no bit.
+"""
 
 from __future__ import annotations
 

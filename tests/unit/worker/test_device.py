@@ -183,7 +183,9 @@ def test_that_it_has_dropped_a_job_is_said(agent: Agent, tmp_path: Path) -> None
 
 
 def test_what_was_lent_for_a_report_is_given_back(agent: Agent) -> None:
-    """The loop had it to come soon to where the report can be answered, and computes as others do afterwards."""
+    """The loop had it to come soon to where the report can be answered, and computes as others do
+    afterwards.
+    """
     loop = threading.get_native_id()  # of the thread that made the device
 
     def lends() -> int:

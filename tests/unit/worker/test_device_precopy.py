@@ -1,4 +1,6 @@
-"""Two device processes and real links between them: one trains, its layers are copied to the other meanwhile, and both go on together."""
+"""Two device processes and real links between them: one trains, its layers are copied to the other meanwhile,
+and both go on together.
+"""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ def test_random_deaths(reference, tmp_path: Path, seed: int) -> None:
 def test_what_is_reduced_is_not_reduced_again(
     reference, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a loss in the exchange a donor has the total already, and gives it; whoever has it too takes nothing."""
+    """After a loss in the exchange a donor has the total already, and gives it; whoever has it too takes
+    nothing.
+    """
     finish, enter = Reducer._finish, Reducer.enter
     finished: Counter[tuple[str, int, int]] = Counter()
     given: set[int] = set()
@@ -165,7 +167,9 @@ def test_only_what_the_dead_did_is_done_again(
 def test_what_was_not_kept_is_done_again(
     reference, tmp_path: Path, seed: int, limit_bytes: int, backward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Off, or room for one boundary message of two (2 KiB each): whole routes take the place of spliced ones."""
+    """Off, or room for one boundary message of two (2 KiB each): whole routes take the place of
+    spliced ones.
+    """
     put, held = BoundaryCache.put, set()
 
     def watched(self: BoundaryCache, *args: Any) -> None:

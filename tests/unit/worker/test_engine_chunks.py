@@ -109,7 +109,9 @@ DEEP_V = {
     "b": [(0, 2, 0), (2, 3, 1), (3, 5, 1), (5, 6, 0)],
     "c": [(0, 1), (1, 4), (4, 6)],
 }
-"""A device with two chunks that are no neighbours, chunks that begin elsewhere in another pipeline, and one without."""
+"""A device with two chunks that are no neighbours, chunks that begin elsewhere in another pipeline, and one
+without.
+"""
 
 
 @pytest.mark.thin(4)

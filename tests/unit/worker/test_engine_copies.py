@@ -27,7 +27,9 @@ FOLDED = {"a": [(0, 1, 0), (1, 2, 1), (2, 3, 1), (3, 4, 0)], "b": [(0, 2), (2, 4
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Eight micro-batches, so that a device has several to copy in between; without clipping, so that updates can be early."""
+    """Eight micro-batches, so that a device has several to copy in between; without clipping, so that updates
+    can be early.
+    """
     tmp_path = tmp_path_factory.mktemp("many")
     spec = job(tmp_path, global_batch=16)
     spec = msgspec.structs.replace(spec, optimizer=msgspec.structs.replace(spec.optimizer, clip_norm=0.0))
@@ -117,7 +119,9 @@ def test_many_random_deaths(many, tmp_path: Path, seed: int) -> None:
 
 
 def late_in_its_backward_passes(world: World, victim: str, point: str) -> None:
-    """``victim`` dies in round 2, when the weight gradients of three of its four micro-batches are in its sums."""
+    """``victim`` dies in round 2, when the weight gradients of three of its four micro-batches are in its
+    sums.
+    """
     faults, layers = world.nodes[victim].faults, len(world.first.holdings[victim])
     left = itertools.count(-3 * layers)
 

@@ -1,4 +1,6 @@
-"""Devices that hold their successors' layers, under losses: the bits stay, and forward passes that were run ahead are used."""
+"""Devices that hold their successors' layers, under losses: the bits stay, and forward passes that were run
+ahead are used.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +160,9 @@ def test_overflow_and_death(reference, tmp_path: Path, seed: int, monkeypatch: p
 
 
 def test_replicas_are_current_after_every_step(reference, tmp_path: Path) -> None:
-    """Parameters, moments and exponents of redundant layers are those of the device that computes, to the bit."""
+    """Parameters, moments and exponents of redundant layers are those of the device that computes, to the
+    bit.
+    """
     world = redundant(reference, tmp_path, 3)
     world.run()
     for bucket in range(len(world.spec.buckets)):

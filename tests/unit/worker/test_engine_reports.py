@@ -26,7 +26,9 @@ STAGES_DEEP = {"a": [(0, 3), (3, 6)], "b": [(0, 2), (2, 6)]}
 def test_a_report_in_the_middle_of_a_task(
     deep, tmp_path: Path, backward: str, kinds: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers for the layers before the one under way, with which the next attempt goes on where it stays here."""
+    """It answers for the layers before the one under way, with which the next attempt goes on where it stays
+    here.
+    """
     run, gone_on = Passes._run, set()
 
     def watched(self: Passes, work: Work) -> None:
@@ -48,7 +50,9 @@ def test_a_report_in_the_middle_of_a_task(
 def test_a_report_while_gradients_are_added_up(
     deep, tmp_path: Path, backward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers that they are in the sums, as they are when the decision comes; after the last layer of a task too, which is not over then."""
+    """It answers that they are in the sums, as they are when the decision comes; after the last layer of a
+    task too, which is not over then.
+    """
     add, halts = Reducer.add, Passes._halts
     halted = set()
 

@@ -61,7 +61,9 @@ def test_random_deaths_in_staggered_steps(clipped, tmp_path: Path, seed: int, go
 
 
 def test_no_early_update_while_tasks_of_the_round_are_left(tmp_path: Path) -> None:
-    """After a loss attempts may pass through a device that has reduced all it holds: they need its weights as they are."""
+    """After a loss attempts may pass through a device that has reduced all it holds: they need its weights as
+    they are.
+    """
     world = World(job(tmp_path, {"update": "staggered"}), STAGES, 0, tmp_path)
     executor = world.nodes["a0/0"].executor
     executor.predictor.saw(True)

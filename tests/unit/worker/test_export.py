@@ -1,4 +1,6 @@
-"""Every family goes through checkpoint, export and from_pretrained with its bits; nothing half-written is left."""
+"""Every family goes through checkpoint, export and from_pretrained with its bits; nothing half-written is
+left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Groups within one process: what each end keeps, when channels carry messages, and every moment in which they break."""
+"""Groups within one process: what each end keeps, when channels carry messages, and every moment in which
+they break.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,9 @@ def test_whoever_waits_in_a_store_hears_of_its_end() -> None:
 
 
 class World:
-    """Group managers of several devices whose messages go from hand to hand, one link at a time, as the test says."""
+    """Group managers of several devices whose messages go from hand to hand, one link at a time, as the test
+    says.
+    """
 
     def __init__(self, *names: str, places: dict[str, str] | None = None, abort_s: float = TIMEOUT_S) -> None:
         self.yard = Yard()
@@ -369,5 +373,7 @@ def test_several_ranks_on_a_gpu_need_a_new_nccl_that_was_told() -> None:
 
 
 def test_gloo_gives_up_on_a_payload_before_a_group_gives_up_on_its_channels() -> None:
-    """gloo can miss that a peer has died: then its own limit is all that ends the channel, and the process must outlive that."""
+    """gloo can miss that a peer has died: then its own limit is all that ends the channel, and the process
+    must outlive that.
+    """
     assert gloo._STUCK.total_seconds() < 0.75 * ABORT_S

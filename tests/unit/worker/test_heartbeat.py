@@ -1,4 +1,6 @@
-"""Which way each heartbeat of an agent goes: a real UDP socket in the daemon's place, and heartbeats one by one."""
+"""Which way each heartbeat of an agent goes: a real UDP socket in the daemon's place, and heartbeats one by
+one.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ class World:
 
 
 async def turns() -> None:
-    """What was sent on loopback is there already: the loop has looked at it, and whoever waits for it has run."""
+    """What was sent on loopback is there already: the loop has looked at it, and whoever waits for it has
+    run.
+    """
     for _ in range(3):
         await asyncio.sleep(0)
 

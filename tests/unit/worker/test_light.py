@@ -21,7 +21,7 @@ whole, store = Layers.of(Range(0, spec.num_layers)), Store(spec, CPU)
 store.adopt(whole, {bucket: store.fresh(bucket) for bucket in store.needed(whole)})
 layered_step(spec, list(store.layers.values()), some_batch(spec))
 heavy = {"scipy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"}
-if sys.argv[1] == "gpt2":  # the others make their rotary tables or positions on the meta device, which needs it
+if sys.argv[1] == "gpt2":  # the others make rotary tables or positions on the meta device, which needs it
     heavy.add("sympy")
 heavy &= set(sys.modules)
 assert not heavy, heavy

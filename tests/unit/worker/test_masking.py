@@ -1,4 +1,6 @@
-"""What a masked language model is asked: a share of every sequence, by a function of (seed, step, micro-batch)."""
+"""What a masked language model is asked: a share of every sequence, by a function of (seed, step,
+micro-batch).
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ def test_bf16_hands_over_what_blocks_produce() -> None:
 
 @pytest.mark.parametrize(("every", "digests"), [(0, 0), (1, 1), (2, 0)])
 def test_what_checks_cost_is_part_of_it(every: int, digests: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums are guarded wherever anything is compared; digests are part of a step where every step has them."""
+    """Sums are guarded wherever anything is compared; digests are part of a step where every step
+    has them.
+    """
     taken: list[int] = []
     guarded: list[bool] = []
     plain = Chunked.__init__

@@ -1,4 +1,6 @@
-"""Steps whose loss or gradients are not finite, in the real engine: they make no update, and the third in a row is the last."""
+"""Steps whose loss or gradients are not finite, in the real engine: they make no update, and the third in a
+row is the last.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def hot(tmp_path: Path, **train: Any) -> Job:
     np.random.default_rng(0).integers(0, 64, 2000).astype("<u2").tofile(tokens)
     return parse_job({
         "name": "hot",
-        "model": {"family": "gpt2", "config": {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 64}},
+        "model": {"family": "gpt2", "config": {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16,
+        "vocab_size": 64}},
         "data": {"source": "tokens", "path": str(tokens)},
         "train": {"steps": 6, "global_batch": 4, "micro_batch": 2, "sequence": 16, **train},
         "optimizer": {"lr": 1e9, "clip_norm": 0.0},

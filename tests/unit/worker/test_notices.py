@@ -23,7 +23,9 @@ SOON = 1_900_000_000.0  # 2030-03-17T17:46:40Z
 
 @dataclass
 class Metadata:
-    """A metadata service: ``answers``: path -> status and body. ``asked``: method, path and headers of every request."""
+    """A metadata service: ``answers``: path -> status and body. ``asked``: method, path and headers of every
+    request.
+    """
 
     address: str = ""
     answers: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -97,8 +99,10 @@ def test_google_cloud(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 AZURE = (
-    '{{"DocumentIncarnation": 2, "Events": [{{"EventId": "602d9444", "EventStatus": "{status}", "EventType": "{kind}", '
-    '"ResourceType": "VirtualMachine", "Resources": ["{name}", "pool_7"], "NotBefore": "{when}", "Description": "", '
+    '{{"DocumentIncarnation": 2, "Events": [{{"EventId": "602d9444", "EventStatus": "{status}", "EventType": '
+    '"{kind}", '
+    '"ResourceType": "VirtualMachine", "Resources": ["{name}", "pool_7"], "NotBefore": "{when}", '
+    '"Description": "", '
     '"EventSource": "Platform", "DurationInSeconds": -1}}]}}'
 )
 

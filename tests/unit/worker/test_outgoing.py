@@ -52,7 +52,9 @@ def link(tmp_path: Path) -> Outgoing:
 def test_who_got_a_whole_message_hears_the_goodbye_behind_it(
     make_device: MakeDevice, monkeypatch: pytest.MonkeyPatch, num_values: int
 ) -> None:
-    """It was a loss if the writer had yet to hear that its message had left: of one who only went on elsewhere."""
+    """It was a loss if the writer had yet to hear that its message had left: of one who only went on
+    elsewhere.
+    """
 
     def open_late(peer: Peer, *, unix: bool) -> socket.socket:
         return LateSocket(fileno=open_socket(peer, unix=unix).detach())

@@ -1,4 +1,6 @@
-"""Pre-copies at one source and one target: whatever the rounds come to and in whatever order messages arrive, the same bits."""
+"""Pre-copies at one source and one target: whatever the rounds come to and in whatever order messages arrive,
+the same bits.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_messages_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: in
 def test_it_begins_anywhere_in_a_round(
     reference, tmp_path: Path, update: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights are those of the boundary before it, until a device updates: where it did so early, it waits for the commit."""
+    """The weights are those of the boundary before it, until a device updates: where it did so early, it
+    waits for the commit.
+    """
     early, advance = set(), Executor.advance
     for seed in range(20):
         world = scheduled(reference, tmp_path, seed, update=update)
@@ -200,7 +204,9 @@ def test_a_broken_link_ends_it_too(reference, tmp_path: Path) -> None:
 
 
 class Slow:
-    """A transport on which the last messages of a state have not left yet when all are told to hold; ``left`` have."""
+    """A transport on which the last messages of a state have not left yet when all are told to hold; ``left``
+    have.
+    """
 
     def __init__(self, rig: PreCopyRig, left: int) -> None:
         self.rig, self.left = rig, left
@@ -242,7 +248,9 @@ def test_what_has_not_left_when_all_hold_is_no_part_of_it(reference, tmp_path: P
 
 
 def test_beside_an_accelerator_all_waits_in_the_host_s_memory(reference, tmp_path: Path) -> None:
-    """Until all have stopped; "meta" stands for the accelerator, on which nothing is computed but where tensors are."""
+    """Until all have stopped; "meta" stands for the accelerator, on which nothing is computed but where
+    tensors are.
+    """
     world = World(reference[0], STAGES, 0, tmp_path)
     rig = PreCopyRig(world, "b1/0")
     store = Store(world.spec, torch.device("meta"))

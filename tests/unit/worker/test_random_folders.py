@@ -1,4 +1,6 @@
-"""Random folders: a job begins with what ``from_pretrained`` gives, bit for bit, or the folder is refused in a sentence."""
+"""Random folders: a job begins with what ``from_pretrained`` gives, bit for bit, or the folder is refused in
+a sentence.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def begun(folder: Folder) -> tuple[ModelSpec | None, str]:
 @pytest.mark.parametrize("seed", range(FOLDERS))
 def test_a_folder_gives_the_bits_of_transformers_or_is_refused(seed: int, tmp_path: Path) -> None:
     folder = make(seed, tmp_path / "m")
-    again = f"{folder.family}: {'; '.join(folder.what)}\nagain: pytest 'tests/unit/worker/test_random_folders.py::{AGAIN}[{seed}]'"
+    again = (
+        f"{folder.family}: {'; '.join(folder.what)}\nagain: pytest "
+        f"'tests/unit/worker/test_random_folders.py::{AGAIN}[{seed}]'"
+    )
     spec, refusal = begun(folder)
     if spec is None:
         assert folder.refused is not False, f"{refusal}\n{again}"

@@ -25,7 +25,8 @@ from tests.helpers.engine_jobs import job, ran_ahead
 
 STAGES = {"a": [(0, 2), (2, 4), (4, 6)]}
 CONFIG: dict[str, bool | int | float | str | None] = {
-    "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 32, "vocab_size": 128, "bos_token_id": 0, "eos_token_id": 0,
+    "n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 32, "vocab_size": 128, "bos_token_id": 0,
+    "eos_token_id": 0,
 }  # fmt: skip
 
 
@@ -118,7 +119,8 @@ def test_state_and_what_is_run_ahead_are_as_modelled(world: World, monkeypatch: 
         whole = held[device] + ahead[device]
         counted = base_bytes(setup, layers) + modelled[device]
         print(
-            f"{device}: {held[device]:,} and {ahead[device]:,} bytes; modelled {base_bytes(setup, layers):,} and {modelled[device]:,}"
+            f"{device}: {held[device]:,} and {ahead[device]:,} bytes; modelled {base_bytes(setup, layers):,} "
+            f"and {modelled[device]:,}"
         )
         assert whole == pytest.approx(counted, rel=0.1)
         assert ahead[device] == pytest.approx(modelled[device], rel=0.1)

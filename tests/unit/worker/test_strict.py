@@ -1,4 +1,5 @@
-"""Nothing that a family computes is refused by torch's strict mode on CUDA (``oobleckd.worker.device.context``), as far as a CPU can tell.
+"""Nothing that a family computes is refused by torch's strict mode on CUDA
+(``oobleckd.worker.device.context``), as far as a CPU can tell.
 
 The list is of what torch says in ``use_deterministic_algorithms``, by the names of its operators.
 """
@@ -87,7 +88,9 @@ def test_opt_itself_would_be_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["put_", "histc", "kthvalue", "median", "grid_sampler_2d_backward", "upsample_linear1d_backward", "nll_loss2d_forward"]
+    "name",
+    ["put_", "histc", "kthvalue", "median", "grid_sampler_2d_backward",
+     "upsample_linear1d_backward", "nll_loss2d_forward"]
 )  # fmt: skip
 def test_the_list_knows_what_torch_refuses(name: str) -> None:
     assert is_refused(name, (), {})

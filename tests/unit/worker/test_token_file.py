@@ -191,7 +191,7 @@ FOREIGN = {
     "SQLite": lambda path: path.write_bytes(b"SQLite format 3\x00" + bytes(100)),
     "GGUF": lambda path: path.write_bytes(b"GGUF" + bytes(100)),
     "is text": lambda path: path.write_text("Once upon a time, über alle Berge, there was a file.\n"),
-    "JSON": lambda path: path.write_text("\n".join(json.dumps({"text": "once upon a time"}) for _ in range(9))),
+    "JSON": lambda path: path.write_text("\n".join([json.dumps({"text": "once upon a time"})] * 9)),
     "TFRecord": _records,
     "LitData": _chunk,
     "model of llm.c": lambda path: llmc(path, magic=20240326, version=3),

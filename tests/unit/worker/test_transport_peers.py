@@ -1,4 +1,6 @@
-"""Who is a peer: gone, forgotten, named again, in a new incarnation; whose end is reported, and whose is not."""
+"""Who is a peer: gone, forgotten, named again, in a new incarnation; whose end is reported, and
+whose is not.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ def test_goodbye_is_no_loss_and_drops_later_messages(make_device: MakeDevice) ->
 def test_the_end_of_a_link_says_nothing_of_one_who_was_named_anew_since(
     make_device: MakeDevice, anew: bool
 ) -> None:
-    """It gave a job back of which nothing had come here, and both are in the next plan before we hear of that."""
+    """It gave a job back of which nothing had come here, and both are in the next plan before we hear of
+    that.
+    """
     a, b = make_device("a/0"), make_device("b/0")
     introduce(a, b)
     for one, other in ((a, b), (b, a)):
@@ -176,7 +180,9 @@ def test_what_comes_on_an_old_link_of_one_who_was_named_anew_is_taken_in(make_de
 def test_one_who_is_late_ends_its_link_when_it_hears_of_what_made_us_name_it_anew(
     make_device: MakeDevice,
 ) -> None:
-    """All give a job back, and one hears of it after the others are in the next layout: its link of before was taken for one of that."""
+    """All give a job back, and one hears of it after the others are in the next layout: its link of before
+    was taken for one of that.
+    """
     a, b = make_device("a/0"), make_device("b/0")
     introduce(a, b)
     a.transport.forget(["b/0"])

@@ -20,7 +20,9 @@ def page():
 
 
 def looks(reading, seconds, *, state="S", delay_of=lambda _took: 0.0, every=LOOK_EVERY_S):
-    """Look at an unchanging reading, begun at 100 s if at all, for ``seconds``; the first verdict and when it came."""
+    """Look at an unchanging reading, begun at 100 s if at all, for ``seconds``; the first verdict and when it
+    came.
+    """
     suspicion, now = Suspicion(), 100.0
     while now - 100.0 <= seconds:
         verdict = suspicion.look(now, reading, state, delay_of(now - 100.0))

@@ -1,4 +1,6 @@
-"""A share of a checkpoint beside training: which state is written, what is told when, and what is left of one that is given up."""
+"""A share of a checkpoint beside training: which state is written, what is told when, and what is left of one
+that is given up.
+"""
 
 from __future__ import annotations
 
@@ -193,7 +195,9 @@ def test_a_disk_without_room_or_inodes_is_not_filled_to_its_brim(
 def test_the_last_one_is_tried_again_until_there_is_room(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is there already is not written again, unless somebody removed it to make room; people are told once."""
+    """What is there already is not written again, unless somebody removed it to make room; people are told
+    once.
+    """
     monkeypatch.setattr("oobleckd.worker.checkpointing.writer._AGAIN_S", (0.0,))
     told: list[Any] = []
     woken = threading.Event()
