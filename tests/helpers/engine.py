@@ -132,7 +132,7 @@ class World:
         self.progress: dict[str, Progress] = {}
         self.controls: list[tuple[str, Callable[[Executor], None]]] = []
         self.reports: list[tuple[str, Callable[[Executor], None]]] = []
-        self.answered_aside = 0
+        self.answered_meanwhile = 0
         self.on_loss: Callable[[World], None] | None = None
         self.first = self.layout = self._layout(stages)
         for device in sorted(self.layout.holdings):
@@ -311,7 +311,7 @@ class World:
         mine = [control for control in self.controls if control[0] == device]
         if mine and mine[0] in self.reports and executor.speculative is None and self.random.random() < 0.7:
             self.controls.remove(mine[0])
-            self.answered_aside += 1
+            self.answered_meanwhile += 1
             mine[0][1](executor)
 
     def _listen(self) -> None:

@@ -101,7 +101,7 @@ class SimDevice(DeviceProcess):
         self.alive, self.busy, self.busy_s = True, False, 0.0
         self.followed = 0  # tasks of the planner's order
         self.ahead = 0  # layers of forward passes that were run for another device
-        self.place = DeviceContext(name, "cpu", "host", "", Path())
+        self.context = DeviceContext(name, "cpu", "host", "", Path())
         self.activity, self.faults, self.mailbox = SimActivity(), SimFaults(self), Mailbox()
         self.torch_device = CPU
         self.transport: Any = SimTransport(self)
