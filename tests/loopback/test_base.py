@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from oobleckd.ctl import processes
@@ -21,6 +20,7 @@ from oobleckd.ctl.base import Base
 from oobleckd.ctl.local import ONE_THREAD
 from oobleckd.ctl.reference import to_toml
 from oobleckd.protocol.api import NodeView
+from oobleckd.protocol.job import table_of
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.family import members
 
@@ -194,7 +194,7 @@ def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tm
     assert done.stderr.startswith(f"error: {file}")
 
     job = tiny_job("long", train={"steps": 100_000})
-    file.write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
+    file.write_text(to_toml(table_of(job)), encoding="utf-8")
     assert base.run("oobleckd.worker.tools.look", ["--job", str(file)], ONE_THREAD) == (0, "[]\n", "")
     process = base.process()
     assert process is not None

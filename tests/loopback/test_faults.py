@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from oobleckd.ctl.reference import to_toml
 from oobleckd.protocol.api import IncidentView, NodeView
 from oobleckd.protocol.deaths import OUT_OF_MEMORY
+from oobleckd.protocol.job import table_of
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 4
@@ -146,7 +146,7 @@ def test_a_drill_passes_and_says_what_it_did(cluster: Cluster, tmp_path: Path) -
     cluster.heal()
     # A copy on each node: two can be lost one after the other, however soon.
     job = tiny_job("drill", train=TRAIN, resources={"device_memory": "64MiB"})
-    (tmp_path / "job.toml").write_text(to_toml(msgspec.to_builtins(job)))
+    (tmp_path / "job.toml").write_text(to_toml(table_of(job)))
     (tmp_path / "drill.toml").write_text(DRILL)
     said = cluster.ctl("drill", str(tmp_path / "drill.toml"), "--seed", "5", "-o", "json")
     done = json.loads(said.stdout)

@@ -8,10 +8,10 @@ import os
 import subprocess
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from oobleckd.ctl.reference import to_toml
+from oobleckd.protocol.job import table_of
 from tests.helpers.cluster import BIN, Cluster, tiny_job
 
 FOREIGN = ("console", "planner", "worker")
@@ -31,7 +31,7 @@ def test_a_job_and_its_verification_among_strangers(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(strangers(tmp_path / "here", "oobleckd", "msgspec", "torch"))
     for name, steps in (("short", 2), ("tiny", 8)):
         job = tiny_job(name, train={"steps": steps, "global_batch": 8}, resources={"device_memory": 0})
-        Path(f"{name}.toml").write_text(to_toml(msgspec.to_builtins(job)), encoding="utf-8")
+        Path(f"{name}.toml").write_text(to_toml(table_of(job)), encoding="utf-8")
     before = os.environ.get("PYTHONPATH")
     path = os.pathsep.join(filter(None, [str(on_path), before]))
     with Cluster(tmp_path / "c", 3, env={"PYTHONPATH": path}) as cluster:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
@@ -17,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from oobleckd.ctl.reference import to_toml
+from oobleckd.protocol.job import table_of
 from oobleckd.protocol.modelnotes import FolderNote, words
 from oobleckd.worker.models import MASKED, ModelSpec, load_spec, names
 from oobleckd.worker.runtime.errors import UserError
@@ -356,7 +356,7 @@ def test_a_look_at_a_folder_prints_its_notes(tmp_path: Path) -> None:
     saved(tmp_path / "m")
     rewrite(tmp_path / "m", lambda t: t.pop("lm_head.weight"))
     job = small_job("llama", {}, model={"checkpoint": str(tmp_path / "m")})
-    (tmp_path / "job.toml").write_text(to_toml(msgspec.to_builtins(job)))
+    (tmp_path / "job.toml").write_text(to_toml(table_of(job)))
     done = CliRunner().invoke(look.main, ["--job", str(tmp_path / "job.toml")])
     assert done.exit_code == 0
     assert json.loads(done.stdout) == [{"kind": "fresh", "count": 1, "names": ["lm_head.weight"]}]

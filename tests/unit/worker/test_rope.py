@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from oobleckd.ctl.reference import to_toml
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.checkpoint import model_digest
-from oobleckd.protocol.job import JobError, parse_job
+from oobleckd.protocol.job import JobError, parse_job, table_of
 from oobleckd.worker.models import FAMILIES, load_config, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import (
@@ -177,7 +177,7 @@ def test_a_clone_has_the_tables_too(tmp_path: Path) -> None:
         "eos_token_id": [1, 2],
     }
     job = small_job("llama", {**small_config("llama"), **tables})
-    (tmp_path / "job.toml").write_text(to_toml(msgspec.to_builtins(job)))
+    (tmp_path / "job.toml").write_text(to_toml(table_of(job)))
     assert load_job(tmp_path / "job.toml") == job
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=type(job)) == job
 
