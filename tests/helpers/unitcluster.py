@@ -6,6 +6,7 @@ how its units are asked for their state. What is waited for is ``Cluster``'s.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -109,4 +110,8 @@ def installation(
             script = box.path(f"{HOME}/bin/{command}")
             script.write_text(_SCRIPT.format(module=module, function=function))
             script.chmod(0o755)
+        if fork := os.environ.get("OOBLECK_FORK"):  # units do not have the environment of the tests
+            drop_in = box.path("/etc/systemd/system/service.d/fork.conf")
+            drop_in.parent.mkdir(parents=True)
+            drop_in.write_text(f"[Service]\nEnvironment=OOBLECK_FORK={fork}\n")
         yield box
