@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -36,11 +37,15 @@ def cluster(tmp_path: Path, times: Path) -> Iterator[Cluster]:
 
 
 def pace_s(cluster: Cluster, job: str) -> float:
-    """Seconds of a step, as the daemon heard of so many from now on."""
+    """Seconds of an undisturbed step: the lower quartile of so many from now on, as the daemon heard of them.
+
+    Layers that sleep share this machine's cores with other tests, which can only make a step longer.
+    """
     first = cluster.client.job(job).step + 1
     cluster.at_step(job, first + MEASURED, timeout_s=WAIT_S)
     seen = {view.step: view.at for view in cluster.client.steps(job)}
-    return (seen[first + MEASURED] - seen[first]) / MEASURED
+    steps_s = [seen[step + 1] - seen[step] for step in range(first, first + MEASURED)]
+    return quantiles(steps_s, n=4)[0]
 
 
 def test_a_node_that_takes_three_times_as_long(cluster: Cluster, times: Path) -> None:
