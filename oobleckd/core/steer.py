@@ -276,7 +276,7 @@ def _change_plan(core: Core, run: Run) -> None:
             _starve(core, run, nodes)
         return
     asked = situation(core, run)
-    if _alike(asked, run.refused):
+    if _alike(asked, run.refused) and _at_hand(run, asked) is None:
         if not job.unsettled:
             run.satisfied = nodes
             _go_on(core, run)
@@ -380,20 +380,46 @@ def _zones(core: Core, nodes: Iterable[str]) -> dict[str, str]:
 def _proposal(core: Core, run: Run, wanted: Situation) -> tuple[Situation, Proposal] | None:
     """The answer of the policy, asking for it if need be.
 
-    A plan for fewer nodes than there are by now is still good: the others get theirs afterwards.
+    A plan for fewer nodes than there are by now is still good: the others get theirs afterwards, unless the
+    interrupted step leaves time for a plan with all of them.
     """
-    if run.proposal is not None:
-        asked, proposal = run.proposal
-        if asked.holdings == wanted.holdings and set(asked.nodes) <= set(wanted.nodes):
-            return asked, proposal
-    if _alike(wanted, run.refused):
+    found = _at_hand(run, wanted)
+    # A node whose device died is back after a tenth of a second, long before the others are at the
+    # boundary: without it one step was trained on fewer, and the plan changed twice. Only then, as nodes that
+    # trickle in could put off a change for ever. (D-recovery-025)
+    if found is None or (found[0].nodes != wanted.nodes and run.job.unsettled and not run.all_held()):
+        _ask(core, run, wanted)
+    return found
+
+
+def _at_hand(run: Run, wanted: Situation) -> tuple[Situation, Proposal] | None:
+    """A plan that is here, for the nodes of ``wanted`` or for fewer of them."""
+    if run.proposal is None:
         return None
+    asked, _ = run.proposal
+    return (
+        run.proposal if asked.holdings == wanted.holdings and set(asked.nodes) <= set(wanted.nodes) else None
+    )
+
+
+def _ask(core: Core, run: Run, wanted: Situation) -> None:
+    """Ask the policy, unless that is under way, or has been refused."""
     job = run.job
     assert job.setup is not None
-    if run.asked is None or not _alike(wanted, run.asked.situation):
+    if run.asked is not None and _is_first(run, run.asked.situation, wanted):
+        return
+    if not _alike(wanted, run.refused):
         ticket = core.ask_plan(job.spec.fault_tolerance.policy, job.setup, wanted)
         run.asked = PlannerRequest(ticket, job.setup, wanted)
-    return None
+
+
+def _is_first(run: Run, asked: Situation | None, wanted: Situation) -> bool:
+    """Whether the answer about ``asked`` is waited for before anything is asked about ``wanted``: it is the
+    same, or while a loss is open about fewer of its nodes, and so a plan in any case.
+    """
+    if asked is None or _alike(asked, wanted):
+        return asked is not None
+    return run.job.unsettled and asked.holdings == wanted.holdings and set(asked.nodes) < set(wanted.nodes)
 
 
 def _alike(one: Situation, other: Situation | None) -> bool:
@@ -425,6 +451,8 @@ def on_planned(core: Core, event: Planned) -> None:
 def _refused(core: Core, run: Run, asked: Situation, event: Planned) -> None:
     """No plan for this situation: wait for another one if there is no plan in force."""
     run.refused, run.weighed_steps = asked, asked.horizon_steps
+    if _at_hand(run, asked) is not None:
+        return  # that for fewer nodes
     if run.job.settled and not run.job.unsettled:
         run.satisfied = asked.nodes  # the detours stay
     if run.job.state == "waiting":

@@ -4,7 +4,10 @@ lost.
 
 import pytest
 
+from oobleckd.planner import policies
+from oobleckd.planner.policy import PlanError
 from oobleckd.protocol.api import Control
+from oobleckd.protocol.changes import PlanDeployed
 from oobleckd.protocol.messages import LinkDown
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -180,3 +183,34 @@ def test_late_news_of_broken_links_evict_nobody():
     world.run_for(2 * world.config.link_grace_s)
     assert world.node("n02").state == "active"
     assert len(world.incidents()) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_is_back_before_the_boundary_is_in_the_plan_that_follows(seed):
+    world = running(seed=seed, num_devices=1, steps=30)
+    before = len(world.told(PlanDeployed))
+    world.kill_device("n02", restart_s=0.05)
+    until_full(world, 1)
+    (deployed,) = world.told(PlanDeployed)[before:]
+    assert "n02" in {node for nodes in deployed.pipelines for node in nodes}
+    world.until_state("done")
+    world.check_done()
+
+
+@pytest.mark.parametrize("restart_s", [0.01, 0.05])
+def test_no_plan_with_who_is_back_leaves_the_one_without(monkeypatch, restart_s):
+    world = running(num_devices=1, steps=30)
+    adapt = policies.adapt
+
+    def refuse(policy, setup, templates, situation, *rest):
+        if situation.holdings and "n02" not in situation.holdings and "n02" in situation.nodes:
+            raise PlanError("no", "why")
+        return adapt(policy, setup, templates, situation, *rest)
+
+    monkeypatch.setattr(policies, "adapt", refuse)
+    world.kill_device("n02", restart_s=restart_s)
+    world.run(lambda: bool(world.incidents()) and not world.incidents()[0].open)
+    assert set(world.view().nodes) == set(world.nodes) - {"n02"}
+    monkeypatch.undo()
+    world.until_state("done")
+    world.check_done()
