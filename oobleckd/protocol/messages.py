@@ -399,7 +399,7 @@ class Corrupted(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The agent leaves in order (SIGTERM). ``overdue``: the time of its notice is up, and it was not let go."""
+    """The agent leaves in order (SIGTERM). ``overdue``: its notice's time is up, and it was not let go."""
 
     incarnation: str
     reason: str
