@@ -15,7 +15,7 @@ from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import How, JobCause, NodeCause
+from oobleckd.protocol.parts import How, JobCause, KeptOutCause, NodeCause
 from oobleckd.protocol.traits import Difference
 
 API_VERSION = "oobleck/v1"
@@ -246,7 +246,7 @@ class NodeView(msgspec.Struct, frozen=True):
     zone: str = ""
     bits: tuple[str, ...] = ()
     traits: tuple[dict[str, str], ...] = ()
-    kept_out: JobCause = ""
+    kept_out: KeptOutCause = ""
     lease_s: float = 0.0
     cause: NodeCause = ""
 

@@ -16,7 +16,7 @@ import msgspec
 
 from oobleckd.protocol.api import IncidentView, JobState, RejectedView
 from oobleckd.protocol.generation import Numbered
-from oobleckd.protocol.parts import JobCause, NodeCause
+from oobleckd.protocol.parts import JobCause, KeptOutCause, NodeCause
 from oobleckd.protocol.traits import Difference
 
 Level = Literal["debug", "info", "warn", "error"]
@@ -180,7 +180,7 @@ class NodeKeptOut(Payload, frozen=True):
     node: str
     device: str
     job: str
-    cause: JobCause
+    cause: KeptOutCause
     why: str
 
 

@@ -32,6 +32,8 @@ written (``checkpoint-unwritten``). It failed: its loss or gradients were not fi
 was, nobody can read its data, a device's memory is too small for it, its only checkpoint is damaged, devices
 met the same error twice (``same-error``), a device could not do what it was told (``device-refused``).
 """
+KeptOutCause = Literal["", "data-changed"]
+"""Why no plan of a job uses a node, for programs: it would read other data than the job, or none."""
 NodeCause = Literal[
     "",
     "link-closed", "silent", "not-heard", "device-lost", "links-down", "given-up", "left", "overdue",

@@ -1,4 +1,4 @@
-"""Why jobs wait or failed, and why nodes are in their states: every sentence of it, word for word, with its code.
+"""Why jobs wait or failed, and why nodes are in their states: every sentence, word for word, with its code.
 
 Other tests look at the codes. ``python -m tests.sim.test_reasons`` writes the page anew.
 """
