@@ -254,9 +254,9 @@ def _died(view: View, change: Change) -> View:
     lost = change.data
     if not isinstance(lost, NodeLost):
         return view
+    said: dict[str, Any] = {"state": "lost", "reason": lost.cause, "cause": lost.code}
     nodes = tuple(
-        msgspec.structs.replace(node, state="lost", reason=lost.cause) if node.name == lost.node else node
-        for node in view.nodes
+        msgspec.structs.replace(node, **said) if node.name == lost.node else node for node in view.nodes
     )
     return msgspec.structs.replace(view, nodes=nodes)
 

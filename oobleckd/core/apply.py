@@ -126,23 +126,28 @@ def _node(state: State, entry: NodeDrained | NodeJoined | NodeOver | NodeForgott
     name = entry.node
     match entry:
         case NodeDrained(undo=True):
-            state.drained.pop(name, None)
-            state.quarantined.discard(name)
+            _let_back(state, name)
         case NodeDrained():
-            state.drained[name] = entry.reason
-            (state.quarantined.add if entry.quarantines else state.quarantined.discard)(name)
+            state.drained[name], state.drain_causes[name] = entry.reason, entry.code
         case NodeJoined():
             state.nodes[name] = Expected(entry.host, entry.zone, entry.at)
         case NodeOver(left=False) if name in state.nodes:
-            state.nodes[name] = msgspec.structs.replace(state.nodes[name], lost=entry.cause, at=entry.at)
+            state.nodes[name] = msgspec.structs.replace(
+                state.nodes[name], lost=entry.cause, at=entry.at, code=entry.code
+            )
         case NodeOver():
             state.nodes.pop(name, None)
         case NodeForgotten():
             state.nodes.pop(name, None)
-            state.drained.pop(name, None)
-            state.quarantined.discard(name)
+            _let_back(state, name)
         case _:
             assert_never(entry)
+
+
+def _let_back(state: State, node: str) -> None:
+    """Nobody keeps the node out of plans."""
+    state.drained.pop(node, None)
+    state.drain_causes.pop(node, None)
 
 
 def _incident(state: State, entry: IncidentOpened | IncidentClosed) -> None:

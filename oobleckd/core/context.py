@@ -28,7 +28,7 @@ from oobleckd.planner.policy import Setup, Situation
 from oobleckd.protocol.changes import AnyPayload, Change, JobMoved, Level
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Release, ToWorker
-from oobleckd.protocol.parts import FailureCause, Peer
+from oobleckd.protocol.parts import JobCause, Peer
 
 
 @dataclass(slots=True)
@@ -94,10 +94,10 @@ class Core:
 
     # ------------------------------------------------------------------ small common acts
 
-    def move(self, job: JobRecord, trigger: Trigger, reason: str = "", cause: FailureCause = "") -> None:
+    def move(self, job: JobRecord, trigger: Trigger, reason: str = "", cause: JobCause = "") -> None:
         """Take a job along the state table; silent where neither state nor reason changes."""
         state = after(job.state, trigger)
-        if (state, reason) == (job.state, job.reason):
+        if (state, reason, cause) == (job.state, job.reason, job.cause):
             return
         changed = state != job.state
         self.record(JobStateChanged(job.id, state, reason, self.now, cause))
@@ -106,10 +106,10 @@ class Core:
             level: Level = "error" if state == "failed" else "warn" if state == "done" and reason else "info"
             self.announce(text, JobMoved(job.id, state, reason, cause), (f"job:{job.id}",), level=level)
 
-    def explain(self, job: JobRecord, reason: str) -> None:
+    def explain(self, job: JobRecord, reason: str, cause: JobCause = "") -> None:
         """Say with a job's state, which stays, why it does not go on ("": it does)."""
-        if reason != job.reason:
-            self.record(JobStateChanged(job.id, job.state, reason, self.now))
+        if (reason, cause) != (job.reason, job.cause):
+            self.record(JobStateChanged(job.id, job.state, reason, self.now, cause))
 
     def next_epoch(self) -> int:
         """An epoch above every one in the journal or heard of in a Hello."""

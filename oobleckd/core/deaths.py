@@ -55,7 +55,7 @@ def died(core: Core, message: DeviceLost, measuring: str) -> None:
             "again; the log of "
             f"{node_of(found.device)} has where it came from"
         )
-        jobs.fail(core, job, error, hint)
+        jobs.fail(core, job, error, hint, "same-error")
 
 
 def planned_bytes(job: JobRecord, plan: Plan | None, device: str) -> int:

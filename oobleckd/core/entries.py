@@ -22,7 +22,7 @@ from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import Counters, FailureCause, Outcome
+from oobleckd.protocol.parts import Counters, JobCause, NodeCause, Outcome
 
 DrainCause = Literal["", "operator", "evicted", "slow", "corruption"]
 
@@ -59,15 +59,15 @@ class FolderTaken(Entry, frozen=True):
 
 
 class JobStateChanged(Entry, frozen=True):
-    """The job's state in the table, the reason shown with it, and, where it failed, the cause for
-    programs.
+    """The job's state in the table, the reason shown with it, and the cause, which says that to programs (""
+    in entries of earlier versions, but for some failures).
     """
 
     job: str
     state: JobState
     reason: str
     at: float
-    cause: FailureCause = ""
+    cause: JobCause = ""
 
 
 class PauseAsked(Entry, frozen=True):
@@ -234,6 +234,11 @@ class NodeDrained(Entry, frozen=True):
     cause: DrainCause = ""
 
     @property
+    def code(self) -> DrainCause:
+        """The cause, also where an earlier version said it in the reason alone."""
+        return "corruption" if self.quarantines else self.cause
+
+    @property
     def quarantines(self) -> bool:
         """Whether it is for wrong bits, and nobody but an operator should undo it."""
         if self.cause:
@@ -253,14 +258,15 @@ class NodeJoined(Entry, frozen=True):
 
 
 class NodeOver(Entry, frozen=True):
-    """The node's incarnation is over: ``cause``. One that ``left`` in order, or had notice of its end, is not
-    expected back.
+    """The node's incarnation is over: ``cause``, and as a ``code``. One that ``left`` in order, or had notice
+    of its end, is not expected back.
     """
 
     node: str
     cause: str
     left: bool
     at: float
+    code: NodeCause = ""
 
 
 class NodeForgotten(Entry, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from oobleckd.core import incidents, room
 from oobleckd.core.context import Core
-from oobleckd.core.entries import JobStateChanged, ProfileMeasured, TemplatesMade
+from oobleckd.core.entries import ProfileMeasured, TemplatesMade
 from oobleckd.core.events import Discard
 from oobleckd.core.memory import held_besides, min_device_bytes
 from oobleckd.core.run import PlannerRequest, Run
@@ -23,7 +23,7 @@ from oobleckd.planner.profile import Profile
 from oobleckd.protocol.changes import TemplatesReady
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Measure, Measured
-from oobleckd.protocol.parts import DeviceInfo, FailureCause
+from oobleckd.protocol.parts import DeviceInfo, JobCause
 
 
 def profile_key(spec: Job, device: DeviceInfo) -> str:
@@ -60,18 +60,16 @@ def start_next(core: Core) -> None:
     _say_what_for(core)
 
 
-def queue_reason(core: Core) -> str:
-    """Why a job of the queue does not start now."""
+def queue_reason(core: Core) -> tuple[str, JobCause]:
+    """Why a job of the queue does not start now, for people and for programs."""
     if core.run is not None:
-        return f"waits for {core.run.job.id} to end"
+        return f"waits for {core.run.job.id} to end", "job-ahead"
     nodes = core.members.nodes.values()
     if any(node.alive for node in nodes):
-        return (
-            "waits for nodes: those that are here are not ready, drained or about to end; see oobleckctl "
-            "get nodes"
-        )
+        here = "those that are here are not ready, drained or about to end; see oobleckctl get nodes"
+        return f"waits for nodes: {here}", "nodes-not-ready"
     here = "none is left" if nodes else "none has joined"
-    return f"waits for nodes: {here}; start some with oobleck-worker"
+    return f"waits for nodes: {here}; start some with oobleck-worker", "no-nodes"
 
 
 def _queue(core: Core) -> Iterator[JobRecord]:
@@ -84,13 +82,12 @@ def _say_what_for(core: Core) -> None:
     """
     # After every event, without an event of its own: it was that of the submit, "waits for job-1 to end"
     # long after job-1 had. (D-daemon-015)
-    reason = queue_reason(core)
+    reason, cause = queue_reason(core)
     if reason == core.queue_reason:
         return
     core.queue_reason = reason
     for job in _queue(core):
-        if job.reason != reason:
-            core.record(JobStateChanged(job.id, "queued", reason, core.now))
+        core.explain(job, reason, cause)
 
 
 def prepare(core: Core, run: Run) -> None:
@@ -175,7 +172,7 @@ def release(core: Core, run: Run) -> None:
         core.release(device, run.job.id)
 
 
-def end(core: Core, run: Run, trigger: str, reason: str = "", cause: FailureCause = "") -> None:
+def end(core: Core, run: Run, trigger: str, reason: str = "", cause: JobCause = "") -> None:
     """End the job (``trigger``: finish, fail or cancel) and free its place."""
     assert trigger in {"finish", "fail", "cancel"}
     if run.incident is not None:
@@ -186,7 +183,7 @@ def end(core: Core, run: Run, trigger: str, reason: str = "", cause: FailureCaus
     core.run = None
 
 
-def fail(core: Core, job: JobRecord, error: str, hint: str, cause: FailureCause = "") -> None:
+def fail(core: Core, job: JobRecord, error: str, hint: str, cause: JobCause = "") -> None:
     """End a job that cannot go on for a reason that a user must mend. ``cause``: what a program should know
     of it.
     """

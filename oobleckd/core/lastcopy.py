@@ -188,7 +188,8 @@ def end_wait(core: Core, node: str) -> bool:
             _end(core, run, name)
         elif node in core.members.nodes:
             del run.waits[name]
-            core.members.evict(node, "given up by kill-node while it was waited for", core.now)
+            why = "given up by kill-node while it was waited for"
+            core.members.evict(node, why, core.now, "given-up")
         else:
             run.waits[name].until = float("-inf")
     return bool(names)
@@ -212,7 +213,7 @@ def _begin(core: Core, run: Run, name: str, wait: Wait, how: str, act: str, budg
         story.append(f"incident:{run.incident.id}")
     said = LastCopyAwaited(node, job.id, tuple(wait.layers), budget_s, steps)
     core.announce(text, said, story, level="warn")
-    core.explain(job, f"waits for {name}, which {how} and holds {what}")
+    core.explain(job, f"waits for {name}, which {how} and holds {what}", "last-copy")
 
 
 def _goes_on(core: Core, run: Run, name: str, after_s: float) -> None:

@@ -280,7 +280,7 @@ class Machine:
     def _evict_node(self, name: str, cause: str) -> None:
         core = self.core
         core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now, cause="evicted"))
-        core.members.evict(name, cause, core.now)
+        core.members.evict(name, cause, core.now, "links-down")
         self._drop_state(name)
 
     def _dismiss(self) -> None:
@@ -307,11 +307,13 @@ class Machine:
             node = core.members.nodes[name]
             if not node.alive:
                 # Who said that it would be ended is not expected back, as if it had left.
-                core.record(NodeOver(name, node.cause, node.left or bool(node.notice), core.now))
+                left = node.left or bool(node.notice)
+                core.record(NodeOver(name, node.cause, left, core.now, node.code))
             if node.left:
-                core.announce(f"{name} {node.cause}", NodeLeft(name, node.cause), (f"node:{name}",))
+                said_left = NodeLeft(name, node.cause, node.code)
+                core.announce(f"{name} {node.cause}", said_left, (f"node:{name}",))
             else:
-                said = NodeLost(name, node.cause)
+                said = NodeLost(name, node.cause, node.code)
                 core.announce(f"{name} lost: {node.cause}", said, (f"node:{name}",), level="warn")
 
     # ------------------------------------------------------------------ agents
@@ -334,7 +336,7 @@ class Machine:
             case LinkDown() as message:
                 self._link_down(message)
             case Goodbye() as message:
-                core.members.goodbye(node, message.incarnation, message.reason, core.now)
+                core.members.goodbye(node, message, core.now)
             case Identified() | InputsChecked() | InputsChanged() | InputsMoved() as message:
                 reading.heard(core, message)
             case _:
@@ -377,7 +379,8 @@ class Machine:
                 versions.words(PROTOCOL, versions.OLDEST),
             )
             reason = f"the daemon speaks protocol {ours} and this worker {theirs}"
-            core.tell(message.node, Refused(reason, "install the same version of oobleckd on both"))
+            hint = "install the same version of oobleckd on both"
+            core.tell(message.node, Refused(reason, hint, "other-protocol"))
             return
         before = core.members.nodes.get(message.node)
         known = before is not None and before.incarnation == message.incarnation
@@ -482,7 +485,8 @@ class Machine:
         job = core.state.jobs.get(message.job) or (core.run.job if core.run else None)
         node = core.members.nodes.get(node_of(message.device))
         if job is not None and not job.final and node is not None and node.alive:
-            jobs.fail(core, job, f"{message.device}: {message.error}", message.hint, message.cause)
+            cause = message.cause or "device-refused"
+            jobs.fail(core, job, f"{message.device}: {message.error}", message.hint, cause)
 
     def _revived(self, name: str) -> None:
         """An incarnation that was declared over is heard again: it joins as a fresh one, unless nobody has

@@ -19,8 +19,8 @@ import msgspec
 
 from oobleckd.core.lease import SHORTEST, Lease
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.messages import DeviceLost, Hello, LinkDown
-from oobleckd.protocol.parts import DeviceInfo, Spare
+from oobleckd.protocol.messages import DeviceLost, Goodbye, Hello, LinkDown
+from oobleckd.protocol.parts import DeviceInfo, NodeCause, Spare
 
 Change = Literal["new", "back", "same"]
 _AGAIN_S = 0.05  # until a silence that may be ours is judged again
@@ -44,10 +44,11 @@ class Node:
     over.
 
     ``accused``: (accuser, accused device) -> when their link broke (waking clock); ``suspect_at``: the first
-    evidence. ``exited``: it is over at the agent's word that a device process ended. ``notice``: why it is
-    about to be ended by others, at ``ends_at``; ``dismissed``: it was told that it may leave. ``forgotten``:
-    nobody is to see it, until it is back. ``releasing``: device -> its incarnation and the last order to drop
-    what it holds, which it has not answered.
+    evidence. ``cause``: what it is over of, for people, and ``code``, for programs. ``exited``: it is over at
+    the agent's word that a device process ended. ``notice``: why it is about to be ended by others, at
+    ``ends_at``; ``dismissed``: it was told that it may leave. ``forgotten``: nobody is to see it, until it is
+    back. ``releasing``: device -> its incarnation and the last order to drop what it holds, which it has not
+    answered.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Node:
     heard_at: float = 0.0
     suspect_at: float | None = None
     cause: str = ""
+    code: NodeCause = ""
     accused: dict[tuple[str, str], float] = field(default_factory=dict)
     notice: str = ""
     ends_at: float = 0.0
@@ -170,7 +172,7 @@ class Membership:
             return False
         revived = not node.alive and not node.left
         if revived:
-            node.alive, node.cause, node.suspect_at, node.accused = True, "", None, {}
+            node.alive, node.cause, node.code, node.suspect_at, node.accused = True, "", "", None, {}
             node.exited = node.forgotten = False
             node.lease = Lease(self.lease_s, self.waking(now), self.heartbeat_s)
             self._touch(node)
@@ -209,7 +211,7 @@ class Membership:
         self._touch(node)
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if node.accused:
-            self._over(node, f"its link closed and {node.accusers()} lost it too", now)
+            self._over(node, f"its link closed and {node.accusers()} lost it too", now, "link-closed")
 
     def link_down(self, message: LinkDown, now: float) -> None:
         """A device lost its link to a peer. Callers pass only links between live devices of one layout."""
@@ -220,7 +222,7 @@ class Membership:
         self.at_odds.add(node.name)
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         if not node.connected:
-            self._over(node, f"its link closed and {message.device} lost it too", now)
+            self._over(node, f"its link closed and {message.device} lost it too", now, "link-closed")
 
     def linked_anew(self, device: str) -> None:
         """A device is told what gives it new links: that an old one of its broke accuses nobody any more."""
@@ -238,7 +240,7 @@ class Membership:
         node.ready = False
         self._touch(node)
         if not message.spare:
-            self._over(node, f"{message.device}: {message.evidence}", now)
+            self._over(node, f"{message.device}: {message.evidence}", now, "device-lost")
             node.exited = True
             return False
         at = now if node.suspect_at is None else node.suspect_at
@@ -247,17 +249,18 @@ class Membership:
         self._forgive([message.device])
         return True
 
-    def goodbye(self, name: str, incarnation: str, reason: str, now: float) -> None:
+    def goodbye(self, name: str, message: Goodbye, now: float) -> None:
         """The agent leaves in order."""
         node = self.nodes.get(name)
-        if node is not None and node.incarnation == incarnation:
-            self._over(node, f"left: {reason}", now)
+        if node is not None and node.incarnation == message.incarnation:
+            late = "; its time was up" if message.overdue else ""
+            self._over(node, f"left: {message.reason}{late}", now, "overdue" if message.overdue else "left")
             node.left, node.connected = True, False
             self._touch(node)
 
-    def evict(self, name: str, cause: str, now: float) -> None:
+    def evict(self, name: str, cause: str, now: float, code: NodeCause) -> None:
         """End a node's incarnation by decision; its next sign of life makes it a fresh node."""
-        self._over(self.nodes[name], cause, now)
+        self._over(self.nodes[name], cause, now, code)
 
     def expire(self, now: float, spared: Callable[[str], bool] = lambda _: False) -> None:
         """Incarnations whose lease has run out are over, but not while it may be us who hear nobody, nor
@@ -281,7 +284,8 @@ class Membership:
             else:
                 silence_s, length_s = awake - node.lease.heard, self._ends(node) - node.lease.heard
                 node.suspect_at = node.heard_at if node.suspect_at is None else node.suspect_at
-                self._over(node, f"no sign of life for {silence_s:.2g} s (its lease: {length_s:.2g} s)", now)
+                why = f"no sign of life for {silence_s:.2g} s (its lease: {length_s:.2g} s)"
+                self._over(node, why, now, "silent")
 
     def hears_others(self, node: Node, now: float) -> bool:
         """Whether some other node is in time."""
@@ -459,12 +463,12 @@ class Membership:
         self.touched.add(node.name)
         self.turns += 1
 
-    def _over(self, node: Node, cause: str, now: float) -> None:
+    def _over(self, node: Node, cause: str, now: float, code: NodeCause) -> None:
         if node.alive:
             self.obituaries.append(node.name)
         node.alive = False
         self._touch(node)
-        node.cause = cause
+        node.cause, node.code = cause, code
         node.suspect_at = now if node.suspect_at is None else node.suspect_at
         node.accused, node.fallen = {}, {}
         self._let_off(node, {})

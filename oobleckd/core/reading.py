@@ -327,7 +327,7 @@ def ends(core: Core, run: Run, needed: int) -> bool:
         return False
     if begins and not job.inputs and run.unread is not None:
         first = run.unread
-        jobs.fail(core, job, f"{first.device}: {first.error}", first.hint, first.cause)
+        jobs.fail(core, job, f"{first.device}: {first.error}", first.hint, first.cause or "data-unreadable")
         return True
     jobs.fail(core, job, f"{inputs.kept_words(run)}; {_where(job)}", _PUT_BACK, "data-changed")
     return True

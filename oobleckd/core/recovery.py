@@ -316,9 +316,8 @@ def on_damaged(core: Core, message: DeviceFailed) -> None:
     older = checkpoints.damaged(core, job, message)
     if older is None:
         error = f"{device}: {message.error}; the job has no other checkpoint to roll back to"
-        jobs.fail(
-            core, job, error, f"mend {message.damaged} from a backup and submit with --resume, or begin anew"
-        )
+        hint = f"mend {message.damaged} from a backup and submit with --resume, or begin anew"
+        jobs.fail(core, job, error, hint, "checkpoint-damaged")
         return
     distrust(core, run, Finding(f"the checkpoint of step {job.counters.step} is damaged", (), older))
 

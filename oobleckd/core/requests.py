@@ -80,7 +80,7 @@ def _submit(core: Core, request: Submit) -> Response:
     source, counters = start
     job_id = request.folder or f"{request.job.name}-{core.state.next_number}"
     assert job_id not in core.state.jobs, f"a second job {job_id}"
-    reason = jobs.queue_reason(core)
+    reason, cause = jobs.queue_reason(core)
     inputs = _inputs(core, request, source)
     folder = request.folder
     core.record(
@@ -93,7 +93,7 @@ def _submit(core: Core, request: Submit) -> Response:
     job = core.state.jobs[job_id]
     if job.state != "queued":
         return Accepted(job_id, f"{job_id} starts now")
-    core.record(JobStateChanged(job_id, "queued", reason, core.now))
+    core.record(JobStateChanged(job_id, "queued", reason, core.now, cause))
     return Accepted(job_id, f"{job_id} is queued: {reason}")
 
 

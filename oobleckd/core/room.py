@@ -20,6 +20,7 @@ from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import TroubleView
 from oobleckd.protocol.changes import CheckpointRoom, Level
 from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
+from oobleckd.protocol.parts import JobCause
 
 LOOK_EVERY_S = 2.0
 """While there is no room, or the disk refuses."""
@@ -228,7 +229,8 @@ def _failed(
     trouble.text = what
     if last:
         then = "the job holds all of its state, tries again and is done when it is written"
-        _explain(core, run.job, f"waits to write its last checkpoint: {what}; {_WAYS_OUT}")
+        reason = f"waits to write its last checkpoint: {what}; {_WAYS_OUT}"
+        _explain(core, run.job, reason, "checkpoint-unwritten")
     else:
         then = f"the job goes on and tries again. {_stays(run.job)}" if not again else "it is tried again"
     if cause not in trouble.said:
@@ -236,9 +238,9 @@ def _failed(
         _say(core, run, f"{what}; {then}; {_WAYS_OUT}", "error", cause.node, cause.errno)
 
 
-def _explain(core: Core, job: JobRecord, reason: str) -> None:
+def _explain(core: Core, job: JobRecord, reason: str, cause: JobCause = "") -> None:
     if not job.final and job.counters.step >= job.spec.train.steps:
-        core.explain(job, reason)
+        core.explain(job, reason, cause)
 
 
 def _stays(job: JobRecord) -> str:

@@ -21,7 +21,7 @@ from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import Counters, FailureCause
+from oobleckd.protocol.parts import Counters, JobCause, NodeCause
 
 HISTORY = 5000
 RECENT_STEPS = 20
@@ -54,13 +54,14 @@ class KeptCheckpoint(msgspec.Struct, frozen=True, gc=False):
 
 class Expected(msgspec.Struct, frozen=True, gc=False):
     """A node that should be here: where it was last, and since when that is so. ``lost``: why it is not ("":
-    it was here when last heard of).
+    it was here when last heard of), and as a ``code``.
     """
 
     host: str
     zone: str
     at: float
     lost: str = ""
+    code: NodeCause = ""
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -132,7 +133,7 @@ class JobRecord:
     counters: Counters
     state: JobState = "queued"
     reason: str = ""
-    cause: FailureCause = ""
+    cause: JobCause = ""
     finished_at: float | None = None
     paused: bool = False
     epoch: int = 0
@@ -216,20 +217,25 @@ class JobRecord:
 
 @dataclass(slots=True)
 class State:
-    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason; ``quarantined``:
-    those of them that have had wrong bits; ``nodes``: those that should be here, by name.
+    """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason; ``drain_causes``:
+    that, for programs; ``nodes``: those that should be here, by name.
     """
 
     jobs: dict[str, JobRecord] = field(default_factory=dict)
     profiles: dict[str, Profile] = field(default_factory=dict)
     drained: dict[str, str] = field(default_factory=dict)
-    quarantined: set[str] = field(default_factory=set)
+    drain_causes: dict[str, NodeCause] = field(default_factory=dict)
     nodes: dict[str, Expected] = field(default_factory=dict)
     lost_records: list[LostRecords] = field(default_factory=list)
     incidents: dict[str, IncidentView] = field(default_factory=dict)
     history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY))
     epoch: int = 0
     seq: int = 0
+
+    @property
+    def quarantined(self) -> set[str]:
+        """The nodes that are kept out of plans since they have had wrong bits."""
+        return {node for node, cause in self.drain_causes.items() if cause == "corruption"}
 
     @property
     def next_number(self) -> int:

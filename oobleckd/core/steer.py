@@ -32,7 +32,7 @@ from oobleckd.core.run import PlannerRequest, Run
 from oobleckd.planner.policy import ROLLING_BACK, Proposal, Situation
 from oobleckd.protocol.changes import PlanRefused
 from oobleckd.protocol.messages import Flag
-from oobleckd.protocol.parts import Flags
+from oobleckd.protocol.parts import Flags, JobCause
 
 _NAMED = 5  # nodes, in a sentence
 
@@ -67,7 +67,7 @@ def _before_deployment(core: Core, run: Run) -> None:
     nodes = core.candidates(job)
     if len(nodes) < _to_begin(run):
         if job.state != "profiling":
-            core.move(job, "starve", _too_few(run, nodes))
+            _wait(core, run, nodes)
         return
     wanted = Situation(nodes, {}, zones=_zones(core, nodes))
     if core.now < core.joined_at + core.config.batch_s or _alike(wanted, run.refused):
@@ -90,21 +90,25 @@ def _to_begin(run: Run) -> int:
     return job.n0 * (job.spec.fault_tolerance.f + 1 if job.epoch == 0 and not _rolls_back(run) else 1)
 
 
-def _too_few(run: Run, nodes: tuple[str, ...]) -> str:
-    """Why the job waits, and what would help."""
+def _wait(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
+    """There are too few ``nodes``: the job waits, and says what would help."""
     kept_out = inputs.kept_words(run)
-    return f"{_lacking(run, nodes)}{f'; {kept_out}' if kept_out else ''}"
+    few_for_f = len(nodes) >= run.job.n0 and _to_begin(run) > run.job.n0
+    lacking = _lacking_for_f(run, nodes) if few_for_f else _lacking(run, nodes)
+    cause: JobCause = "too-few-for-f" if few_for_f else "too-few-nodes"
+    core.move(run.job, "starve", f"{lacking}{f'; {kept_out}' if kept_out else ''}", cause)
+
+
+def _lacking_for_f(run: Run, nodes: tuple[str, ...]) -> str:
+    f = run.job.spec.fault_tolerance.f
+    return (
+        f"fault_tolerance.f = {f} needs {f + 1} copies of every layer: {_to_begin(run)} nodes, and "
+        f"{len(nodes)} are here (start more nodes, lower fault_tolerance.f, or raise resources.device_memory)"
+    )
 
 
 def _lacking(run: Run, nodes: tuple[str, ...]) -> str:
     job = run.job
-    f, wanted = job.spec.fault_tolerance.f, _to_begin(run)
-    if len(nodes) >= job.n0 and wanted > job.n0:
-        return (
-            f"fault_tolerance.f = {f} needs {f + 1} copies of every layer: {wanted} nodes, and {len(nodes)} "
-            "are "
-            "here (start more nodes, lower fault_tolerance.f, or raise resources.device_memory)"
-        )
     step = job.counters.step
     if job.layout is None:
         where = (
@@ -336,7 +340,7 @@ def _starve(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
         return
     if saved:
         _let_go(core, run)
-    core.move(job, "starve", _too_few(run, nodes))
+    _wait(core, run, nodes)
 
 
 def _changes_nothing(run: Run, proposal: Proposal) -> bool:
@@ -439,7 +443,7 @@ def on_planned(core: Core, event: Planned) -> None:
     asked, run.asked = run.asked, None
     if asked.situation is None:
         if event.error:
-            jobs.fail(core, run.job, event.error, event.hint)
+            jobs.fail(core, run.job, event.error, event.hint, "no-plan")
         else:
             jobs.on_templates(core, run, asked.setup, event.templates)
     elif event.proposal is not None:
@@ -459,7 +463,7 @@ def _refused(core: Core, run: Run, asked: Situation, event: Planned) -> None:
         return
     reason = f"{event.error} ({event.hint})" if event.hint else event.error
     if run.phase == "off" or (run.job.unsettled and run.all_held()):
-        core.move(run.job, "starve", reason)
+        core.move(run.job, "starve", reason, "no-plan")
     else:
         text = f"{run.job.id}: no new plan: {reason}"
         core.announce(text, PlanRefused(run.job.id, reason), (f"job:{run.job.id}",), level="warn")

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from oobleckd.core import alike, deaths, room
+from oobleckd.core import alike, deaths, nodecauses, room
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
-from oobleckd.core.run import Run
+from oobleckd.core.nodecauses import Use
 from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.planner.plan import Layers, node_of
 from oobleckd.planner.policy import ROLLING_BACK
@@ -73,7 +73,7 @@ def node_views(core: Core) -> list[NodeView]:
     Hello yet.
     """
     inside = core.run.job.surviving_nodes() if core.run is not None else frozenset()
-    held, use = _by_node(core), _use(core)
+    held, use = _by_node(core), nodecauses.use(core)
     found = [
         _node_view(core, node, held.get(name), use, inside=name in inside)
         for name, node in sorted(core.members.nodes.items())
@@ -84,15 +84,13 @@ def node_views(core: Core) -> list[NodeView]:
     return sorted(found, key=lambda view: view.name)
 
 
-_UNHEARD = "not heard since the daemon's restart"
-
-
 def _missing_view(core: Core, name: str, *, inside: bool) -> NodeView:
     """A node that has not said Hello in this incarnation of the daemon. It may yet, for a while after the
     restart, and as long as its place is kept.
     """
     known = core.state.nodes.get(name, Expected("", "", core.now))
     waiting = inside or (not known.lost and core.now < core.started_at + core.config.grace_s)
+    why = nodecauses.why_missing(known, waiting=waiting)
     return NodeView(
         name=name,
         state="disconnected" if waiting else "lost",
@@ -103,8 +101,9 @@ def _missing_view(core: Core, name: str, *, inside: bool) -> NodeView:
         pids=(),
         heartbeat_age_s=max(0.0, core.now - known.at) if known.lost else 0.0,
         layers=(),
-        reason=_UNHEARD if waiting or not known.lost else known.lost,
+        reason=why.reason,
         zone=known.zone,
+        cause=why.cause,
     )
 
 
@@ -126,25 +125,6 @@ class _Held(NamedTuple):
     redundant: list[LayerRange]
 
 
-class _Use(NamedTuple):
-    """Names of nodes that the plan in force leaves idle, that a plan may use, and that one was found to have
-    no use for.
-    """
-
-    idle: frozenset[str]
-    usable: frozenset[str]
-    useless: frozenset[str]
-
-
-def _use(core: Core) -> _Use:
-    run = core.run
-    if run is None or run.job.plan is None:
-        return _Use(frozenset(), frozenset(), frozenset())
-    return _Use(
-        frozenset(run.job.plan.idle), frozenset(core.candidates(run.job)), frozenset(run.satisfied or ())
-    )
-
-
 def _by_node(core: Core) -> dict[str, _Held]:
     """Node -> what its live devices hold of the active job: gathered once, as there may be
     thousands of both.
@@ -164,14 +144,14 @@ def _ranges(device: str, held: Layers) -> Iterator[LayerRange]:
     return (LayerRange(device, part.start, part.stop) for part in held.ranges)
 
 
-def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside: bool) -> NodeView:
+def _node_view(core: Core, node: Node, held: _Held | None, use: Use, *, inside: bool) -> NodeView:
     state = node_state(core, node, inside=inside)
     layers: tuple[LayerRange, ...] = ()
     redundant: tuple[LayerRange, ...] = ()
     if held is not None and state in {"active", "draining", "disconnected"}:
         redundant = tuple(held.redundant)
         layers = tuple(each for each in held.layers if each not in redundant)
-    spare = node.spare or Spare(0)
+    spare, why = node.spare or Spare(0), nodecauses.why(core, node, state, use)
     return NodeView(
         name=node.name,
         state=state,
@@ -182,7 +162,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         pids=tuple(d.pid for d in node.devices),
         heartbeat_age_s=max(0.0, core.now - node.heard_at),
         layers=layers,
-        reason=_node_reason(core, node, state, use),
+        reason=why.reason,
         spare="ready" if spare.ready else "starting" if spare.pid else "",
         spare_pid=spare.pid,
         spare_bytes=spare.memory_bytes,
@@ -192,58 +172,8 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: _Use, *, inside:
         traits=tuple(d.all_traits for d in node.devices),
         kept_out="data-changed" if core.run is not None and node.name in core.run.kept_out else "",
         lease_s=node.lease.length_s,
+        cause=why.cause,
     )
-
-
-def _node_reason(core: Core, node: Node, state: NodeState, use: _Use) -> str:
-    if state in {"lost", "left"}:
-        return node.cause
-    if state in {"draining", "drained"}:
-        return core.state.drained.get(node.name) or _why_leaving(core, node)
-    if core.run is not None and node.name in core.run.kept_out:
-        return "; ".join(sorted(set(core.run.kept_out[node.name].wrong.values())))
-    if state == "disconnected":
-        return _why_disconnected(core, node)
-    run = core.run
-    if state == "active" and run is not None:
-        return _pace(run, node)
-    return _why_standby(run, node, use) if state == "standby" and run is not None else ""
-
-
-def _pace(run: Run, node: Node) -> str:
-    """What is slow about a node that works."""
-    slow = [
-        (device.device, factor) for device in node.devices if (factor := run.paces.slow.get(device.device))
-    ]
-    return "; ".join(f"{device} is slow: {factor:.1f} times its peers" for device, factor in slow)
-
-
-def _why_leaving(core: Core, node: Node) -> str:
-    return f"{node.notice}, which ends it in {max(0.0, node.ends_at - core.now):.0f} s"
-
-
-def _why_disconnected(core: Core, node: Node) -> str:
-    """What is missing of a node that is suspect and not more."""
-    if not node.connected:
-        return "its link closed; it may come back"
-    silent_s = core.members.silent_s(node, core.now)
-    return f"silent for {silent_s:.1f} s; its lease is {node.lease.length_s:.1f} s"
-
-
-def _why_standby(run: Run, node: Node, use: _Use) -> str:
-    """Why a node that is here has no place in the plan in force; "" while one is being made."""
-    job = run.job
-    if job.plan is None:
-        return ""
-    if node.name in use.idle:
-        return job.plan.reason
-    if job.setup is not None and len(node.devices) < job.setup.devices_per_node:
-        return (
-            f"has {len(node.devices)} devices, and the plan needs {job.setup.devices_per_node} of every node"
-        )
-    if node.name not in use.usable:
-        return f"the job may use {job.spec.resources.max_nodes or len(job.offered)} nodes at most"
-    return "the plan has no use for it" if node.name in use.useless else ""
 
 
 # ---------------------------------------------------------------------- jobs

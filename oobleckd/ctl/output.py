@@ -15,10 +15,10 @@ import click
 import msgspec
 
 from oobleckd.protocol.api import API_VERSION
-from oobleckd.protocol.parts import FailureCause
+from oobleckd.protocol.parts import JobCause
 
 FAILED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, TIMED_OUT = 1, 2, 3, 4, 5, 124
-CAUSES: dict[FailureCause, int] = {"not-finite": 6, "data-changed": 7, "out-of-memory": 8}
+CAUSES: dict[JobCause, int] = {"not-finite": 6, "data-changed": 7, "out-of-memory": 8}
 """How a command ends that waited for a job which failed by one of these."""
 
 

@@ -32,6 +32,7 @@ from oobleckd.host import tcp, urgency
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello, Refused, ToWorker, Welcome
+from oobleckd.protocol.parts import RefusalCause
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.versions import OLDEST, spoken, words
 
@@ -211,7 +212,8 @@ class Hub:
 
     def _receive(self, peer: _Peer, data: bytes) -> None:
         if self._curve and peer.key not in self._allowed:
-            self._refuse(peer, "its key is no longer in the allow-list", "make a new one: oobleckctl keygen")
+            hint = "make a new one: oobleckctl keygen"
+            self._refuse(peer, "its key is no longer in the allow-list", hint, "key-revoked")
             return
         peer.told = False
         self.heartbeats.heard(peer)
@@ -275,7 +277,8 @@ class Hub:
     def _owner(self, peer: _Peer, hello: Hello) -> str:
         """Whose connection it is; empty if that is nobody's, who is told why."""
         if not peer.identity.startswith(b"\0"):
-            self._refuse(peer, "it chose a ZeroMQ identity", "leave ZMQ_ROUTING_ID unset")
+            hint = "leave ZMQ_ROUTING_ID unset"
+            self._refuse(peer, "it chose a ZeroMQ identity", hint, "chosen-identity")
             return ""
         if spoken(hello.protocol, hello.oldest) is None:
             self._refuse_protocol(peer, hello.protocol, hello.oldest)
@@ -286,6 +289,7 @@ class Hub:
                 peer,
                 f"it calls itself {hello.node!r}, and its key belongs to {owner!r}",
                 f"start it as --node {owner}, or with the key of {hello.node}",
+                "other-node",
             )
             return ""
         return owner
@@ -295,14 +299,15 @@ class Hub:
             peer,
             f"it speaks protocol {words(newest, oldest)}, the daemon {words(PROTOCOL, OLDEST)}",
             "install the same version of oobleckd on every machine",
+            "other-protocol",
         )
 
-    def _refuse(self, peer: _Peer, reason: str, hint: str) -> None:
+    def _refuse(self, peer: _Peer, reason: str, hint: str, cause: RefusalCause) -> None:
         self.counters.refused += 1
         peer.early.clear()
         name = self._allowed.get(peer.key, "a newcomer")
         _log.warning("refused %s: %s; %s", name, reason, hint)
-        self._send(peer.identity, Refused(reason, hint))
+        self._send(peer.identity, Refused(reason, hint, cause))
 
     # ------------------------------------------------------------------- out
 

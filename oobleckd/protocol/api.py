@@ -15,7 +15,7 @@ from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import FailureCause, How
+from oobleckd.protocol.parts import How, JobCause, KeptOutCause, NodeCause
 from oobleckd.protocol.traits import Difference
 
 API_VERSION = "oobleck/v1"
@@ -225,7 +225,8 @@ class NodeView(msgspec.Struct, frozen=True):
     ``bits``: of each device what decides the bits of its results, in short; ``traits``: all that does, by
     name. ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it
     would read another text). ``lease_s``: how long its silence is forgiven at present; what its first
-    heartbeats teach makes that shorter.
+    heartbeats teach makes that shorter. ``reason`` says to people why it is in its state,
+    ``cause`` to programs.
     """
 
     name: str
@@ -245,8 +246,9 @@ class NodeView(msgspec.Struct, frozen=True):
     zone: str = ""
     bits: tuple[str, ...] = ()
     traits: tuple[dict[str, str], ...] = ()
-    kept_out: FailureCause = ""
+    kept_out: KeptOutCause = ""
     lease_s: float = 0.0
+    cause: NodeCause = ""
 
 
 class CadenceView(msgspec.Struct, frozen=True):
@@ -301,7 +303,7 @@ class JobView(Numbered, frozen=True):
     were in (with a staggered update), ``updates_taken_back`` of those in vain. ``boundary_bytes``: what a
     device has at most in its boundary cache; ``sum_copies``: how often in a step a peer gets a copy of its
     gradient sums. ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in
-    the last one. ``cause``: of a failed job, where a program should know it. ``notes``: what is to be said of
+    the last one. ``cause``: why it waits or has failed, for programs. ``notes``: what is to be said of
     the folder that its model starts from. ``steps_skipped``: of ``step``, those that made no update, since
     their loss or a gradient was not finite; ``skipped_in_row``: the last ones, if the last step was one.
     ``kinds``: the traits of all devices that ever trained it, those that are alike once; ``differences``: in
@@ -339,7 +341,7 @@ class JobView(Numbered, frozen=True):
     sum_copies: int = 0
     cadence: CadenceView | None = None
     checkpoint_step: int = 0
-    cause: FailureCause = ""
+    cause: JobCause = ""
     notes: tuple[FolderNote, ...] = ()
     steps_skipped: int = 0
     skipped_in_row: int = 0

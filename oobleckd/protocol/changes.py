@@ -16,7 +16,7 @@ import msgspec
 
 from oobleckd.protocol.api import IncidentView, JobState, RejectedView
 from oobleckd.protocol.generation import Numbered
-from oobleckd.protocol.parts import FailureCause
+from oobleckd.protocol.parts import JobCause, KeptOutCause, NodeCause
 from oobleckd.protocol.traits import Difference
 
 Level = Literal["debug", "info", "warn", "error"]
@@ -46,7 +46,7 @@ class JobMoved(Payload, frozen=True):
     job: str
     state: JobState
     reason: str = ""
-    cause: FailureCause = ""
+    cause: JobCause = ""
 
 
 class JobWentBack(Payload, frozen=True):
@@ -107,19 +107,21 @@ class NodeHere(Payload, frozen=True):
 
 
 class NodeLost(Payload, frozen=True):
-    """A node is lost, of what ``cause`` says."""
+    """A node is lost, of what ``cause`` says to people, and ``code`` to programs."""
 
     kind: ClassVar[str] = "node"
     node: str
     cause: str
+    code: NodeCause = ""
 
 
 class NodeLeft(Payload, frozen=True):
-    """A node left in order."""
+    """A node left in order: why, in ``cause`` for people, and in ``code`` for programs."""
 
     kind: ClassVar[str] = "node"
     node: str
     cause: str
+    code: NodeCause = ""
 
 
 class NodeEnding(Payload, frozen=True):
@@ -178,7 +180,7 @@ class NodeKeptOut(Payload, frozen=True):
     node: str
     device: str
     job: str
-    cause: FailureCause
+    cause: KeptOutCause
     why: str
 
 

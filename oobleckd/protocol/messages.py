@@ -30,12 +30,13 @@ from oobleckd.protocol.parts import (
     Counters,
     DatagramSession,
     DeviceInfo,
-    FailureCause,
     Flags,
     How,
+    JobCause,
     Notice,
     Outcome,
     Peer,
+    RefusalCause,
     Spare,
     Vote,
     repr_without_secrets,
@@ -334,7 +335,7 @@ class DeviceFailed(Message, frozen=True):
     error: str
     hint: str = ""
     damaged: str = ""
-    cause: FailureCause = ""
+    cause: JobCause = ""
     unread: bool = False
 
 
@@ -398,10 +399,11 @@ class Corrupted(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The agent leaves in order (SIGTERM)."""
+    """The agent leaves in order (SIGTERM). ``overdue``: its notice's time is up, and it was not let go."""
 
     incarnation: str
     reason: str
+    overdue: bool = False
 
 
 FromWorker = (
@@ -452,10 +454,11 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Not accepted: why, and what to do. The agent prints it and exits."""
+    """Not accepted: why, and what to do. The agent prints it and exits. ``cause``: why, for programs."""
 
     reason: str
     hint: str
+    cause: RefusalCause = ""
 
 
 class Dismiss(Message, frozen=True):

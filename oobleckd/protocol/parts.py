@@ -15,9 +15,43 @@ from oobleckd.protocol.traits import KIND
 DATAGRAM_SESSION_BYTES, DATAGRAM_KEY_BYTES = 8, 32
 
 Outcome = Literal["applied", "skipped", "repeated"]
-FailureCause = Literal["", "not-finite", "data-changed", "out-of-memory"]
-"""Why a job failed, for programs: its loss or gradients were not finite, its data is not what it was, a
-device's memory is too small for it. "": for another reason, which only the sentence says.
+JobCause = Literal[
+    "",
+    "job-ahead", "no-nodes", "nodes-not-ready", "too-few-nodes", "too-few-for-f", "no-plan",
+    "last-copy", "checkpoint-unwritten",
+    "not-finite", "data-changed", "data-unreadable", "out-of-memory", "checkpoint-damaged", "same-error",
+    "device-refused",
+]  # fmt: skip
+"""Why a job waits, or has failed, for programs. "": for no reason, or one that only the sentence says.
+
+It waits for another job to end (``job-ahead``), for any node (``no-nodes``), for those that are here to be
+ready (``nodes-not-ready``), for as many as hold the model (``too-few-nodes``), or its f + 1 copies
+(``too-few-for-f``); for nodes that its policy has a plan for (``no-plan``; it failed, where no number of them
+would do); for whoever holds the last copy of a layer (``last-copy``), or for its last checkpoint to be
+written (``checkpoint-unwritten``). It failed: its loss or gradients were not finite, its data is not what it
+was, nobody can read its data, a device's memory is too small for it, its only checkpoint is damaged, devices
+met the same error twice (``same-error``), a device could not do what it was told (``device-refused``).
+"""
+KeptOutCause = Literal["", "data-changed"]
+"""Why no plan of a job uses a node, for programs: it would read other data than the job, or none."""
+NodeCause = Literal[
+    "",
+    "link-closed", "silent", "not-heard", "device-lost", "links-down", "given-up", "left", "overdue",
+    "notice", "operator", "evicted", "slow", "corruption",
+    "data-changed", "no-place", "max-nodes", "too-few-devices",
+]  # fmt: skip
+"""Why a node is in its state, for programs. "": for no reason, or one that only the sentence says.
+
+It is lost, or not heard at present: its link closed, it is silent, it has not been heard since the daemon's
+restart, a device of it ended, its links to others stayed down, somebody gave it up while it was waited for.
+It left in order, or, ``overdue``, because the time of its notice was up. It is drained since it has notice
+of its end, by an operator, since its links stayed down (``evicted``), since it is slow (as it may be in the
+plan) or computed or kept wrong bits. It stands by: it would read other data than the job, the plan has no
+place for it, the job may use no more nodes, it has fewer devices than the others.
+"""
+RefusalCause = Literal["", "key-revoked", "chosen-identity", "other-protocol", "other-node"]
+"""Why an agent is refused, for programs: its key is not allowed any more, it chose a ZeroMQ identity, it
+speaks another protocol, its key is of a node of another name.
 """
 How = Literal[
     "sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host",

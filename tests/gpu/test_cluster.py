@@ -48,6 +48,4 @@ def test_a_job_that_does_not_fit_fails_and_blames_nobody(cluster: Cluster) -> No
     job = cluster.client.submit(tiny_job("large", model=model, train=train)).id
     failed = cluster.job_in(job, "failed", timeout_s=START_S)
     assert failed.cause == OUT_OF_MEMORY
-    assert "out of memory while layers were measured, one at a time: used " in failed.reason
-    assert f"a smaller train.micro_batch than {most}" in failed.reason
     assert {node.state for node in cluster.usable(NODES)} == {"standby"}

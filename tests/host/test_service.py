@@ -181,7 +181,7 @@ def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
     before = len(services.client.incidents())
     services.systemctl("stop", WORKERS[1])
     (left,) = [node for node in services.client.nodes() if node.name == NODES[1]]
-    assert (left.state, left.reason) == ("left", "left: SIGTERM")
+    assert (left.state, left.cause) == ("left", "left")
     assert NODES[1] not in services.client.job(job).nodes
     services.systemctl("start", WORKERS[1])
     view = services.job_in(job, "done")

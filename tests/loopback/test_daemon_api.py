@@ -110,8 +110,8 @@ def test_a_job_has_a_folder_that_nobody_else_has(running: Daemon, agent: Agent, 
 def test_drain_and_undrain(running: Daemon, agent: Agent) -> None:
     client = running.client
     client.drain("node-1", "repair")
-    assert client.nodes()[0].state == "drained"
-    assert client.nodes()[0].reason == "repair"
+    (node,) = client.nodes()
+    assert (node.state, node.cause, node.reason) == ("drained", "operator", "repair")
     client.undrain("node-1")
     assert client.nodes()[0].state == "standby"
     audited = client.story("node:node-1")[-1]

@@ -74,7 +74,7 @@ def test_state_and_numbers_go_on_after_kill_9(tmp_path: Path) -> None:
         agent.say(hello("node-1"))
         agent.listen()
         (node,) = second.client.nodes()
-        assert (node.state, node.reason) == ("drained", "repair")
+        assert (node.state, node.cause, node.reason) == ("drained", "operator", "repair")
         agent.close()
         assert second.stop(signal.SIGINT) == 0
 

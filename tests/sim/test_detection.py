@@ -41,7 +41,7 @@ def test_an_agent_without_a_processor_is_not_given_up_while_its_devices_train():
     node.connected = False  # nothing that it says leaves it
     world.run_for(4.0)
     assert world.node("n03").state == "disconnected"
-    assert "silent for" in world.node("n03").reason
+    assert world.node("n03").cause == "silent"
     assert losses(world) == []
     assert world.job().counters.step > step
     node.connected = True

@@ -4,6 +4,7 @@ import pytest
 
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Drain
+from oobleckd.protocol.changes import NodeLost
 from oobleckd.protocol.messages import LinkDown
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -102,7 +103,7 @@ def test_a_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far():
     job = world.job()
     assert job.counters.step == 4
     assert job.steps_lost in {3, 4}  # the step under way at the kill may have committed
-    assert "needs 2 nodes and has 1" in job.reason
+    assert (job.cause, job.n0) == ("too-few-nodes", 2)
     assert any("lost the last copy; back" in change.text for change in world.daemon.changes)
     world.add("n02")
     world.until_state("done")
@@ -128,8 +129,8 @@ def test_too_few_wanted_nodes_but_live_copies_wait_and_go_on():
     for name in ("n01", "n02", "n03"):
         world.ask(Drain(name))
     world.until_state("waiting")
-    step = world.job().counters.step
-    assert world.job().reason == f"needs 2 nodes and has 0; step {step} is held by 3 nodes"
+    assert world.job().cause == "too-few-nodes"
+    assert len(world.view().nodes) == 3, "who hold the step"
     assert world.node("n01").state == "draining"
     world.run_for(2.0)
     for name in ("n01", "n02"):
@@ -167,7 +168,8 @@ def test_a_link_that_stays_down_between_live_devices_evicts_one_end():
     peer = "n02/0"
     device.tell(LinkDown("n01/0", peer, "reset"))
     world.run(lambda: world.node("n02").state == "drained")
-    assert "evicted: its links to n01/0 stay down" in world.node("n02").reason
+    assert world.node("n02").cause == "evicted"
+    assert [(told.node, told.code) for told in world.told(NodeLost)] == [("n02", "links-down")]
     world.until_state("running")
     assert "n02" not in world.view().nodes
 

@@ -41,7 +41,8 @@ def test_twelve_down_to_n0_and_back_up():
     world.ask(Drain(names[0]))
     world.until_state("waiting")
     step = world.job().counters.step
-    assert f"step {step} is in" in world.job().reason
+    assert (world.view().cause, world.view().checkpoint_step) == ("too-few-nodes", step)
+    assert world.job().layout is None
     assert world.node(names[0]).state == "drained"
     world.kill(names[0])
     world.ask(Drain(names[0], undo=True))
@@ -78,7 +79,7 @@ def test_max_nodes_leaves_the_others_on_standby():
     world.until_step(5)
     assert len(world.view().nodes) == 4
     assert world.node("n06").state == "standby"
-    assert world.node("n06").reason
+    assert world.node("n06").cause == "max-nodes"
     world.kill("n01")
     world.until_state("recovering")
     world.until_state("done")
@@ -103,7 +104,7 @@ def test_a_standby_takes_a_dead_node_s_place_and_one_that_is_back_is_the_next_st
         assert [len(pipeline.nodes) for pipeline in world.view().pipelines] == [2, 2]
         world.add(dead)
         world.run(lambda: world.node(dead).state == "standby")  # noqa: B023
-        assert world.node(dead).reason == "the job may use 4 nodes at most"
+        assert world.node(dead).cause == "max-nodes"
 
 
 def test_a_drained_node_serves_as_a_source_and_leaves():
@@ -115,7 +116,7 @@ def test_a_drained_node_serves_as_a_source_and_leaves():
     world.ask(Drain("n01", "old disk"))
     assert world.node("n01").state == "draining"
     world.run(lambda: world.node("n01").state == "drained")
-    assert world.node("n01").reason == "old disk"
+    assert (world.node("n01").cause, world.node("n01").reason) == ("operator", "old disk")
     world.leave("n01")
     world.until_state("done")
     world.check_done()
@@ -164,7 +165,7 @@ def test_the_queue():
     world.submit(make_job("one", steps=4, memory=350))
     world.submit(make_job("two", steps=4, memory=350))
     assert world.job("two-2").state == "queued"
-    assert world.job("two-2").reason == "waits for one-1 to end"
+    assert world.view("two-2").cause == "job-ahead"
     world.until_state("done", job_id="two-2")
     world.check_done("one-1")
     world.check_done("two-2")
@@ -177,20 +178,21 @@ def test_jobs_of_the_queue_say_what_they_wait_for_by_now():
     world.run_for(1.0)
     for name in ("one", "two", "three"):
         world.submit(make_job(name, steps=400, f=0, memory=350))
-    assert [world.job(name).reason for name in ("two-2", "three-3")] == ["waits for one-1 to end"] * 2
+    for waiting in ("two-2", "three-3"):
+        assert world.job(waiting).cause == "job-ahead"
+        assert "one-1" in world.job(waiting).reason
     world.ask(Control("one-1", "cancel"))
-    assert world.job("two-2").state == "profiling"
-    assert world.job("three-3").reason == "waits for two-2 to end"
+    assert (world.job("two-2").state, world.job("two-2").cause) == ("profiling", "")
+    assert world.job("three-3").cause == "job-ahead"
+    assert "two-2" in world.job("three-3").reason
     for node in ("n01", "n02"):
         world.ask(Drain(node))
     world.ask(Control("two-2", "cancel"))
-    assert world.job("three-3").reason.startswith(
-        "waits for nodes: those that are here are not ready, drained"
-    )
+    assert world.job("three-3").cause == "nodes-not-ready"
     for node in ("n01", "n02"):
         world.kill(node)
     world.run(lambda: not any(node.alive for node in world.machine.core.members.nodes.values()))
-    assert world.job("three-3").reason == "waits for nodes: none is left; start some with oobleck-worker"
+    assert world.job("three-3").cause == "no-nodes"
     again = Machine.restore(world.daemon.disk.entries(), world.now, world.config)
     assert again.core.state.jobs == world.machine.core.state.jobs
     world.add("n03")
@@ -212,12 +214,13 @@ def test_a_job_that_comes_before_any_node():
     world = World(1, 0)
     world.run_for(0.1)
     world.submit(steps=4, f=0, memory=350)
-    assert "no" in world.job().reason
+    assert world.job().cause == "no-nodes"
     world.add("n01")
     world.until_state("waiting")
-    assert "needs 2 nodes and has 1" in world.job().reason
+    assert (world.job().cause, world.job().n0) == ("too-few-nodes", 2)
     world.add("n02")
     world.until_state("done")
+    assert world.job().cause == ""
     world.check_done()
 
 
@@ -226,7 +229,7 @@ def test_too_few_nodes_for_f_wait_at_the_start_and_not_later():
     world.run_for(1.0)
     world.submit(steps=400, f=1, memory=350)
     world.until_state("waiting")
-    assert "f = 1 needs 2 copies of every layer: 4 nodes, and 3 are here" in world.job().reason
+    assert (world.job().cause, world.job().n0) == ("too-few-for-f", 2)
     world.add("n04")
     world.until_step(3)
     world.kill("n04")
@@ -240,7 +243,7 @@ def test_a_model_that_fits_nowhere_fails_with_a_hint():
     world.run_for(1.0)
     world.submit(steps=4, memory=50)
     world.until_state("failed")
-    assert world.job().reason
+    assert world.job().cause == "no-plan"
     assert world.machine.core.run is None
 
 
@@ -293,7 +296,7 @@ def test_a_node_without_use_stays_on_standby_and_training_is_not_stopped():
     world.until_step(60)
     assert world.job().epoch == epoch
     assert world.node("n04").state == "standby"
-    assert world.node("n04").reason
+    assert world.node("n04").cause == "no-place"
 
 
 def test_a_checkpoint_that_cannot_become_whole_is_given_up():
@@ -326,7 +329,7 @@ def test_a_job_that_the_policy_refuses_waits_with_its_reason():
     world.submit(steps=8, f=0, memory=350)
     world.until_state("waiting")
     world.run_for(5.0)
-    assert (world.state(), world.job().reason) == ("waiting", "no plan for three (add one)")
+    assert (world.state(), world.job().cause) == ("waiting", "no-plan")
     world.add("n04")
     world.until_state("done")
     world.check_done()
@@ -382,7 +385,8 @@ def test_a_daemon_that_is_started_anew_knows_who_is_missing():
     world.leave("n03")
     world.run(lambda: states_of(world)["n02"] == "lost")
     assert view.status(world.machine.core).line.startswith("4 of 6 nodes, 2 lost, ")
-    why = world.node("n01").reason
+    why = world.node("n01").cause
+    assert why
     assert isinstance(world.ask(Forget("n02", "root")), Accepted)
     assert "n02" not in states_of(world)
     world.daemon.stop()
@@ -395,8 +399,8 @@ def test_a_daemon_that_is_started_anew_knows_who_is_missing():
     status = view.status(world.machine.core)
     assert (status.nodes, status.expected, status.lost) == (3, 5, 2)
     assert status.line == "3 of 5 nodes, 2 lost, no job"
-    assert (world.node("n01").state, world.node("n01").reason) == ("lost", why)
-    assert world.node("n04").reason == "not heard since the daemon's restart"
+    assert (world.node("n01").state, world.node("n01").cause) == ("lost", why)
+    assert world.node("n04").cause == "not-heard"
     world.add("n04")
     world.run(lambda: states_of(world)["n04"] == "standby")
     assert view.status(world.machine.core).line == "4 of 5 nodes, 1 lost, no job"

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from oobleckd.protocol.api import Drain
+from oobleckd.protocol.changes import NodeEnding
 from oobleckd.protocol.job import PolicyName
 from oobleckd.protocol.messages import Dismiss
 from tests.helpers.world import World
@@ -37,9 +38,11 @@ def test_a_noticed_node_is_out_of_the_plan_before_it_goes(policy: PolicyName) ->
     leaving = world.view().nodes[1]
     world.nodes[leaving].noticed("AWS announced: spot instance terminate", 20.0)
     world.run(lambda: world.node(leaving).state == "draining")
-    assert world.node(leaving).reason == "AWS announced: spot instance terminate, which ends it in 20 s"
+    assert world.node(leaving).cause == "notice"
+    (ending,) = world.told(NodeEnding)
+    assert (ending.node, ending.left_s) == (leaving, 20.0)
     world.run(lambda: world.node(leaving).state == "left")
-    assert world.node(leaving).reason == "left: AWS announced: spot instance terminate"
+    assert world.node(leaving).cause == "left"
     assert leaving not in world.view().nodes
     assert world.now < 15.0, "it was let go as soon as nothing of it was needed"
     done_in_order(world)
@@ -72,7 +75,8 @@ def test_all_at_once_leave_their_state_in_a_checkpoint() -> None:
         world.nodes[name].noticed("preempted", 20.0)
     world.run(lambda: not world.live())
     assert world.state() == "waiting"
-    assert f"step {world.job().counters.step} is in" in world.job().reason
+    assert world.view().cause == "too-few-nodes"
+    assert world.view().checkpoint_step == world.job().counters.step
     assert world.job().counters.step < STEPS
     for name in names:
         world.add(name)
@@ -134,5 +138,5 @@ def test_what_a_user_drained_stays_drained_when_the_node_is_back() -> None:
     world.run(lambda: world.node("n02").state == "left")
     world.add("n02")
     world.run(lambda: world.node("n02").state == "drained")
-    assert world.node("n02").reason == "old disk"
+    assert (world.node("n02").cause, world.node("n02").reason) == ("operator", "old disk")
     done_in_order(world)

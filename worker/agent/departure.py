@@ -22,12 +22,20 @@ _log = logging.getLogger(__name__)
 
 
 class Departure:
-    """Of one agent, in its loop. ``on_notice``: tell the daemon; ``leave``: go, with this reason."""
+    """Of one agent, in its loop. ``on_notice``: tell the daemon; ``leave``: go, with this reason; ``expire``:
+    go with it, as the time is up.
+    """
 
-    def __init__(self, *, on_notice: Callable[[], None], leave: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        *,
+        on_notice: Callable[[], None],
+        leave: Callable[[str], None],
+        expire: Callable[[str], None],
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_notice = on_notice
-        self._leave = leave
+        self._leave, self._expire = leave, expire
         self._reason = ""
         self._ends_at = 0.0
         self._heard_at = 0.0
@@ -56,9 +64,7 @@ class Departure:
             self._last_call.cancel()
         self._reason, self._ends_at, self._heard_at = reason, ends_at, self._loop.time()
         _log.warning("%s: this node ends in %.0f s; what it holds moves elsewhere", reason, left_s)
-        self._last_call = self._loop.call_later(
-            left_s - min(_LAST_S, left_s / 2), self._leave, f"{reason}; its time was up"
-        )
+        self._last_call = self._loop.call_later(left_s - min(_LAST_S, left_s / 2), self._expire, reason)
         self._on_notice()
 
     def dismissed(self) -> None:

@@ -128,7 +128,8 @@ class Agent:
         self._replay_due = False
         self._hello_again: asyncio.TimerHandle | None = None
         self._done: asyncio.Future[int] = self._loop.create_future()
-        self._departure = Departure(on_notice=self._noticed, leave=self._leave)
+        expire = partial(self._leave, overdue=True)
+        self._departure = Departure(on_notice=self._noticed, leave=self._leave, expire=expire)
         self._service = SystemdService(self._line)
         self._stops = Stops(self._say)
         self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
@@ -530,9 +531,9 @@ class Agent:
             self._uplink.rekey(keys)
             _log.info("the keys are read anew")
 
-    def _leave(self, reason: str) -> None:
+    def _leave(self, reason: str, *, overdue: bool = False) -> None:
         if not self._done.done():
-            self._say(Goodbye(self.incarnation, reason))
+            self._say(Goodbye(self.incarnation, reason, overdue))
             self._finish(0)
 
     def _finish(self, code: int) -> None:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from oobleckd.protocol.parts import FailureCause
+from oobleckd.protocol.parts import JobCause
 
 LastWords = Callable[[Exception, str], bool]
 """Called with the error that ends the process, and what was being done ("": not said); whether nobody needs
@@ -25,7 +25,7 @@ class UserError(Exception):
     ``cause`` what a program should know of it.
     """
 
-    def __init__(self, problem: str, hint: str = "", cause: FailureCause = "") -> None:
+    def __init__(self, problem: str, hint: str = "", cause: JobCause = "") -> None:
         super().__init__(problem)
         self.problem = problem
         self.hint = hint

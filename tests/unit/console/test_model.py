@@ -185,10 +185,11 @@ def test_facts_are_the_api_structs_as_they_are() -> None:
 
 
 def test_a_loss_is_seen_before_the_list_of_nodes_comes_again() -> None:
-    told = change(9, "node", "node-2 lost: signal 9", level="warn", node="node-2")
+    said = {"type": "node-lost", "node": "node-2", "cause": "signal 9", "code": "device-lost"}
+    told = change(9, "node", "node-2 lost: signal 9", level="warn", **said)
     old = fold(LIVE, [heard(told)])
     assert {node.name: node.state for node in old.nodes}["node-2"] == "active", "the answers are newer"
     view = fold(LIVE, [heard(msgspec.structs.replace(told, at=NOW + 1.0))])
-    states = {node.name: (node.state, node.reason) for node in view.nodes}
-    assert states["node-2"] == ("lost", "signal 9")
+    states = {node.name: (node.state, node.cause) for node in view.nodes}
+    assert states["node-2"] == ("lost", "device-lost")
     assert {node.name: node.state for node in fold(view, [fetched(at=NOW + 2.0)]).nodes}["node-2"] == "active"

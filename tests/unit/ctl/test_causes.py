@@ -7,13 +7,13 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.ctl.output import CAUSES, NOT_FOUND
-from oobleckd.protocol.parts import FailureCause
+from oobleckd.protocol.parts import JobCause
 from tests.helpers.api_server import job_view
 from tests.unit.ctl.conftest import Ctl
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_cause_has_an_exit_code(ctl: Ctl, cause: FailureCause) -> None:
+def test_a_cause_has_an_exit_code(ctl: Ctl, cause: JobCause) -> None:
     ctl.api.jobs = [job_view(state="failed", reason="why it failed", cause=cause)]
     result = ctl("wait", "job-1", "--for", "state=done")
     assert result.exit_code == CAUSES[cause]

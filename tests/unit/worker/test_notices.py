@@ -193,9 +193,11 @@ def own_source() -> Scripted:
 
 def test_the_earliest_end_counts() -> None:
     async def depart() -> list[str]:
-        left: asyncio.Queue[str] = asyncio.Queue()
+        expired: asyncio.Queue[str] = asyncio.Queue()
         told: list[str] = []
-        departure = Departure(on_notice=lambda: told.append("notice"), leave=left.put_nowait)
+        departure = Departure(
+            on_notice=lambda: told.append("notice"), leave=told.append, expire=expired.put_nowait
+        )
         departure.dismissed()
         assert departure.notice is None
         departure.noticed("maintenance", 3600.0)
@@ -203,8 +205,8 @@ def test_the_earliest_end_counts() -> None:
         departure.noticed("SIGTERM", 0.02)
         assert departure.notice is not None
         assert departure.notice.reason == "SIGTERM"
-        told.append(await asyncio.wait_for(left.get(), 60))
+        told.append(await asyncio.wait_for(expired.get(), 60))
         departure.close()
         return told
 
-    assert asyncio.run(depart()) == ["notice", "notice", "SIGTERM; its time was up"]
+    assert asyncio.run(depart()) == ["notice", "notice", "SIGTERM"]
