@@ -6,13 +6,12 @@ Owns the actions that are told of a proposal, and the words for each. Changes no
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import assert_never
 
 from oobleckd.planner.policy import Action, Way
 
 Nodes = tuple[str, ...]
-NOWHERE: Mapping[str, int] = MappingProxyType({})
+NOWHERE: Mapping[str, int] = {}
 
 
 def pipeline_actions(
