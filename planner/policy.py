@@ -1,4 +1,4 @@
-"""What a recovery policy is asked, and what it answers.
+"""What a recovery policy is asked, and what it answers, in codes and in words.
 
 A policy is pure data in, data out: ``prepare(setup)`` once per job makes the templates; ``adapt``
 turns a situation (who is alive, what they hold) into a proposal. The daemon never looks inside.
@@ -6,7 +6,7 @@ turns a situation (who is alive, what they hold) into a proposal. The daemon nev
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -29,6 +29,42 @@ HORIZON_STEPS = 100.0
 
 WITH_REDUNDANT_LAYERS = frozenset({"bamboo"})
 """Policies under which a device also holds layers that another one computes, to take over from it."""
+
+
+Way = Literal["", "re-instantiate", "re-route", "take-over", "fill", "stay", "morph", "rollback", "wait"]
+"""What a plan is, for programs: pipelines instantiated anew from templates; those at work as they are, with
+micro-batches of vacant places computed by peers or by redundant holders, with places filled or layers given
+back, or with nothing changed; job morphing (``varuna``). Where there is no plan: back to the checkpoint, or
+too few nodes. "": a version that did not say.
+"""
+ActionKind = Literal[
+    "start", "keep", "rebalance", "drop", "shrink", "reshape", "replace", "merge", "borrow", "join",
+    "take-place", "move", "copy-back", "re-route", "take-over",
+]  # fmt: skip
+RejectionCause = Literal[
+    "", "cost", "can-lose", "fewer-pipelines", "moves-layers", "no-redundant-holder", "no-room"
+]
+"""Why a way is not taken: it costs more; could lose fewer nodes than wanted; is no cheaper and has fewer
+pipelines, and so fewer copies; the policy moves no layers; too much is lost for redundant holders, or they
+have no room.
+"""
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What a new plan does to one pipeline or place that was. ``nodes`` are who it is done by; ``whose``
+    place, pipeline or work it is, where that is somebody else's.
+
+    Of pipelines that were hit: *drop*: its ``nodes`` are gone; *shrink*: its survivors go on alone;
+    *reshape*: they are placed anew; *replace*: ``nodes`` that had no place come to the survivors (``whose``);
+    *borrow*: ``nodes`` of another pipeline do; *merge*: ``nodes`` are one pipeline now. *join*: ``nodes`` had
+    no place. Of pipelines that stay: *take-place*; *move*, from another place; *copy-back*: ``nodes`` get
+    again what they held; *re-route*: they compute micro-batches of a vacant place (none: it had none);
+    *take-over*, from their redundant layers. Of all: *start*, *keep*, *rebalance*: other sizes or places.
+    """
+
+    kind: ActionKind
+    nodes: tuple[str, ...] = ()
+    whose: tuple[str, ...] = ()
 
 
 class PlanError(ValueError):
@@ -89,11 +125,25 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """An alternative that was not taken, with its modelled cost in seconds."""
+    """An alternative that was not taken, with its modelled cost in seconds: ``what`` and ``why`` for people,
+    ``way`` and ``cause`` for programs.
+
+    ``at_least``: the cost is a bound from below. ``step_s``, ``copied_bytes``, ``precopy_s``: as the plan
+    would be (0: none, or not known). ``risk_s``: of the cost, for a last copy that the next loss may take
+    along. ``can_lose``: nodes (-1: not known).
+    """
 
     what: str
     cost_s: float
     why: str
+    way: Way = ""
+    cause: RejectionCause = ""
+    at_least: bool = False
+    step_s: float = 0.0
+    copied_bytes: int = 0
+    precopy_s: float = 0.0
+    risk_s: float = 0.0
+    can_lose: int = -1
 
 
 class Proposal(msgspec.Struct, frozen=True):
@@ -102,8 +152,9 @@ class Proposal(msgspec.Struct, frozen=True):
     ``ops``: device -> its schedule, as text. ``precopy_s``: seconds until the copies are made while training
     goes on, before the stop; 0: nobody waits for that, as nobody does where the caller cannot; negative: the
     policy has not weighed it. ``at_once``: copies begin in the step under way, even so; what is left of them
-    is made in the stop. ``cases``: of the reason what becomes of the pipelines, without sizes, copies and
-    what can be lost ("": it is all of it).
+    is made in the stop. ``way`` and ``actions`` are the reason for programs: what the plan is, and what it
+    does to each pipeline or place that it changes. ``summary``: of the reason what becomes of the pipelines,
+    without sizes, copies and what can be lost ("": it is all of it).
     """
 
     plan: Plan
@@ -114,7 +165,9 @@ class Proposal(msgspec.Struct, frozen=True):
     ops: dict[str, str] = {}
     precopy_s: float = -1.0
     at_once: bool = False
-    cases: str = ""
+    way: Way = ""
+    actions: tuple[Action, ...] = ()
+    summary: str = ""
 
     @property
     def begins(self) -> bool:

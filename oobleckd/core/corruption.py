@@ -18,6 +18,7 @@ from oobleckd.core.entries import CorruptionFound, CorruptionSettled, NodeDraine
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
+from oobleckd.protocol.api import RollbackCause
 from oobleckd.protocol.changes import Evidence, JobSaid, NodeQuarantined
 from oobleckd.protocol.corruption import Fingerprints, Odd, differing
 from oobleckd.protocol.messages import Corrupted, StepDone
@@ -26,12 +27,13 @@ from oobleckd.protocol.parts import Counters
 
 class Finding(msgspec.Struct, frozen=True):
     """Bits are wrong: ``cause`` says what and whose, for people, ``nodes`` may have them, and ``target`` can
-    be trusted.
+    be trusted. ``code``: what is wrong, for programs.
     """
 
     cause: str
     nodes: tuple[str, ...]
     target: KeptCheckpoint
+    code: RollbackCause = "corruption"
 
 
 def heard(core: Core, message: Corrupted) -> Finding | None:
@@ -96,8 +98,9 @@ def forgotten(job: JobRecord) -> Finding:
         else KeptCheckpoint(job.origin, job.start)
     )
     return Finding(
-        "the end of the daemon's journal is lost, and with it what its devices were told", (), last
-    )
+        "the end of the daemon's journal is lost, and with it what its devices were told", (), last,
+        "journal-lost",
+    )  # fmt: skip
 
 
 def trusted(job: JobRecord, step: int) -> KeptCheckpoint:

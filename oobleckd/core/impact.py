@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from oobleckd.core.incident import rejected_views
 from oobleckd.core.questions import LossQuestion
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, Template
@@ -22,7 +23,7 @@ from oobleckd.planner.reroute.reroute import detour
 from oobleckd.planner.schedules.routed import busiest_s, device_s
 from oobleckd.planner.sizing.instantiate import too_few
 from oobleckd.planner.templates.guarantee import losses_survived, lost_layers
-from oobleckd.protocol.api import LayerRange, PipelineView, RejectedView
+from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.protocol.watch import ImpactView
 
 DEPLOY_S = 0.1
@@ -71,6 +72,7 @@ def _nothing(question: LossQuestion) -> ImpactView:
         else max(0, losses_survived(_without(question.plan, question.dead).copies())),
         plan=pipelines_of(_without(question.plan, question.dead)),
         reason="none of them computes or holds anything of the job",
+        way="stay",
     )
 
 
@@ -93,6 +95,7 @@ def _stops(question: LossQuestion, lost: tuple[int, ...], *, back: bool, why: st
         can_lose=0,
         plan=(),
         reason=f"the job waits: {why}" + (_far(question, lost) if back else ""),
+        way="wait",
     )
 
 
@@ -123,6 +126,7 @@ def _in_place(question: LossQuestion, setup: Setup) -> ImpactView:
         can_lose=max(0, losses_survived(plan.copies())),
         plan=pipelines_of(plan),
         reason="redundant holders compute what the dead would have; too few nodes are left for another plan",
+        way="take-over",
     )
 
 
@@ -151,7 +155,9 @@ def _follows(
         can_lose=0 if rolls_back else max(0, losses_survived(plan.copies())),
         plan=pipelines_of(plan),
         reason=proposal.reason + (_far(question, lost) if back else ""),
-        rejected=tuple(RejectedView(r.what, r.cost_s, r.why) for r in proposal.rejected),
+        rejected=rejected_views(proposal),
+        way=proposal.way,
+        actions=proposal.actions,
     )
 
 

@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from oobleckd.protocol.api import IncidentView, Phase, PhaseView, ReasonView, RejectedView, SourceView
+import msgspec
+
+from oobleckd.planner.policy import Proposal
+from oobleckd.protocol.api import (
+    IncidentView,
+    Phase,
+    PhaseView,
+    ReasonView,
+    RejectedView,
+    RollbackView,
+    SourceView,
+)
 
 
 @dataclass(slots=True)
@@ -87,11 +98,28 @@ class Incident:
         return sorted(self.sent_bytes.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
+def rejected_views(proposal: Proposal) -> tuple[RejectedView, ...]:
+    """The ways that a policy did not take, as the API shows them."""
+    return tuple(RejectedView(**msgspec.structs.asdict(each)) for each in proposal.rejected)
+
+
 def sentence(parts: ReasonView) -> str:
     """The reason of an incident, for people."""
     rerouted = f"micro-batches of {', '.join(parts.rerouted)} go to other holders of their layers"
     ways = (parts.back, parts.plan, rerouted if parts.rerouted else "")
     return "; then ".join(filter(None, ways)) + precopied_words(parts.staged_bytes)
+
+
+def back_words(back: RollbackView, lost_before: int, *, trusted: bool) -> str:
+    """How far a job goes ``back``, and to what. ``lost_before``: steps, in the same incident; ``trusted``: it
+    has a checkpoint, which cannot be.
+    """
+    far = f"{back.steps_lost} step{'' if back.steps_lost == 1 else 's'}"
+    if lost_before:
+        far += f" ({lost_before + back.steps_lost} in all)"
+    if back.source != "init":
+        return f"back {far} to the checkpoint of step {back.step}"
+    return f"back {far} to fresh weights: no checkpoint {'that can be trusted' if trusted else 'yet'}"
 
 
 def precopied_words(staged_bytes: int) -> str:

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+import msgspec
 
 from oobleckd.core.context import Core
 from oobleckd.core.entries import IncidentClosed, IncidentOpened
-from oobleckd.core.incident import Incident
+from oobleckd.core.incident import Incident, rejected_views
 from oobleckd.core.run import Run
 from oobleckd.planner.policy import Proposal
-from oobleckd.protocol.api import Phase, ReasonView, RejectedView
+from oobleckd.protocol.api import Phase, ReasonView
 from oobleckd.protocol.changes import IncidentBegan, IncidentOver, PlanChosen
 
 
@@ -56,26 +58,41 @@ def explain(core: Core, run: Run, proposal: Proposal) -> None:
     story = [f"job:{run.job.id}"]
     if incident is not None:
         back = incident.parts.back if incident.steps_lost else ""
-        incident.parts = ReasonView(back, proposal.reason)
+        incident.parts = ReasonView(
+            back,
+            proposal.reason,
+            rollback=incident.parts.rollback,
+            way=proposal.way,
+            actions=proposal.actions,
+        )
         incident.cost_s = proposal.cost_s
-        incident.rejected = _rejected(proposal)
+        incident.rejected = rejected_views(proposal)
         story.append(f"incident:{incident.id}")
-    said = PlanChosen(run.job.id, proposal.cost_s, _rejected(proposal), proposal.reason)
-    core.announce(f"{run.job.id}: {proposal.reason}", said, story)
+    core.announce(f"{run.job.id}: {proposal.reason}", _chosen(run, proposal), story)
 
 
-def stays(core: Core, run: Run, proposal: Proposal, occasion: str, nodes: Iterable[str]) -> None:
-    """Say why the plan in force stays upon ``occasion``, what happened to ``nodes``, and what would have been
-    the best in its stead: no incident tells.
+def stays(
+    core: Core, run: Run, proposal: Proposal, occasion: str, came: tuple[str, ...], went: tuple[str, ...]
+) -> None:
+    """Say why the plan in force stays upon ``occasion``, which is that nodes ``came`` or ``went``, and what
+    would have been the best in its stead: no incident tells.
     """
-    story = [f"job:{run.job.id}", *(f"node:{node}" for node in nodes)]
+    story = [f"job:{run.job.id}", *(f"node:{node}" for node in (*came, *went))]
     best = f"; not {other.what}: {other.why}" if (other := next(iter(proposal.rejected), None)) else ""
-    said = PlanChosen(run.job.id, proposal.cost_s, _rejected(proposal), proposal.reason, stays=True)
+    said = msgspec.structs.replace(_chosen(run, proposal), stays=True, came=came, went=went)
     core.announce(f"{run.job.id}: {occasion}{proposal.reason}{best}", said, story)
 
 
-def _rejected(proposal: Proposal) -> tuple[RejectedView, ...]:
-    return tuple(RejectedView(r.what, r.cost_s, r.why) for r in proposal.rejected)
+def _chosen(run: Run, proposal: Proposal) -> PlanChosen:
+    return PlanChosen(
+        run.job.id,
+        proposal.cost_s,
+        rejected_views(proposal),
+        proposal.reason,
+        way=proposal.way,
+        actions=proposal.actions,
+        precopy_s=max(0.0, proposal.precopy_s),
+    )
 
 
 def committed(core: Core, run: Run) -> None:

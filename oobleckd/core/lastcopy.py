@@ -224,7 +224,7 @@ def _goes_on(core: Core, run: Run, name: str, after_s: float) -> None:
     if not run.waits:
         core.explain(run.job, "")
     if incident is not None and incident.id == wait.incident and incident.phase == "detect" and not run.waits:
-        incident.parts = ReasonView(plan=text)
+        incident.parts = ReasonView(plan=text, way="stay")
         incidents.close(core, run)
 
 

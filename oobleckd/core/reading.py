@@ -261,7 +261,7 @@ def _give_back(core: Core, run: Run, device: str, what: str) -> None:
     target = inputs.trusted(job)
     cause = f"the text changed while it was read on {node_of(device)}: {what}"
     _set_aside(core, run, target.counters.step)
-    recovery.distrust(core, run, Finding(cause, (node_of(device),), target))
+    recovery.distrust(core, run, Finding(cause, (node_of(device),), target, "data-changed"))
 
 
 def _set_aside(core: Core, run: Run, step: int) -> None:
@@ -285,7 +285,7 @@ def leaves_unchecked(core: Core, run: Run, kept: KeptCheckpoint | None = None) -
     if kept is None or kept.checked or not job.inputs or inputs.witnessed(core, run, kept):
         return False
     cause = f"nobody is left who could say that the text was the right one up to step {kept.counters.step}"
-    recovery.distrust(core, run, Finding(cause, (), inputs.trusted(job)))
+    recovery.distrust(core, run, Finding(cause, (), inputs.trusted(job), "data-changed"))
     return True
 
 

@@ -15,13 +15,13 @@ from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
 from oobleckd.core.decide import Decision, Disagreement, Standing, decide
 from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
-from oobleckd.core.incident import reopened
+from oobleckd.core.incident import back_words, reopened
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import Detours, node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
 from oobleckd.planner.reroute.redundant import takes_over
-from oobleckd.protocol.api import ReasonView
+from oobleckd.protocol.api import ReasonView, RollbackCause, RollbackView
 from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
 
@@ -150,12 +150,11 @@ def _ask_reports(core: Core, run: Run, *, ahead: bool = False) -> None:
     assert job.layout is not None
     lost = [layer for layer, copies in enumerate(job.layout.copies(job.dead)) if not copies]
     if lost:
-        go_back(
-            core, run, f"layer{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost the last copy"
-        )
+        why = f"layer{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost the last copy"
+        go_back(core, run, "last-copy-lost", why)
         return
     if job.dead and job.spec.fault_tolerance.policy in ROLLING_BACK:
-        go_back(core, run, f"lost {', '.join(_whole(core, job.dead))}")
+        go_back(core, run, "policy", f"lost {', '.join(_whole(core, job.dead))}")
         return
     run.forget("report")
     for device in job.survivors():
@@ -220,7 +219,8 @@ def _detour(core: Core, run: Run, detours: Detours) -> None:
     # the place milliseconds later would not be in its time. (D-recovery-010)
     run.satisfied, run.refused, run.proposal = None, None, None
     if run.incident is not None and not run.incident.steps_lost:
-        run.incident.parts = ReasonView(rerouted=tuple(job.dead))
+        back = run.incident.parts.rollback
+        run.incident.parts = ReasonView(rerouted=tuple(job.dead), rollback=back, way="re-route")
 
 
 def _goes_on(core: Core, job: JobRecord) -> bool:
@@ -244,7 +244,7 @@ def decision(run: Run, device: str) -> Decide:
     return found.told(device, run.job.epoch, run.job.detours)
 
 
-def go_back(core: Core, run: Run, why: str, kept: KeptCheckpoint | None = None) -> None:
+def go_back(core: Core, run: Run, cause: RollbackCause, why: str, kept: KeptCheckpoint | None = None) -> None:
     """On from ``kept``, or else the last checkpoint, or the start when there is none: a layer has no copy
     left, the policy rolls back, or the state cannot be trusted.
     """
@@ -264,28 +264,22 @@ def go_back(core: Core, run: Run, why: str, kept: KeptCheckpoint | None = None) 
     known = (info for node in core.members.nodes.values() for info in node.devices if info.job == job.id)
     reached = max(job.counters.round, *(info.round for info in known), 0)
     counters = msgspec.structs.replace(target, round=reached + 2)
-    trusted = "that can be trusted" if job.checkpoint else "yet"
     jobs.release(core, run)
     run.forget("off")
     run.parts.clear()
     run.completing.clear()
     run.early.clear()
     core.record(RolledBack(job.id, source, counters, steps_lost, core.now))
-    where = (
-        f"the checkpoint of step {target.step}"
-        if source != "init"
-        else f"fresh weights: no checkpoint {trusted}"
-    )
-    far = f"{steps_lost} step{'' if steps_lost == 1 else 's'}"
-    if run.incident is not None and run.incident.steps_lost:
-        far += f" ({run.incident.steps_lost + steps_lost} in all)"
-    text = f"{job.id}: {why}; back {far} to {where}"
+    back = RollbackView(target.step, steps_lost, source, cause)
+    lost_before = run.incident.steps_lost if run.incident is not None else 0
+    text = f"{job.id}: {why}; {back_words(back, lost_before, trusted=bool(job.checkpoint))}"
     story = [f"job:{job.id}"]
     if run.incident is not None:
         run.incident.steps_lost += steps_lost
-        run.incident.parts = ReasonView(back=text)
+        run.incident.parts = ReasonView(back=text, rollback=back)
         story.append(f"incident:{run.incident.id}")
-    core.announce(text, JobWentBack(job.id, steps_lost, target.step, why), story, level="warn")
+    went = JobWentBack(job.id, steps_lost, target.step, why, cause, source)
+    core.announce(text, went, story, level="warn")
     incidents.enter(core, run, "reconfigure")
 
 
@@ -319,7 +313,8 @@ def on_damaged(core: Core, message: DeviceFailed) -> None:
         hint = f"mend {message.damaged} from a backup and submit with --resume, or begin anew"
         jobs.fail(core, job, error, hint, "checkpoint-damaged")
         return
-    distrust(core, run, Finding(f"the checkpoint of step {job.counters.step} is damaged", (), older))
+    cause = f"the checkpoint of step {job.counters.step} is damaged"
+    distrust(core, run, Finding(cause, (), older, "checkpoint-damaged"))
 
 
 def distrust(core: Core, run: Run, finding: Finding) -> None:
@@ -330,7 +325,7 @@ def distrust(core: Core, run: Run, finding: Finding) -> None:
     incidents.loss(core, run, finding.nodes, finding.cause, core.now, epoch)
     if run.job.state != "profiling":  # a job that had a layout, but not as far as the journal goes
         core.move(run.job, "loss", finding.cause)
-    go_back(core, run, finding.cause, finding.target)
+    go_back(core, run, finding.code, finding.cause, finding.target)
 
 
 # ---------------------------------------------------------------------- after a restart of the daemon

@@ -212,7 +212,7 @@ def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
     changes = ((came, "can be used now"), (went, "cannot be used any more"))
     parts = [f"{_named(nodes)} {what}" for nodes, what in changes if nodes]
     occasion = f"{', '.join(parts)}, and the plan stays: " if parts else ""
-    incidents.stays(core, run, proposal, occasion, (*came, *went))
+    incidents.stays(core, run, proposal, occasion, tuple(came), tuple(went))
 
 
 def _named(nodes: Sequence[str]) -> str:

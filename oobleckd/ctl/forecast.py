@@ -171,7 +171,9 @@ class _Teller:
             considered=loss.considered,
             reason=loss.reason,
             rolls_back=self.world.rolls_back,
-            cases=loss.cases,
+            summary=loss.summary,
+            way=loss.way,
+            actions=loss.actions,
         )
 
     def guarantee(self, plan: Plan) -> GuaranteeForecast:

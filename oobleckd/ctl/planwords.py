@@ -181,7 +181,7 @@ def _because(loss: LossForecast) -> str:
     """What becomes of the pipelines: the part of the reason that no column says, and what is lost
     for good.
     """
-    what = loss.cases or loss.reason
+    what = loss.summary or loss.reason
     if not loss.lost_layers:
         return what
     return f"{count(len(loss.lost_layers), 'layer')} without a copy: back to the last checkpoint; {what}"

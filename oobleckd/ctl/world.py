@@ -14,7 +14,7 @@ from oobleckd.core.memory import held_besides
 from oobleckd.planner.placement.transfer import copy_s, redundant_on, segments_on
 from oobleckd.planner.plan import Pipeline, Plan, Transfer, node_of
 from oobleckd.planner.policies import adapt, prepare
-from oobleckd.planner.policy import ROLLING_BACK, Setup, Situation
+from oobleckd.planner.policy import ROLLING_BACK, Action, Setup, Situation, Way
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few
 from oobleckd.planner.templates.guarantee import lost_layers, max_pipelines
@@ -26,7 +26,7 @@ CONSIDERED = 512  # beyond, over the pipelines that were hit and others of about
 
 class Loss(msgspec.Struct, frozen=True):
     """``nodes`` have died: the plan that follows (None: too few are left), what it copies, and why it is so;
-    ``cases`` as in a ``Proposal``.
+    ``way``, ``actions`` and ``summary`` as in a ``Proposal``.
 
     ``considered``: pipelines that could take part in it.
     """
@@ -38,7 +38,9 @@ class Loss(msgspec.Struct, frozen=True):
     copy_s: float
     considered: int
     reason: str
-    cases: str = ""
+    way: Way
+    actions: tuple[Action, ...] = ()
+    summary: str = ""
 
 
 def node_names(num_nodes: int) -> tuple[str, ...]:
@@ -108,11 +110,12 @@ class PlannedWorld:
         held = {device: layers for device, layers in plan.holdings().items() if node_of(device) not in dead}
         missing = lost_layers(held.values(), len(self.setup.profile.layers))
         if len(alive) < self.n0:
-            return Loss(named, None, missing, (), 0.0, 0, f"waits: {too_few(len(alive), self.n0).problem}")
+            why = f"waits: {too_few(len(alive), self.n0).problem}"
+            return Loss(named, None, missing, (), 0.0, 0, why, "wait")
         if self.rolls_back:
             found = adapt(self._policy, self.setup, self.templates, Situation(alive, {}))
             reason = f"back to the last checkpoint; {found.reason}"
-            return Loss(named, found.plan, (), (), 0.0, len(plan.pipelines), reason)
+            return Loss(named, found.plan, (), (), 0.0, len(plan.pipelines), reason, found.way, found.actions)
         touched = self._touched(plan, dead)
         open_ = frozenset(pipeline.nodes for pipeline in touched)
         staying = [pipeline for pipeline in plan.pipelines if pipeline.nodes not in open_]
@@ -143,7 +146,9 @@ class PlannedWorld:
             took_s,
             len(touched),
             proposal.reason,
-            proposal.cases,
+            proposal.way,
+            proposal.actions,
+            proposal.summary,
         )
 
     def after(self, loss: Loss) -> Plan:

@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from oobleckd.planner.policy import Action, RejectionCause, Way
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.inputs import Inputs
@@ -26,6 +27,12 @@ JobState = Literal[
 ]  # fmt: skip
 NodeState = Literal["joining", "standby", "active", "draining", "drained", "disconnected", "lost", "left"]
 Phase = Literal["detect", "plan", "reconfigure", "copy", "resume"]
+RollbackCause = Literal[
+    "", "last-copy-lost", "policy", "corruption", "data-changed", "checkpoint-damaged", "journal-lost"
+]
+"""Why a job went back: a layer has no copy left, its policy does so at every loss, or something cannot be
+trusted. "": a version that did not say.
+"""
 
 # --------------------------------------------------------------------------- requests that change something
 
@@ -156,11 +163,25 @@ class PhaseView(msgspec.Struct, frozen=True):
 
 
 class RejectedView(msgspec.Struct, frozen=True):
-    """A way that a policy did not take, with its modelled cost in seconds, and why not."""
+    """A way that a policy did not take, with its modelled cost in seconds, and why not: ``what`` and ``why``
+    for people, ``way`` and ``cause`` for programs.
+
+    ``at_least``: the cost is a bound from below. ``step_s``, ``copied_bytes``, ``precopy_s``: of the plan it
+    would have been, and until its copies are made before the stop (0: none, or not known). ``risk_s``: of the
+    cost, for a last copy that the next loss may take along. ``can_lose``: nodes (-1: not known).
+    """
 
     what: str
     cost_s: float
     why: str
+    way: Way = ""
+    cause: RejectionCause = ""
+    at_least: bool = False
+    step_s: float = 0.0
+    copied_bytes: int = 0
+    precopy_s: float = 0.0
+    risk_s: float = 0.0
+    can_lose: int = -1
 
 
 class SourceView(msgspec.Struct, frozen=True):
@@ -170,17 +191,34 @@ class SourceView(msgspec.Struct, frozen=True):
     num_bytes: int
 
 
+class RollbackView(msgspec.Struct, frozen=True):
+    """A job went on from the state of ``step``, ``steps_lost`` before where it was. ``source``: the folder of
+    that checkpoint; "init": fresh weights.
+    """
+
+    step: int
+    steps_lost: int
+    source: str
+    cause: RollbackCause = ""
+
+
 class ReasonView(msgspec.Struct, frozen=True):
     """The reason of an incident in parts. ``back``: why the job went back, and how far ("": it did not).
     ``plan``: what became of the plan, and why. ``rerouted``: until there is another plan, the micro-batches
     of these devices go to other holders of their layers. ``staged_bytes`` of the copies were made before the
     stop.
+
+    For programs: ``rollback`` is the last one, ``way`` what the plan is, and ``actions`` what it does to each
+    pipeline or place that it changes.
     """
 
     back: str = ""
     plan: str = ""
     rerouted: tuple[str, ...] = ()
     staged_bytes: int = 0
+    rollback: RollbackView | None = None
+    way: Way = ""
+    actions: tuple[Action, ...] = ()
 
 
 class IncidentView(Numbered, frozen=True):

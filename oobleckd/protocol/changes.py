@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import msgspec
 
-from oobleckd.protocol.api import IncidentView, JobState, RejectedView
+from oobleckd.planner.policy import Action, Way
+from oobleckd.protocol.api import IncidentView, JobState, RejectedView, RollbackCause
 from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.parts import JobCause, KeptOutCause, NodeCause
 from oobleckd.protocol.traits import Difference
@@ -50,13 +51,18 @@ class JobMoved(Payload, frozen=True):
 
 
 class JobWentBack(Payload, frozen=True):
-    """A job goes on from the state of ``step``, ``steps_lost`` before where it was. ``why`` is for people."""
+    """A job goes on from the state of ``step``, ``steps_lost`` before where it was. ``why`` is for people,
+    ``cause`` for programs. ``source``: the folder of that checkpoint; "init": fresh weights ("": a version
+    that did not say).
+    """
 
     kind: ClassVar[str] = "job"
     job: str
     steps_lost: int
     step: int
     why: str = ""
+    cause: RollbackCause = ""
+    source: str = ""
 
 
 class JobSaid(Payload, frozen=True):
@@ -209,8 +215,12 @@ class TemplatesReady(Payload, frozen=True):
 
 
 class PlanChosen(Payload, frozen=True):
-    """A plan was chosen, or the one in force stays (``stays``), at a modelled cost, before those
-    ``rejected``.
+    """A plan was chosen, or the one in force stays (``stays``) though nodes ``came`` or ``went``, at a
+    modelled cost, before those ``rejected``.
+
+    ``reason`` is for people; for programs ``way`` is what the plan is, and ``actions`` what it does to each
+    pipeline or place that it changes. ``precopy_s``: until its copies are made before the stop (0: none are
+    waited for).
     """
 
     kind: ClassVar[str] = "plan"
@@ -219,6 +229,11 @@ class PlanChosen(Payload, frozen=True):
     rejected: tuple[RejectedView, ...]
     reason: str = ""
     stays: bool = False
+    way: Way = ""
+    actions: tuple[Action, ...] = ()
+    precopy_s: float = 0.0
+    came: tuple[str, ...] = ()
+    went: tuple[str, ...] = ()
 
 
 class PlanRefused(Payload, frozen=True):

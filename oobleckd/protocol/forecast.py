@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from oobleckd.planner.policy import Action, Way
 from oobleckd.protocol.api import API_VERSION, PipelineView
 
 
@@ -65,8 +66,9 @@ class LossForecast(msgspec.Struct, frozen=True):
     ``plan`` is None where too few nodes are left: the job waits. ``lost_layers`` have no copy left and come
     from the last checkpoint. ``copied_bytes`` of state travel, ``copy_s`` on the busiest link.
     ``considered``: pipelines that could take part in the change; fewer than there are where there are very
-    many. ``rolls_back``: whatever is lost, the job rolls back to its last checkpoint. ``cases``: of the
-    reason what becomes of the pipelines, where it says more than that.
+    many. ``rolls_back``: whatever is lost, the job rolls back to its last checkpoint. ``summary`` (in JSON
+    ``cases``): of the reason what becomes of the pipelines, where it says more than that. ``way`` and
+    ``actions``: the reason for programs.
     """
 
     nodes: tuple[str, ...]
@@ -78,7 +80,9 @@ class LossForecast(msgspec.Struct, frozen=True):
     considered: int
     reason: str
     rolls_back: bool = False
-    cases: str = ""
+    summary: str = msgspec.field(default="", name="cases")  # its first name
+    way: Way = ""
+    actions: tuple[Action, ...] = ()
 
 
 class GuaranteeForecast(msgspec.Struct, frozen=True):

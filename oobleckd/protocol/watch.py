@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from oobleckd.planner.policy import Action, Way
 from oobleckd.protocol.api import (
     API_VERSION,
     IncidentView,
@@ -120,7 +121,8 @@ class ImpactView(msgspec.Struct, frozen=True):
     ``stops``: too few nodes would be left to go on. ``stall_s``: modelled, from the loss until the plan that
     follows runs: noticed, repaired, deployed, copied (0 where it ``stops``). ``throughput``: share of the
     present one afterwards. ``copied_bytes`` on the way to it. ``plan``: the pipelines that would follow.
-    ``can_lose``: nodes that could still be lost then.
+    ``can_lose``: nodes that could still be lost then. ``reason`` is for people; for programs ``way`` is what
+    the plan would be, and ``actions`` what it would do to each pipeline or place that it changes.
     """
 
     job: str
@@ -136,6 +138,8 @@ class ImpactView(msgspec.Struct, frozen=True):
     plan: tuple[PipelineView, ...]
     reason: str
     rejected: tuple[RejectedView, ...] = ()
+    way: Way = ""
+    actions: tuple[Action, ...] = ()
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
 

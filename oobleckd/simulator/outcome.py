@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from oobleckd.planner.policy import Action, Way
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.account import Cause
@@ -42,11 +43,15 @@ class Point(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """What the policy answered at ``at_s``, in its words, and the modelled step that follows."""
+    """What the policy answered at ``at_s``, in its words, and the modelled step that follows. ``way`` and
+    ``actions``: the reason for programs.
+    """
 
     at_s: float
     reason: str
     step_s: float
+    way: Way = ""
+    actions: tuple[Action, ...] = ()
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -236,8 +236,9 @@ class World:
     def _planned(self, request: MakePlan) -> None:
         answer = self.planner.answer(request, precopy=self.costs.precopy)
         if answer.proposal is not None:
-            plan = answer.proposal.plan
-            self.written.decisions.append(Decided(self.clock.now, answer.proposal.reason, plan.step_s))
+            found = answer.proposal
+            decided = Decided(self.clock.now, found.reason, found.plan.step_s, found.way, found.actions)
+            self.written.decisions.append(decided)
         self.feed(answer)
 
     def _tell(self, message: ToWorker) -> None:

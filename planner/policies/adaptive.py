@@ -23,10 +23,10 @@ from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, node_of
 from oobleckd.planner.policies.filling import stayed, waiting_for
 from oobleckd.planner.policies.grid import Grid, at_work, needed_bytes
-from oobleckd.planner.policies.oobleck import size_of, sizes_of
+from oobleckd.planner.policies.oobleck import bytes_of, size_of, sizes_of
 from oobleckd.planner.policies.slipstream import around
 from oobleckd.planner.policies.staying import Staying, proposal_of
-from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation
+from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation, Way
 
 # It was a step: steps of 10 s and more made a switch look that dear, and the job stayed longer than it
 # should on a slower plan. (D-policies-020)
@@ -36,18 +36,28 @@ are short.
 """
 
 
+_WORDS: dict[Way, str] = {
+    "re-instantiate": "re-instantiate", "fill": "fill vacant places", "re-route": "re-route and stay",
+    "stay": "stay",
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """``proposal`` under its name; ``cost_s`` until the next loss, of which ``risk_s`` for what that may take
-    along. ``anew``: it re-instantiates.
+class _Weighed:
+    """``proposal`` and which ``way`` it is; ``cost_s`` until the next loss, of which ``risk_s`` for what that
+    may take along.
     """
 
-    what: str
+    way: Way
     proposal: Proposal
     cost_s: float
     risk_s: float
     tolerance: int
-    anew: bool = False
+
+    @property
+    def what(self) -> str:
+        """Its name for people."""
+        return f"{'pre-copy, then ' if self.proposal.precopy_s > 0 else ''}{_WORDS[self.way]}"
 
     def rank(self, f: int) -> tuple[int, float]:
         """Less is better: the promise first; then the cost, to the nanosecond. The first of equals is the one
@@ -68,24 +78,24 @@ class Adaptive(Staying):
         rejected.
         """
         f, now = grid.setup.f, at_work(grid, situation)
-        whole = _way("re-instantiate", grid.setup, situation, anew, stops=True)
-        again = _begun(replace(whole, anew=True), now, situation)
+        whole = _weighed("re-instantiate", grid.setup, situation, anew, stops=True)
+        again = _begun(whole, now, situation)
         ways, dearer = [], []
-        for what, stays, stops in _staying(situation, grid, now):
+        for way, stays, stops in _staying(situation, grid, now):
             # Orders for going around the dead were three quarters of the time at 32 nodes, where
             # re-instantiating nearly always won. The plans are the same. (D-policies-022)
             if _is_dearer(stays, again, f):
-                dearer.append(_rejected_by_bound(what, stays, again))
+                dearer.append(_rejected_by_bound(way, stays, again))
                 continue
             proposal = proposal_of(situation, stays, (), around)
-            ways.append(_begun(_way(what, grid.setup, situation, proposal, stops=stops), now, situation))
+            ways.append(_begun(_weighed(way, grid.setup, situation, proposal, stops=stops), now, situation))
         # A choice among what other policies propose: plans of its own would have to be proved again.
         # (D-policies-014)
         ways.append(again)
-        ways += [each for way in ways if (each := _precopied(way, now, situation)) is not None]
-        chosen = min(ways, key=lambda way: way.rank(f))
-        others = sorted((way for way in ways if way is not chosen), key=lambda way: way.rank(f))
-        rejected = [_rejected(way, chosen, situation, f) for way in others] + dearer
+        ways += [found for each in ways if (found := _precopied(each, now, situation)) is not None]
+        chosen = min(ways, key=lambda each: each.rank(f))
+        others = sorted((each for each in ways if each is not chosen), key=lambda each: each.rank(f))
+        rejected = [_rejected(each, chosen, situation, f) for each in others] + dearer
         if situation.redo_s >= 0:
             rejected.append(_back(situation, chosen))
         if chosen.proposal.plan is anew.plan:
@@ -93,7 +103,7 @@ class Adaptive(Staying):
         return _proposal(chosen, situation, rejected)
 
 
-def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[tuple[str, Grid, bool]]:
+def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[tuple[Way, Grid, bool]]:
     """The pipelines at work as they are, with whoever came back in its place, and with the nodes that wait in
     the others that are vacant; and whether all have to stop for that.
     """
@@ -105,11 +115,11 @@ def _staying(situation: Situation, grid: Grid, now: Grid) -> Iterator[tuple[str,
             continue
         chosen, _ = found
         fills = count or not grid.here.keys() <= now.here.keys()
-        what = "fill vacant places" if fills else "re-route and stay" if chosen.vacant else "stay"
-        yield what, chosen, bool(chosen.transfers) or chosen.plan.nodes() != working
+        way: Way = "fill" if fills else "re-route" if chosen.vacant else "stay"
+        yield way, chosen, bool(chosen.transfers) or chosen.plan.nodes() != working
 
 
-def _is_dearer(chosen: Grid, again: _Way, f: int) -> bool:
+def _is_dearer(chosen: Grid, again: _Weighed, f: int) -> bool:
     """Whether ``again`` is better whatever the order in which ``chosen`` would be run, so that none need be
     sought.
     """
@@ -122,51 +132,51 @@ def _min_cost_s(chosen: Grid) -> float:
     return still_share(chosen.setup.profile) * copies_s + chosen.horizon_steps * chosen.min_s
 
 
-def _begun(way: _Way, now: Grid, situation: Situation) -> _Way:
-    """``way`` with its copies begun in the step under way, where that is worth it."""
-    copies, setup = way.proposal.transfers, now.setup
+def _begun(found: _Weighed, now: Grid, situation: Situation) -> _Weighed:
+    """``found`` with its copies begun in the step under way, where that is worth it."""
+    copies, setup = found.proposal.transfers, now.setup
     copies_s = copy_s(copies, setup.profile)
     # How long that step is matters little here, and who cannot go on has none of its own.
-    step_s = way.proposal.plan.step_s
+    step_s = found.proposal.plan.step_s
     if not (copies and counts(copies_s, step_s) and has_room(setup, needed_bytes(now), situation, copies)):
-        return way
+        return found
     # A step that mends a loss has time for copies whoever can go on after it. Weights do not change within
     # a round, so they begin in this one. (D-precopy-010, D-precopy-011)
-    cost_s = way.cost_s - hidden_s(setup.profile, copies_s, step_s)
-    return replace(way, proposal=msgspec.structs.replace(way.proposal, at_once=True), cost_s=cost_s)
+    cost_s = found.cost_s - hidden_s(setup.profile, copies_s, step_s)
+    return replace(found, proposal=msgspec.structs.replace(found.proposal, at_once=True), cost_s=cost_s)
 
 
-def _precopied(way: _Way, now: Grid, situation: Situation) -> _Way | None:
-    """``way`` with its copies waited for while the job goes on as it does ``now``; None where that does not
+def _precopied(found: _Weighed, now: Grid, situation: Situation) -> _Weighed | None:
+    """``found`` with its copies waited for while the job goes on as it does ``now``; None where that does not
     pay, or it cannot go on.
 
     In place of what the copies take in the stop it costs what steps take longer until then. Where the next
     loss is expected before that, it is no way.
     """
-    copies, new_s = way.proposal.transfers, way.proposal.plan.step_s
+    copies, new_s = found.proposal.transfers, found.proposal.plan.step_s
     if not (copies and now.goes_on):
         return None
     profile = now.setup.profile
     copies_s = copy_s(copies, profile)
     saved_s = (1 - still_share(profile)) * copies_s
-    saved_s -= hidden_s(profile, copies_s, new_s) if way.proposal.at_once else 0.0
+    saved_s -= hidden_s(profile, copies_s, new_s) if found.proposal.at_once else 0.0
     if lost_s(copies_s, now.min_s, new_s) >= saved_s:
         return None  # and they take longer than on an idle link, in steps that may be longer
     step_s = now.step_s
     wait_s = precopy_s(now.setup, lambda: now.needed_bytes, situation, copies, step_s)
     if not 0 < wait_s < situation.horizon_steps * step_s:
         return None
-    cost_s = way.cost_s - saved_s + lost_s(wait_s, step_s, new_s)
-    proposal = msgspec.structs.replace(way.proposal, precopy_s=wait_s)
-    return replace(way, what=f"pre-copy, then {way.what}", proposal=proposal, cost_s=cost_s)
+    cost_s = found.cost_s - saved_s + lost_s(wait_s, step_s, new_s)
+    proposal = msgspec.structs.replace(found.proposal, precopy_s=wait_s)
+    return replace(found, proposal=proposal, cost_s=cost_s)
 
 
-def _way(what: str, setup: Setup, situation: Situation, proposal: Proposal, *, stops: bool) -> _Way:
+def _weighed(way: Way, setup: Setup, situation: Situation, proposal: Proposal, *, stops: bool) -> _Weighed:
     plan = proposal.plan
     copies, sole = _copies(plan)
     risk_s = max(0.0, situation.redo_s) * sole / max(1, len(plan.nodes()))
     cost_s = proposal.cost_s + (stop_s(setup, plan) if stops else 0.0) + risk_s
-    return _Way(what, proposal, cost_s, risk_s, copies - 1)
+    return _Weighed(way, proposal, cost_s, risk_s, copies - 1)
 
 
 def stop_s(setup: Setup, plan: Plan) -> float:
@@ -196,7 +206,7 @@ def _copies(plan: Plan) -> tuple[int, int]:
 # ---------------------------------------------------------------------- what is said of it
 
 
-def _proposal(chosen: _Way, situation: Situation, rejected: list[Rejected]) -> Proposal:
+def _proposal(chosen: _Weighed, situation: Situation, rejected: list[Rejected]) -> Proposal:
     reason = f"{chosen.what}: {chosen.proposal.reason}; weighed over {situation.horizon_steps:.3g} steps"
     plan = msgspec.structs.replace(chosen.proposal.plan, reason=reason)
     return msgspec.structs.replace(
@@ -206,37 +216,46 @@ def _proposal(chosen: _Way, situation: Situation, rejected: list[Rejected]) -> P
         reason=reason,
         rejected=tuple(rejected),
         precopy_s=max(0.0, chosen.proposal.precopy_s),
-        cases=f"{chosen.what}: {chosen.proposal.cases}" if chosen.proposal.cases else "",
+        way=chosen.way,
+        summary=f"{chosen.what}: {chosen.proposal.summary}" if chosen.proposal.summary else "",
     )
 
 
-def _rejected_by_bound(what: str, chosen: Grid, again: _Way) -> Rejected:
+def _rejected_by_bound(way: Way, chosen: Grid, again: _Weighed) -> Rejected:
     min_s, over = _min_cost_s(chosen), f"{chosen.horizon_steps:.3g} steps"
     copies = f"copies {size_of(chosen.transfers)}, " if chosen.transfers else ""
     why = (
         f"{min_s - again.cost_s:.3g} s more over {over} at least; {copies}step {chosen.min_s:.3g} s or longer"
     )
-    return Rejected(what, min_s, why)
+    return Rejected(
+        _WORDS[way], min_s, why, way, "cost", at_least=True,
+        step_s=chosen.min_s, copied_bytes=bytes_of(chosen.transfers), can_lose=chosen.tolerance,
+    )  # fmt: skip
 
 
-def _rejected(way: _Way, chosen: _Way, situation: Situation, f: int) -> Rejected:
-    plan, extra_s = way.proposal.plan, way.cost_s - chosen.cost_s
+def _rejected(other: _Weighed, chosen: _Weighed, situation: Situation, f: int) -> Rejected:
+    plan, extra_s = other.proposal.plan, round(other.cost_s - chosen.cost_s, 9)
     parts = [
         f"{abs(extra_s):.3g} s {'more' if extra_s >= 0 else 'less'} over {situation.horizon_steps:.3g} steps"
     ]
-    copies = f"copies {size_of(way.proposal.transfers)}, " if way.proposal.transfers else ""
-    wait_s = way.proposal.precopy_s
+    copies = f"copies {size_of(other.proposal.transfers)}, " if other.proposal.transfers else ""
+    wait_s = other.proposal.precopy_s
     while_s = f"for {wait_s:.3g} s while it trains, " if wait_s > 0 else ""
     parts.append(f"{copies}{while_s}step {plan.step_s:.3g} s")
-    if way.risk_s:
-        parts.append(f"{way.risk_s:.3g} s of it for a last copy that the next loss may take")
-    if min(way.tolerance, f) < min(chosen.tolerance, f):
-        parts.append(f"could lose {way.tolerance}, and f = {f}")
-    what = f"{way.what}: pipelines of {sizes_of(plan)} nodes" if way.anew else way.what
-    return Rejected(what, way.cost_s, "; ".join(parts))
+    if other.risk_s:
+        parts.append(f"{other.risk_s:.3g} s of it for a last copy that the next loss may take")
+    fewer = min(other.tolerance, f) < min(chosen.tolerance, f)
+    if fewer:
+        parts.append(f"could lose {other.tolerance}, and f = {f}")
+    anew = f": pipelines of {sizes_of(plan)} nodes" if other.way == "re-instantiate" else ""
+    return Rejected(
+        f"{other.what}{anew}", other.cost_s, "; ".join(parts), other.way, "can-lose" if fewer else "cost",
+        step_s=plan.step_s, copied_bytes=bytes_of(other.proposal.transfers), precopy_s=max(0.0, wait_s),
+        risk_s=other.risk_s, can_lose=other.tolerance,
+    )  # fmt: skip
 
 
-def _back(situation: Situation, chosen: _Way) -> Rejected:
+def _back(situation: Situation, chosen: _Weighed) -> Rejected:
     """What a system without live copies would do."""
     why = f"{situation.redo_s:.3g} s of training again; every layer has a live copy"
-    return Rejected("rollback", chosen.cost_s + situation.redo_s, why)
+    return Rejected("rollback", chosen.cost_s + situation.redo_s, why, "rollback", "cost")

@@ -13,11 +13,12 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.planner.plan import Route, Template, node_of
-from oobleckd.planner.policies.cases import listed
+from oobleckd.planner.policies.cases import listed, phrase
 from oobleckd.planner.policies.filling import filled, waiting_for
 from oobleckd.planner.policies.grid import Grid
+from oobleckd.planner.policies.oobleck import bytes_of
 from oobleckd.planner.policies.staying import Staying, costs, proposal_of, rejected_anew
-from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation
+from oobleckd.planner.policy import Action, Proposal, Rejected, RejectionCause, Setup, Situation
 from oobleckd.planner.reroute.redundant import heir
 from oobleckd.planner.templates.redundant import redundant_templates
 
@@ -46,9 +47,10 @@ class Bamboo(Staying):
         # Bamboo's rule: two neighbours lost, instantiate anew; one, stay, whatever oobleck's plan would
         # save. (D-policies-011)
         if without := orphans(chosen):
-            return _refusing(chosen, anew, f"no redundant holder of {listed(without)} is left")
+            why = f"no redundant holder of {listed(without)} is left"
+            return _refusing(chosen, anew, "no-redundant-holder", why)
         if chosen.vacant and not chosen.fits:
-            return _refusing(chosen, anew, "no room for the work of two")
+            return _refusing(chosen, anew, "no-room", "no room for the work of two")
         rejected = [rejected_anew(chosen, anew)] if chosen.vacant else []
         return proposal_of(situation, chosen, rejected, _taken_over)
 
@@ -67,20 +69,17 @@ def orphans(grid: Grid) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _refusing(stay: Grid, anew: Proposal, why: str) -> Proposal:
+def _refusing(stay: Grid, anew: Proposal, cause: RejectionCause, why: str) -> Proposal:
     """``anew``, and why the pipelines do not stay as they are."""
     staying = Rejected(
-        "stay with vacant places", stay.cost_s, f"{why}: {costs(stay)} over {stay.horizon_steps:.3g} steps"
-    )
+        "stay with vacant places", stay.cost_s, f"{why}: {costs(stay)} over {stay.horizon_steps:.3g} steps",
+        "take-over", cause, step_s=stay.step_s, copied_bytes=bytes_of(stay.transfers),
+        can_lose=stay.tolerance,
+    )  # fmt: skip
     return msgspec.structs.replace(anew, rejected=(*anew.rejected, staying))
 
 
-def _taken_over(grid: Grid, slot: int) -> str:
+def _taken_over(grid: Grid, slot: int) -> tuple[Action, str]:
     """Who does the work of a node that is gone."""
-    name = grid.name_at(slot)
-    heirs = [taker for taker, _ in grid.takers(slot)]
-    if not heirs:
-        return f"{name} had no micro-batch"
-    return (
-        f"{listed(heirs)}, which held the layers of {name}, {'do' if len(heirs) > 1 else 'does'} its work too"
-    )
+    action = Action("take-over", tuple(taker for taker, _ in grid.takers(slot)), (grid.name_at(slot),))
+    return action, phrase(action)

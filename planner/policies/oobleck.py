@@ -16,7 +16,7 @@ import msgspec
 from oobleckd.planner.placement.transfer import copy_s, holds, place, redundant_on, segments_on, transfers
 from oobleckd.planner.placement.zones import apart
 from oobleckd.planner.plan import Pipeline, Plan, Template, Transfer
-from oobleckd.planner.policies.cases import Nodes, name_cases
+from oobleckd.planner.policies.cases import Nodes, phrase, pipeline_actions
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
 from oobleckd.planner.templates.fold import folded
@@ -189,17 +189,27 @@ def pipelines_of(
 
 def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> Proposal:
     planned = [pipeline.nodes for pipeline in chosen.plan.pipelines]
-    cases = "; ".join(name_cases(moment.situation.running, planned, moment.nodes))
-    reason = f"{cases}; {_reason(moment, chosen)}"
+    actions = pipeline_actions(moment.situation.running, planned, moment.nodes)
+    summary = "; ".join(map(phrase, actions))
+    reason = f"{summary}; {_reason(moment, chosen)}"
     rejected: tuple[Rejected, ...] = ()
     if other is not None:
         extra_s = round(other.cost_s - chosen.cost_s, 9)
         over = f"{moment.situation.horizon_steps:.3g} steps"
         why = f"{extra_s:.3g} s more over {over}" if extra_s else "no cheaper, fewer pipelines"
         why += f": copies {size_of(other.copies)}, step {other.plan.step_s:.3g} s"
-        rejected = (Rejected(f"{other.what}: {other.sizes}", other.cost_s, why),)
+        rejected = (
+            Rejected(
+                f"{other.what}: {other.sizes}", other.cost_s, why, "re-instantiate",
+                "cost" if extra_s else "fewer-pipelines",
+                step_s=other.plan.step_s, copied_bytes=bytes_of(other.copies),
+            ),
+        )  # fmt: skip
     plan = msgspec.structs.replace(chosen.plan, reason=reason)
-    return Proposal(plan, chosen.copies, chosen.cost_s, reason, rejected, cases=cases)
+    return Proposal(
+        plan, chosen.copies, chosen.cost_s, reason, rejected,
+        way="re-instantiate", actions=actions, summary=summary,
+    )  # fmt: skip
 
 
 def _reason(moment: _Moment, chosen: _Candidate) -> str:
@@ -223,8 +233,13 @@ def sizes_of(plan: Plan) -> str:
     return " and ".join(f"{count} of {size}" for size, count in sorted(Counter(sizes).items()))
 
 
+def bytes_of(copies: Sequence[Transfer]) -> int:
+    """All that is copied."""
+    return sum(copy.num_bytes for copy in copies)
+
+
 def size_of(copies: Sequence[Transfer]) -> str:
     """Layers and bytes for a sentence."""
-    num_bytes = sum(copy.num_bytes for copy in copies)
+    num_bytes = bytes_of(copies)
     size = f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
     return f"{len(copies)} {'layer' if len(copies) == 1 else 'layers'} ({size})"

@@ -9,11 +9,12 @@ nodes are here than places, it is ``oobleck`` that answers.
 
 from __future__ import annotations
 
-from oobleckd.planner.policies.cases import listed
+from oobleckd.planner.policies.cases import phrase
 from oobleckd.planner.policies.filling import stayed, waiting_for
 from oobleckd.planner.policies.grid import Grid
+from oobleckd.planner.policies.oobleck import bytes_of
 from oobleckd.planner.policies.staying import Staying, costs, placed, proposal_of, rejected_anew
-from oobleckd.planner.policy import Proposal, Rejected, Situation
+from oobleckd.planner.policy import Action, Proposal, Rejected, Situation
 
 
 class SlipStream(Staying):
@@ -38,17 +39,19 @@ class SlipStream(Staying):
         return proposal_of(situation, chosen, rejected, around)
 
 
-def around(grid: Grid, slot: int) -> str:
-    """Whose micro-batches go to whom."""
-    name = grid.name_at(slot)
-    takers = [f"{taker} (pipeline {index})" for taker, index in grid.takers(slot)]
-    if not takers:
-        return f"{name} had no micro-batch"
-    return f"{name}'s micro-batches go to {listed(takers)}"
+def around(grid: Grid, slot: int) -> tuple[Action, str]:
+    """Whose micro-batches go to whom, and in words of which pipelines those are."""
+    homes = dict(grid.takers(slot))
+    action = Action("re-route", tuple(homes), (grid.name_at(slot),))
+    return action, phrase(action, homes)
 
 
 def _rejected_move(situation: Situation, chosen: Grid, other: Grid) -> Rejected:
     """A live node would stand where more is lost, and that does not pay."""
     over = f"{chosen.horizon_steps:.3g} steps"
     why = f"{other.cost_s - chosen.cost_s:.3g} s more over {over}: {costs(other)}"
-    return Rejected("; ".join(placed(situation, other)), other.cost_s, why)
+    what = "; ".join(map(phrase, placed(situation, other)))
+    return Rejected(
+        what, other.cost_s, why, "re-route", "cost",
+        step_s=other.step_s, copied_bytes=bytes_of(other.transfers), can_lose=other.tolerance,
+    )  # fmt: skip

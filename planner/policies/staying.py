@@ -8,16 +8,16 @@ is who does the work of a place that stays vacant.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from oobleckd.planner.plan import Template, node_of
-from oobleckd.planner.policies.cases import listed
+from oobleckd.planner.policies.cases import phrase, way_of
 from oobleckd.planner.policies.filling import waiting_for
 from oobleckd.planner.policies.grid import Grid, grid_of
-from oobleckd.planner.policies.oobleck import Oobleck, size_of, sizes_of
-from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation
+from oobleckd.planner.policies.oobleck import Oobleck, bytes_of, size_of, sizes_of
+from oobleckd.planner.policy import Action, Proposal, Rejected, Setup, Situation
 from oobleckd.planner.schedule import format_ops
 
 PLACES_SHOWN = 3
@@ -63,16 +63,24 @@ class Staying(ABC):
 
 
 def proposal_of(
-    situation: Situation, chosen: Grid, rejected: Iterable[Rejected], around: Callable[[Grid, int], str]
+    situation: Situation,
+    chosen: Grid,
+    rejected: Iterable[Rejected],
+    around: Callable[[Grid, int], tuple[Action, str]],
 ) -> Proposal:
     """The plan of ``chosen``. Nodes of the situation that have no place in it are idle. ``around``: who does
-    the work of a vacant slot, in words.
+    the work of a vacant slot, and in words.
     """
-    reason = _reason(situation, chosen, around)
+    moved, work = placed(situation, chosen), [around(chosen, slot) for slot in chosen.vacant]
+    actions = (*moved, *(action for action, _ in work)) or (Action("keep"),)
+    reason = _reason(chosen, moved, [words for _, words in work])
     idle = tuple(waiting_for(chosen, situation))
     plan = msgspec.structs.replace(chosen.plan, idle=idle, step_s=chosen.step_s, reason=reason)
     ops = {device: format_ops(each) for device, each in chosen.ops.items()} if chosen.vacant else {}
-    return Proposal(plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected), ops)
+    return Proposal(
+        plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected), ops,
+        way=way_of(actions), actions=actions,
+    )  # fmt: skip
 
 
 def rejected_anew(chosen: Grid, anew: Proposal) -> Rejected:
@@ -82,17 +90,19 @@ def rejected_anew(chosen: Grid, anew: Proposal) -> Rejected:
     copies = f"copies {size_of(anew.transfers)}" if anew.transfers else "copies nothing"
     over = f"{chosen.horizon_steps:.3g} steps"
     why = f"{abs(extra_s):.3g} s {than} over {over}: {copies}, step {anew.plan.step_s:.3g} s"
-    return Rejected(f"re-instantiate: pipelines of {sizes_of(anew.plan)} nodes", anew.cost_s, why)
+    return Rejected(
+        f"re-instantiate: pipelines of {sizes_of(anew.plan)} nodes", anew.cost_s, why,
+        "re-instantiate", "moves-layers",
+        step_s=anew.plan.step_s, copied_bytes=bytes_of(anew.transfers),
+    )  # fmt: skip
 
 
-def _reason(situation: Situation, grid: Grid, around: Callable[[Grid, int], str]) -> str:
+def _reason(grid: Grid, moved: Sequence[Action], work: Sequence[str]) -> str:
     """One sentence: who takes whose place, who does whose work, what is copied, what can be lost."""
-    parts = placed(situation, grid)
-    vacant = list(grid.vacant)
-    parts += [around(grid, slot) for slot in vacant[:PLACES_SHOWN]]
-    if len(vacant) > PLACES_SHOWN:
-        parts.append(f"{len(vacant) - PLACES_SHOWN} more places are vacant")
-    return "; ".join([*(parts or ["keep: no pipeline changes"]), f"{costs(grid)}; can lose {grid.tolerance}"])
+    parts = [*map(phrase, moved), *work[:PLACES_SHOWN]]
+    if len(work) > PLACES_SHOWN:
+        parts.append(f"{len(work) - PLACES_SHOWN} more places are vacant")
+    return "; ".join([*(parts or [phrase(Action("keep"))]), f"{costs(grid)}; can lose {grid.tolerance}"])
 
 
 def costs(grid: Grid) -> str:
@@ -101,18 +111,18 @@ def costs(grid: Grid) -> str:
     return f"{copies}step {grid.step_s:.3g} s as modelled"
 
 
-def placed(situation: Situation, grid: Grid) -> list[str]:
+def placed(situation: Situation, grid: Grid) -> list[Action]:
     """Who stands where somebody else did, and who gets back what it held."""
     before = [name for nodes in situation.running for name in nodes]
-    parts = []
+    found = []
     for slot, name in sorted(grid.here.items()):
         if name not in before:
-            parts.append(f"{name} takes {before[slot]}'s place")
+            found.append(Action("take-place", (name,), (before[slot],)))
         elif before[slot] != name:
-            parts.append(f"{name} moves to {before[slot]}'s place, where more is lost")
+            found.append(Action("move", (name,), (before[slot],)))
     back = {node_of(copy.target) for copy in grid.transfers} & {
         name for slot, name in grid.here.items() if before[slot] == name
     }
     if back:
-        parts.append(f"{listed(sorted(back))} {'get' if len(back) > 1 else 'gets'} back what was held")
-    return parts
+        found.append(Action("copy-back", tuple(sorted(back))))
+    return found

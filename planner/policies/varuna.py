@@ -18,7 +18,7 @@ from oobleckd.planner.costs.model import copy_bytes
 from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies.cases import Nodes, listed
 from oobleckd.planner.policies.oobleck import Oobleck, pipelines_of
-from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
+from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Action, Proposal, Rejected, Setup, Situation, Way
 from oobleckd.planner.sizing.instantiate import split_micro_batches, too_few
 
 SHAPES_SHOWN = 2
@@ -93,14 +93,16 @@ class Varuna:
         # Every change of shape is a stop of the whole job, so it must save more than writing and loading
         # take. What forces one, a loss or a drain, is not weighed. (D-policies-004)
         if working is not None and working.rank() <= best[0].rank():
-            return _proposal(setup, by_depth, working, situation.running, nodes, best)
+            found = _proposal(setup, by_depth, working, situation.running, nodes, best)
+            return msgspec.structs.replace(found, actions=(Action("keep"),))
         chosen = best[0]
         placed = tuple(
             nodes[first : first + chosen.depth]
             for first in range(0, chosen.width * chosen.depth, chosen.depth)
         )
         others = [*best[1:], *([working] if working is not None else [])]
-        return _proposal(setup, by_depth, chosen, placed, nodes, sorted(others, key=VarunaShape.rank))
+        found = _proposal(setup, by_depth, chosen, placed, nodes, sorted(others, key=VarunaShape.rank))
+        return found if situation.running else msgspec.structs.replace(found, actions=(Action("start"),))
 
 
 # ---------------------------------------------------------------------- shapes
@@ -175,7 +177,7 @@ def _proposal(
     )
     other = [shape for shape in others if (shape.depth, shape.width) != (chosen.depth, chosen.width)]
     rejected = tuple(_rejected(chosen, shape) for shape in other[:SHAPES_SHOWN])
-    return Proposal(plan, (), chosen.cost_s, reason, rejected)
+    return Proposal(plan, (), chosen.cost_s, reason, rejected, way=_way(chosen))
 
 
 def _rejected(chosen: VarunaShape, other: VarunaShape) -> Rejected:
@@ -183,7 +185,14 @@ def _rejected(chosen: VarunaShape, other: VarunaShape) -> Rejected:
     over = f"{chosen.horizon_steps:.3g} steps"
     more = f"{extra_s:.3g} s more over {over}" if extra_s else "no faster, fewer copies"
     stop = f", after a stop of {other.stop_s:.3g} s" if other.stop_s else ""
-    return Rejected(str(other), other.cost_s, f"{more}: step {other.step_s:.3g} s{stop}")
+    return Rejected(
+        str(other), other.cost_s, f"{more}: step {other.step_s:.3g} s{stop}", _way(other),
+        "cost" if extra_s else "fewer-pipelines", step_s=other.step_s,
+    )  # fmt: skip
+
+
+def _way(shape: VarunaShape) -> Way:
+    return "morph" if shape.stop_s else "stay"
 
 
 def _reason(setup: Setup, template: Template, chosen: VarunaShape, idle: Nodes) -> str:

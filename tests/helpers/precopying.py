@@ -13,6 +13,7 @@ from itertools import count
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.changes import CopiesBegun
 from oobleckd.protocol.job import Job
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
@@ -119,10 +120,7 @@ def _cast(cluster: Cluster, view: JobView) -> Cast:
 
 def _begun(cluster: Cluster, job: str) -> bool:
     changes = cluster.client.events(since=0, follow=False)
-    return any(
-        change.kind == "plan" and change.text.startswith(f"{job}: ") and "are pre-copied" in change.text
-        for change in changes
-    )
+    return any(isinstance(change.data, CopiesBegun) and change.data.job == job for change in changes)
 
 
 def _fired(cluster: Cluster, before: int, phase: str, node: str) -> bool:

@@ -72,13 +72,12 @@ def _check_rollback(manner: Manner, incident: IncidentView, round_: int) -> str:
         assert incident.steps_lost == 0, incident
         return "went on"
     assert incident.steps_lost > 0, incident
-    _, _, where = incident.reason.partition("to the checkpoint of step ")
-    if not where:
-        assert "fresh weights" in incident.reason, incident
+    back = incident.parts.rollback
+    assert back is not None, incident
+    if back.source == "init":
         return f"back {incident.steps_lost} steps to the start"
-    step = int(where.partition(";")[0])
-    assert step < round_, f"{incident.reason}, and the one of step {round_} is torn"
-    return f"back {incident.steps_lost} steps to step {step}"
+    assert back.step < round_, f"{back}, and the one of step {round_} is torn"
+    return f"back {incident.steps_lost} steps to step {back.step}"
 
 
 def _folder(cluster: Cluster, job: str) -> Path:

@@ -55,7 +55,9 @@ def evidence(cluster: Cluster, node: str) -> tuple[str, str]:
 def finish(cluster: Cluster, job: str) -> IncidentView:
     done = cluster.job_in(job, "done")
     (incident,) = [
-        each for each in cluster.client.incidents() if each.job == job and "corruption" in each.cause
+        each
+        for each in cluster.client.incidents()
+        if each.job == job and each.parts.rollback is not None and each.parts.rollback.cause == "corruption"
     ]
     assert 0 < done.steps_lost == incident.steps_lost
     cluster.verify(job)

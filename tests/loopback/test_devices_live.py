@@ -96,7 +96,7 @@ def test_a_spare_for_a_process_and_a_standby_for_a_node(three: Cluster) -> None:
     three.kill(inside[1], "sigkill")
     incident = recovered(three, job, 2)[-1]
     assert incident.nodes == (inside[1],)
-    assert standby in incident.reason
+    assert [action.nodes for action in incident.parts.actions] == [(standby,)]
     assert incident.copied_bytes > 0
     assert "copy" in {phase.phase for phase in incident.phases}
     view = three.client.job(job)

@@ -119,6 +119,8 @@ def test_the_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far(cluster
     done = cluster.job_in(job, "done")
     (incident,) = [i for i in cluster.client.incidents() if i.job == job]
     assert 1 <= done.steps_lost == incident.steps_lost < 14
-    assert f"back {done.steps_lost} step" in incident.reason
-    assert "to the checkpoint of step" in incident.reason
+    back = incident.parts.rollback
+    assert back is not None
+    assert (back.cause, back.steps_lost) == ("last-copy-lost", done.steps_lost)
+    assert back.source.endswith(f"step-{back.step:08d}")
     cluster.verify(job)

@@ -55,8 +55,8 @@ def test_one_pipeline_alone_survives_a_kill(
     incident = cluster.until(recovered, "the recovery")
     assert incident.copied_bytes == 0
     assert incident.steps_lost == 0
-    # Three are too few for a plan, so nobody words another reason.
-    assert incident.reason == f"micro-batches of {victim}/0 go to other holders of their layers"
+    # Three are too few for a plan, so there is no other reason.
+    assert (incident.parts.rerouted, incident.parts.plan) == ((f"{victim}/0",), "")
     view = cluster.client.job(job)
     assert {device for p in view.pipelines for device in p.vacant} == {f"{victim}/0"}
     done = cluster.job_in(job, "done")

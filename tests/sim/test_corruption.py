@@ -8,7 +8,7 @@ import pytest
 
 from oobleckd.core.entries import CorruptionFound, CorruptionSettled, RolledBack
 from oobleckd.protocol.api import Drain
-from oobleckd.protocol.changes import DevicesDiffer, NodeQuarantined
+from oobleckd.protocol.changes import DevicesDiffer, JobWentBack, NodeQuarantined
 from oobleckd.protocol.job import Schedule
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -76,6 +76,7 @@ def test_with_three_copies_the_majority_names_it_at_once(seed: int, schedule: Sc
     assert of_kind(world, CorruptionSettled) == []
     assert "n05" not in world.job().plan.nodes()
     assert {odd.what for odd in found.odds} == {"state"}
+    assert [went.cause for went in world.told(JobWentBack)] == ["corruption"]
     (incident,) = world.incidents()
     assert (incident.nodes, incident.step) == (("n05",), found.step + 1)
     assert incident.steps_lost == world.job().steps_lost > 0

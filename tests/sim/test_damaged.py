@@ -9,7 +9,7 @@ import random
 import pytest
 
 from oobleckd.core.entries import Released, RolledBack
-from oobleckd.protocol.changes import CheckpointDamaged
+from oobleckd.protocol.changes import CheckpointDamaged, JobWentBack
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -70,7 +70,9 @@ def test_several_are_damaged() -> None:
     assert [back.source for back in ways_back(world)][-1] == oldest.directory
     (incident,) = world.incidents()
     assert incident.steps_lost == sum(back.steps_lost for back in ways_back(world))
-    assert f"({incident.steps_lost} in all)" in incident.reason or not ways_back(world)[0].steps_lost
+    told = world.told(JobWentBack)
+    assert [back.cause for back in told] == ["policy"] + ["checkpoint-damaged"] * (len(told) - 1)
+    assert [back.steps_lost for back in told] == [back.steps_lost for back in ways_back(world)]
 
 
 def test_none_is_whole_any_more() -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from oobleckd.core.entries import AnyEntry, LayoutDeployed
 from oobleckd.core.machine import Machine
-from oobleckd.protocol.api import Control, Drain
+from oobleckd.planner.policy import Action
+from oobleckd.protocol.api import Control, Drain, ReasonView
+from oobleckd.protocol.changes import JobWentBack, PlanChosen
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -73,7 +75,8 @@ def test_a_loss_costs_no_deployment(seed, silent):
     (incident,) = world.incidents()
     assert [phase.phase for phase in incident.phases] == ["detect", "plan", "reconfigure", "resume"]
     assert incident.copied_bytes == 0
-    assert incident.reason.startswith("n02's micro-batches go to ")
+    (action,) = incident.parts.actions
+    assert (incident.parts.way, action.kind, action.whose) == ("re-route", "re-route", ("n02",))
     assert 0 < incident.committed_s <= incident.total_s
     assert "n02" not in world.view().nodes
     world.until_state("done")
@@ -147,7 +150,7 @@ def test_a_pipeline_that_is_gone_whole_is_planned_without():
     world.run(lambda: len(written(world, LayoutDeployed)) == 2)
     world.until_state("done")
     world.check_done()
-    assert world.incidents()[0].reason.startswith("drop: ")
+    assert world.incidents()[0].parts.actions == (Action("drop", nodes),)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -175,7 +178,9 @@ def test_another_node_fills_the_place(seed):
     until_closed(world)
     world.add("n99")
     world.run(lambda: "n99" in world.view().nodes)
-    assert any("n99 takes n02's place" in change.text for change in world.daemon.changes)
+    assert any(
+        Action("take-place", ("n99",), ("n02",)) in chosen.actions for chosen in world.told(PlanChosen)
+    )
     world.until_state("done")
     world.check_done()
 
@@ -187,7 +192,7 @@ def test_a_standby_takes_the_place_at_once(seed):
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
     (incident,) = world.incidents()
-    assert incident.reason.startswith("n07 takes n02's place")
+    assert incident.parts.actions == (Action("take-place", ("n07",), ("n02",)),)
     assert [phase.phase for phase in incident.phases][-2:] == ["copy", "resume"]
     assert 0 < incident.copied_bytes <= 3
     assert "n07" in world.view().nodes
@@ -205,7 +210,7 @@ def test_a_spare_gets_back_what_its_device_held(seed, num_devices):
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
     (incident,) = world.incidents()
-    assert "n02 gets back what was held" in incident.reason
+    assert incident.parts.actions == (Action("copy-back", ("n02",)),)
     assert incident.copied_bytes > 0
     assert world.view().pipelines == pipelines
     assert not world.job().dead
@@ -302,7 +307,7 @@ def test_a_loss_while_paused(seed):
     world.until_state("done")
     world.check_done()
     assert len(written(world, LayoutDeployed)) == 1
-    assert world.incidents()[0].reason == "micro-batches of n02/0 go to other holders of their layers"
+    assert world.incidents()[0].parts == ReasonView(rerouted=("n02/0",), way="re-route")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -363,7 +368,7 @@ def test_a_last_copy_lost_while_re_routed_goes_back_to_the_checkpoint(seed):
     world.run(lambda: world.job().steps_lost > 0 or bool(world.job().reason))
     world.until_state("done")
     world.check_done()
-    assert "lost the last copy; back" in " ".join(change.text for change in world.daemon.changes)
+    assert "last-copy-lost" in {back.cause for back in world.told(JobWentBack)}
 
 
 @pytest.mark.parametrize("seed", range(4))

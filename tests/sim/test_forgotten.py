@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.core.entries import JobSubmitted, RolledBack
+from oobleckd.protocol.changes import JobWentBack
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -47,6 +48,8 @@ def test_a_job_goes_back_to_what_is_known_and_ends_as_if_nothing_had_been(seed: 
     )
     world.until_state("done", limit_s=200.0)
     world.check_done()
+    causes = [went.cause for went in world.told(JobWentBack)]
+    assert "journal-lost" in causes or not causes, "none where nothing had been deployed yet"
 
 
 def test_a_job_that_nobody_knows_any_more_is_dropped_by_its_workers() -> None:

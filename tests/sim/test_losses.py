@@ -4,7 +4,7 @@ import pytest
 
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Drain
-from oobleckd.protocol.changes import NodeLost
+from oobleckd.protocol.changes import JobWentBack, NodeLost
 from oobleckd.protocol.messages import LinkDown
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -53,7 +53,7 @@ def test_one_node_lost(seed, silent):
     assert sent
     assert sent == sorted(sent, reverse=True)
     assert "n02" not in {node_of(source.device) for source in incident.sources}
-    assert incident.reason
+    assert (incident.parts.way, incident.parts.rollback) == ("re-instantiate", None)
     assert "n02" not in world.view().nodes
 
 
@@ -104,7 +104,9 @@ def test_a_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far():
     assert job.counters.step == 4
     assert job.steps_lost in {3, 4}  # the step under way at the kill may have committed
     assert (job.cause, job.n0) == ("too-few-nodes", 2)
-    assert any("lost the last copy; back" in change.text for change in world.daemon.changes)
+    (back,) = world.told(JobWentBack)
+    assert (back.cause, back.step, back.steps_lost) == ("last-copy-lost", 4, job.steps_lost)
+    assert back.source.endswith("step-00000004")
     world.add("n02")
     world.until_state("done")
     world.check_done()
@@ -116,7 +118,8 @@ def test_without_a_checkpoint_the_rollback_leads_to_fresh_weights():
     world.kill("n01")
     world.run(lambda: world.job().steps_lost > 0)
     assert world.job().counters.step == 0
-    assert any("fresh weights: no checkpoint yet" in change.text for change in world.daemon.changes)
+    (back,) = world.told(JobWentBack)
+    assert (back.cause, back.step, back.source) == ("last-copy-lost", 0, "init")
     world.add("n01")
     world.until_state("done")
     world.check_done()

@@ -99,7 +99,8 @@ def test_a_standby_takes_a_dead_node_s_place_and_one_that_is_back_is_the_next_st
         world.run(lambda: settled(world, inside) and not world.incidents()[-1].open)  # noqa: B023
         incident = world.incidents()[-1]
         assert len(world.incidents()) == count  # one plan led there: nothing was shrunk in between
-        assert incident.reason.startswith(f"replace: {standby} for what ")
+        (action,) = incident.parts.actions
+        assert (action.kind, action.nodes) == ("replace", (standby,))
         assert incident.copied_bytes > 0
         assert [len(pipeline.nodes) for pipeline in world.view().pipelines] == [2, 2]
         world.add(dead)

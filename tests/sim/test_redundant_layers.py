@@ -9,7 +9,9 @@ import pytest
 from oobleckd.core.entries import AnyEntry, LayoutDeployed
 from oobleckd.core.machine import Machine
 from oobleckd.planner.plan import Layers
+from oobleckd.planner.policy import Action
 from oobleckd.protocol.api import Control, Drain
+from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.job import Schedule
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -88,7 +90,7 @@ def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(
     )
     (incident,) = world.incidents()
     assert incident.copied_bytes == 0
-    assert incident.reason.startswith(f"{heir}, which held the layers of {victim}, does its work too; ")
+    assert incident.parts.actions == (Action("take-over", (heir,), (victim,)),)
     job = world.job()
     routes = job.detours.routes if job.detours is not None else job.layout.routes
     hit = [route for route in routes if route.touches([f"{nodes[place - 2]}/0"])]
@@ -154,7 +156,7 @@ def test_two_neighbours_without_another_pipeline_go_back_to_the_checkpoint(seed:
     world.add(nodes[1])
     world.until_state("done")
     world.check_done()
-    assert "lost the last copy; back" in " ".join(change.text for change in world.daemon.changes)
+    assert "last-copy-lost" in {back.cause for back in world.told(JobWentBack)}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -191,7 +193,7 @@ def test_a_standby_takes_the_place_at_once(seed: int) -> None:
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
     (incident,) = world.incidents()
-    assert incident.reason.startswith(f"n07 takes {victim}'s place")
+    assert incident.parts.actions == (Action("take-place", ("n07",), (victim,)),)
     assert [phase.phase for phase in incident.phases][-2:] == ["copy", "resume"]
     assert incident.copied_bytes == 4  # layers: its stage and its successor's
     world.until_state("done")
@@ -208,7 +210,7 @@ def test_a_spare_gets_back_what_its_device_held(seed: int, num_devices: int) -> 
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
     (incident,) = world.incidents()
-    assert "n02 gets back what was held" in incident.reason
+    assert incident.parts.actions == (Action("copy-back", ("n02",)),)
     assert incident.copied_bytes > 0
     assert world.view().pipelines == pipelines
     world.until_state("done")
@@ -291,7 +293,7 @@ def test_of_those_who_stand_by_one_in_another_zone_takes_the_place(seed: int) ->
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
     follows = "n09" if zones[victim] == "east" else "n10"
-    assert world.incidents()[0].reason.startswith(f"{follows} takes {victim}'s place")
+    assert world.incidents()[0].parts.actions == (Action("take-place", (follows,), (victim,)),)
     world.until_state("done")
     world.check_done()
 

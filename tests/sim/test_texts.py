@@ -185,7 +185,11 @@ def test_written_in_place_on_one_node(seed: int, policy: str, *, shows: bool) ->
     assert kept_out(world) == []
     assert said(world, f"{victim} is kept out of the plan")
     assert victim not in world.job().surviving_nodes()
-    changes = [incident for incident in world.incidents() if "the text changed" in incident.cause]
+    changes = [
+        incident
+        for incident in world.incidents()
+        if incident.parts.rollback is not None and incident.parts.rollback.cause == "data-changed"
+    ]
     assert len(changes) == 1
     assert changes[0].steps_lost <= world.job().steps_lost
 

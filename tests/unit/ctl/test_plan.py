@@ -26,6 +26,7 @@ from oobleckd.ctl.world import PlannedWorld
 from oobleckd.daemon.journal import Journal
 from oobleckd.host.jobfile import load_job
 from oobleckd.planner.costs.devices import SHEETS
+from oobleckd.planner.policy import Action
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.schedules.timeline import dry_run_plan
 from oobleckd.protocol.forecast import Forecast
@@ -106,7 +107,8 @@ def test_under_slipstream_a_loss_copies_nothing_and_leaves_a_vacant_place(tmp_pa
     assert found.change is not None
     assert found.change.plan == found.plan
     assert found.change.copied_bytes == 0
-    assert found.change.reason.startswith("node-3's micro-batches go to ")
+    (action,) = found.change.actions
+    assert (found.change.way, action.kind, action.whose) == ("re-route", "re-route", ("node-3",))
     assert [p.vacant for p in found.pipelines if p.vacant] == [("node-3/0",)]
     before = planned(file, "--nodes", "6")
     assert found.plan.can_lose == before.plan.can_lose - 1
@@ -124,7 +126,7 @@ def test_under_varuna_a_loss_leads_back_to_the_checkpoint(tmp_path: Path) -> Non
     assert found.change.rolls_back
     assert found.change.copied_bytes == 0
     assert found.change.lost_layers == ()
-    assert found.change.reason.startswith("back to the last checkpoint; morph: ")
+    assert found.change.way == "morph"
     assert found.plan.can_lose == found.guarantee.can_lose == 0
     assert found.guarantee.rolls_back
     assert len({len(pipeline.nodes) for pipeline in found.pipelines}) == 1
@@ -148,7 +150,7 @@ def test_under_bamboo_the_predecessor_takes_over(tmp_path: Path) -> None:
     found = planned(file, "--nodes", "6", "--without", "node-2")
     assert found.change is not None
     assert found.change.copied_bytes == 0
-    assert found.change.reason.startswith("node-1, which held the layers of node-2, does its work too; ")
+    assert found.change.actions == (Action("take-over", ("node-1",), ("node-2",)),)
     assert found.plan.can_lose == 2
 
 
@@ -187,7 +189,7 @@ def test_nodes_without_a_place(tmp_path: Path, job_file: JobFile) -> None:
 
 def test_too_few_left_after_a_loss() -> None:
     found = planned(EXAMPLE, "--nodes", "2")
-    assert [loss.plan for loss in found.losses] == [None, None]
+    assert [(loss.plan, loss.way) for loss in found.losses] == [(None, "wait")] * 2
     assert "waits: 1 usable nodes, and the model needs 2" in ctl(EXAMPLE, "--nodes", "2").stdout
 
 
@@ -197,7 +199,9 @@ def test_standbys_take_the_place(job_file: JobFile) -> None:
     assert found.standby == 3
     assert "standing by: 3" in ctl(file, "--nodes", "5").stdout
     assert sum(group.num_nodes * group.count for group in found.plan.groups) == 2
-    assert all(loss.plan is not None and "node-3" in loss.reason for loss in found.losses)
+    assert [[(a.kind, a.nodes) for a in loss.actions] for loss in found.losses] == [
+        [("take-place", ("node-3",))]
+    ] * 2
 
 
 def test_sixteen_thousand_nodes() -> None:

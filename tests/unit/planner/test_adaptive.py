@@ -13,7 +13,7 @@ from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, node_of
 from oobleckd.planner.policies import adapt, adaptive, policy, prepare
 from oobleckd.planner.policies.adaptive import STOP_S, stop_s
-from oobleckd.planner.policy import PlanError, Proposal, Setup, Situation
+from oobleckd.planner.policy import Action, PlanError, Proposal, Setup, Situation
 from oobleckd.planner.schedules.jobshop import base_bytes
 from tests.unit.planner.build import even_profile, profile_of, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
@@ -57,14 +57,15 @@ def test_what_is_not_expected_to_last_is_not_moved_and_what_is_gets_the_best_pla
     short = asked(setup, plan, left, horizon_steps=2)
     assert short.transfers == ()
     assert short.plan.vacant == ("l/0",)
-    assert short.reason.startswith("re-route and stay: l's micro-batches go to ")
-    assert short.reason.endswith("; weighed over 2 steps")
+    (action,) = short.actions
+    assert (short.way, action.kind, action.whose) == ("re-route", "re-route", ("l",))
+    assert set(action.nodes) < set(left)
     long = asked(setup, plan, left, horizon_steps=1e6)
     assert long.plan.vacant == ()
-    assert long.reason.startswith("re-instantiate: ")
+    assert long.way == "re-instantiate"
     assert long.plan.step_s < short.plan.step_s
-    assert [way.what.partition(":")[0] for way in short.rejected] == ["re-instantiate"]
-    assert "re-route and stay" in [way.what for way in long.rejected]
+    assert [other.way for other in short.rejected] == ["re-instantiate"]
+    assert "re-route" in [other.way for other in long.rejected]
 
 
 def test_whoever_comes_fills_the_place_where_that_pays_and_stands_by_where_not():
@@ -72,9 +73,9 @@ def test_whoever_comes_fills_the_place_where_that_pays_and_stands_by_where_not()
     plan = started(setup, list("abcdefghijkl"))
     hurt = asked(setup, plan, "abcdefghijk", horizon_steps=2).plan
     fills = asked(setup, hurt, "abcdefghijkx", horizon_steps=1e5)
-    assert fills.reason.startswith("fill vacant places: x takes l's place")
+    assert (fills.way, fills.actions) == ("fill", (Action("take-place", ("x",), ("l",)),))
     waits = asked(setup, hurt, "abcdefghijkx", horizon_steps=2)
-    assert waits.reason.startswith("re-route and stay: ")
+    assert waits.way == "re-route"
     assert waits.plan.idle == ("x",)
     assert waits.transfers == ()
 
@@ -83,11 +84,11 @@ def test_nodes_that_come_stand_by_until_what_they_add_pays():
     setup = moving()
     plan = started(setup, list("abcdefghijkl"))
     found = asked(setup, plan, "abcdefghijklwxyz", horizon_steps=2)
-    assert found.reason.startswith("stay: keep: no pipeline changes")
+    assert (found.way, found.actions) == ("stay", (Action("keep"),))
     assert places(found.plan) == places(plan)
     assert found.plan.idle == tuple("wxyz")
     joined = asked(setup, plan, "abcdefghijklwxyz", horizon_steps=1e6)
-    assert joined.reason.startswith("re-instantiate: join: ")
+    assert (joined.way, joined.actions) == ("re-instantiate", (Action("join", tuple("wxyz")),))
     assert [len(p.nodes) for p in joined.plan.pipelines] == [4, 4, 4, 4]
 
 
@@ -96,10 +97,10 @@ def test_the_promise_comes_before_the_cost():
     plan = started(setup, list("abcdefghijklmno"))  # three pipelines, so two can be lost
     assert len(plan.pipelines) == 3
     found = asked(setup, plan, "abcdefghijklmn", horizon_steps=1)
-    assert found.reason.startswith("re-instantiate: ")
-    (stay,) = [way for way in found.rejected if way.what == "re-route and stay"]
+    assert found.way == "re-instantiate"
+    (stay,) = [other for other in found.rejected if other.way == "re-route"]
     assert stay.cost_s < found.cost_s
-    assert stay.why.endswith("could lose 1, and f = 2")
+    assert (stay.cause, stay.can_lose) == ("can-lose", 1)
 
 
 def test_what_the_next_loss_may_take_along_is_part_of_the_cost():
@@ -111,9 +112,9 @@ def test_what_the_next_loss_may_take_along_is_part_of_the_cost():
     assert calm.plan.vacant
     risky = asked(setup, plan, "".join(left), horizon_steps=1, redo_s=1e5)
     assert not risky.plan.vacant
-    (stay,) = [way for way in risky.rejected if way.what == "re-route and stay"]
-    assert "for a last copy that the next loss may take" in stay.why
-    (back,) = [way for way in risky.rejected if way.what == "rollback"]
+    (stay,) = [other for other in risky.rejected if other.way == "re-route"]
+    assert stay.risk_s > 0
+    (back,) = [other for other in risky.rejected if other.way == "rollback"]
     assert back.cost_s == pytest.approx(risky.cost_s + 1e5)
 
 
@@ -121,7 +122,7 @@ def test_a_pipeline_that_is_gone_whole_leaves_no_choice():
     setup = moving()
     plan = started(setup, list("abcdefghijkl"))
     found = asked(setup, plan, "efghijkl", horizon_steps=1)
-    assert found.reason.startswith("re-instantiate: drop: ")
+    assert (found.way, found.actions) == ("re-instantiate", (Action("drop", tuple("abcd")),))
     with pytest.raises(PlanError, match="1 usable nodes, and the model needs 4"):
         adapt("adaptive", setup, prepare("adaptive", setup), Situation(("a",), {}, tuple(places(plan))))
 
@@ -200,13 +201,9 @@ def test_a_plan_is_precopied_where_the_job_loses_little_meanwhile():
     setup, plan = stepwise(1.6)
     hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
     found = asked(setup, hurt, "abcdefghijkx", horizon_steps=1e5)
-    assert found.reason.startswith("pre-copy, then ")
     assert found.precopy_s > copy_s(found.transfers, setup.profile)
-    at_once = next(
-        way
-        for way in found.rejected
-        if found.reason.startswith(f"pre-copy, then {way.what.partition(':')[0]}")
-    )
+    (at_once,) = [other for other in found.rejected if other.way == found.way]
+    assert at_once.precopy_s == 0
     assert at_once.cost_s > found.cost_s
     assert at_once.cost_s - found.cost_s < copy_s(found.transfers, setup.profile)
 
@@ -218,7 +215,7 @@ def test_short_copies_and_those_that_never_catch_up_are_made_in_the_stop(copy_st
     found = asked(setup, hurt, "abcdefghijkx", horizon_steps=1e5)
     assert found.transfers
     assert found.precopy_s == 0.0
-    assert not any(way.what.startswith("pre-copy") for way in found.rejected)
+    assert not any(other.precopy_s for other in found.rejected)
 
 
 def test_nothing_is_precopied_that_the_next_loss_comes_before():
@@ -226,7 +223,7 @@ def test_nothing_is_precopied_that_the_next_loss_comes_before():
     hurt = asked(setup, plan, "abcdefghijk", horizon_steps=1).plan
     found = asked(setup, hurt, "abcdefghijkx", horizon_steps=0.5)
     assert found.precopy_s == 0.0
-    assert not any(way.what.startswith("pre-copy") for way in found.rejected)
+    assert not any(other.precopy_s for other in found.rejected)
 
 
 def test_whoever_is_to_leave_works_until_the_copies_are_there():
@@ -236,12 +233,10 @@ def test_whoever_is_to_leave_works_until_the_copies_are_there():
     setup, plan = stepwise(1.6)
     situation = Situation(tuple("abcdefghijkx"), plan.holdings(), tuple(places(plan)), horizon_steps=1e5)
     found = adapt("adaptive", setup, prepare("adaptive", setup), situation)
-    assert found.reason.startswith("pre-copy, then ")
     assert {copy.target for copy in found.transfers} == {"x/0"}
     copies_s = copy_s(found.transfers, setup.profile)
     assert found.precopy_s == pytest.approx(caught_up_s(copies_s, plan.step_s), rel=0.1)
-    what = found.reason.partition(": ")[0].removeprefix("pre-copy, then ")
-    (at_once,) = [way for way in found.rejected if way.what.partition(":")[0] == what]
+    (at_once,) = [other for other in found.rejected if other.way == found.way]
     hidden = hidden_s(setup.profile, copies_s, found.plan.step_s)
     assert at_once.cost_s - found.cost_s == pytest.approx(2 / 3 * copies_s - hidden, rel=0.1)
 
@@ -304,10 +299,10 @@ def test_a_bound_rules_out_what_would_not_be_chosen(data: st.DataObject):
         patch.setattr(adaptive, "_is_dearer", lambda *_: False)
         looked = asked(setup, plan, nodes, horizon_steps=horizon)
     assert (found.plan, found.cost_s) == (looked.plan, looked.cost_s)
-    for way in found.rejected:
-        if "or longer" in way.why:
-            (same,) = [other for other in looked.rejected if other.what == way.what]
-            assert way.cost_s <= same.cost_s * (1 + 1e-9)
+    for bound in found.rejected:
+        if bound.at_least:
+            same = [other for other in looked.rejected if (other.way, other.precopy_s) == (bound.way, 0)]
+            assert [bound.cost_s <= other.cost_s * (1 + 1e-9) for other in same] == [True]
 
 
 def test_whoever_comes_back_has_its_place():
@@ -315,7 +310,7 @@ def test_whoever_comes_back_has_its_place():
     plan = started(setup, list("abcdefghijkl"))
     hurt = asked(setup, plan, "abcdefghijk", horizon_steps=2).plan
     back = asked(setup, hurt, "abcdefghijkl", horizon_steps=1e5)
-    assert back.reason.startswith("fill vacant places: l gets back what was held")
+    assert (back.way, back.actions) == ("fill", (Action("copy-back", ("l",)),))
     assert places(back.plan) == places(plan)
 
 

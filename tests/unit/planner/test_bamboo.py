@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from oobleckd.planner.plan import Layers, Plan, node_of
 from oobleckd.planner.policies import adapt, policy, prepare
-from oobleckd.planner.policy import PlanError, Proposal, Setup, Situation
+from oobleckd.planner.policy import Action, PlanError, Proposal, Setup, Situation
 from oobleckd.planner.profile import HeldBesides
 from oobleckd.planner.reroute.reroute import covers, layout_of
 from oobleckd.planner.schedule import parse_ops
 from oobleckd.planner.schedules.jobshop import shop_of
 from oobleckd.planner.schedules.validator import validate_shop
+from oobleckd.planner.templates.guarantee import losses_survived
 from tests.unit.planner.build import even_profile, setup_of
 
 
@@ -72,7 +73,7 @@ def places(plan: Plan) -> list[tuple[str, ...]]:
 def test_the_start() -> None:
     plan = started(threes(), "abcdef")
     assert places(plan) == [("a", "b", "c"), ("d", "e", "f")]
-    assert plan.reason.endswith("can lose 3")  # two copies of each in each pipeline
+    assert losses_survived(plan.copies()) == 3  # two copies of each in each pipeline
     assert pickle.loads(pickle.dumps(policy("bamboo"))).name == "bamboo"
 
 
@@ -83,13 +84,13 @@ def test_a_predecessor_takes_over_and_nothing_moves() -> None:
     assert places(found.plan) == places(plan)
     assert found.plan.vacant == ("b/0",)
     assert found.transfers == ()
-    assert found.reason.startswith("a, which held the layers of b, does its work too; step ")
-    assert found.reason.endswith("can lose 2")
+    assert (found.way, found.actions) == ("take-over", (Action("take-over", ("a",), ("b",)),))
+    assert losses_survived(found.plan.copies()) == 2
     layout = layout_of(found.plan, 1, 6)
     mine = [route for route in layout.routes if route.touches(["a/0"])]
     assert {tuple(s.device for s in route.segments) for route in mine} == {("a/0", "a/0", "c/0")}
     (anew,) = found.rejected
-    assert anew.what.startswith("re-instantiate: ")
+    assert (anew.way, anew.cause) == ("re-instantiate", "moves-layers")
 
 
 def test_two_that_are_not_neighbours() -> None:
@@ -99,10 +100,7 @@ def test_two_that_are_not_neighbours() -> None:
     found = adapted(setup, plan, "acefgh")
     assert found.plan.vacant == ("b/0", "d/0")
     assert found.transfers == ()
-    assert (
-        "a, which held the layers of b, does its work too; c, which held the layers of d, does its work too"
-        in found.reason
-    )
+    assert found.actions == (Action("take-over", ("a",), ("b",)), Action("take-over", ("c",), ("d",)))
 
 
 def test_neighbours_make_the_pipelines_anew() -> None:
@@ -110,8 +108,8 @@ def test_neighbours_make_the_pipelines_anew() -> None:
     plan = started(setup, "abcdef")
     found = adapted(setup, plan, "adef")
     assert found.plan.vacant == ()
-    (stay,) = [one for one in found.rejected if one.what == "stay with vacant places"]
-    assert stay.why.startswith("no redundant holder of c is left: step ")
+    (stay,) = [one for one in found.rejected if one.way == "take-over"]
+    assert stay.cause == "no-redundant-holder"
     assert stay.cost_s > 0
 
 
@@ -127,7 +125,7 @@ def test_a_standby_takes_the_place_with_a_stage_and_its_successor_s() -> None:
         for layer in held.layers.layers()
     }
     assert {(copy.target, copy.layer) for copy in found.transfers} == {("x/0", layer) for layer in wanted}
-    assert found.reason.startswith(f"x takes b's place; copies {len(wanted)} layers")
+    assert (found.way, found.actions) == ("fill", (Action("take-place", ("x",), ("b",)),))
     back = adapted(setup, adapted(setup, plan, "acdef").plan, "abcdef")
     assert places(back.plan) == places(plan)
 
@@ -135,7 +133,7 @@ def test_a_standby_takes_the_place_with_a_stage_and_its_successor_s() -> None:
 def test_a_pipeline_that_is_gone_whole_is_oobleck_s() -> None:
     setup = threes()
     plan = started(setup, "abcdef")
-    assert adapted(setup, plan, "def").reason.startswith("drop: ")
+    assert adapted(setup, plan, "def").actions == (Action("drop", ("a", "b", "c")),)
     with pytest.raises(PlanError, match="2 usable nodes, and the model needs 3"):
         adapt("bamboo", setup, prepare("bamboo", setup), Situation(("a", "b"), {}, tuple(places(plan))))
 

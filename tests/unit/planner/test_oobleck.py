@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from oobleckd.planner.plan import Layers, Plan, Template, device_name, node_of
 from oobleckd.planner.policies import adapt, policy, prepare
-from oobleckd.planner.policies.cases import name_cases
-from oobleckd.planner.policy import PlanError, Policy, Proposal, Setup, Situation
+from oobleckd.planner.policies.cases import pipeline_actions
+from oobleckd.planner.policy import Action, PlanError, Policy, Proposal, Setup, Situation
 from oobleckd.planner.schedule import schedules
 from oobleckd.planner.schedules.validator import validate
-from oobleckd.planner.templates.guarantee import max_pipelines, max_usable
+from oobleckd.planner.templates.guarantee import losses_survived, max_pipelines, max_usable
 from oobleckd.planner.templates.template import templates as templates_of
 from tests.unit.planner.build import even_profile, profile_of, setup_of
 
@@ -60,7 +60,7 @@ def check(setup: Setup, templates: tuple[Template, ...], nodes: list[str], propo
         )
         assert {node_of(s.device) for s in pipeline.segments} == set(pipeline.nodes)
         validate([ops[s.device] for s in pipeline.segments], pipeline.micro_batches)
-    assert plan.reason == proposal.reason
+    assert (plan.reason, proposal.way) == (proposal.reason, "re-instantiate")
     assert all(other.cost_s >= proposal.cost_s for other in proposal.rejected)
 
 
@@ -69,8 +69,8 @@ def test_the_start_makes_pipelines_of_different_depth():
     assert [p.nodes for p in plan.pipelines] == [("a", "b"), ("c", "d"), ("e", "f", "g")]
     assert [len(p.micro_batches) for p in plan.pipelines] == [4, 4, 4]
     assert plan.pipelines[1].micro_batches == (4, 5, 6, 7)
-    assert plan.reason.startswith("start; pipelines of 2+2+3 nodes, step ")
-    assert plan.reason.endswith("can lose 2")
+    assert adapted(n0_of_2(), Plan(()), list("abcdefg")).actions == (Action("start"),)
+    assert losses_survived(plan.copies()) == 2
 
 
 def test_shrink_keeps_the_survivors_together():
@@ -78,7 +78,7 @@ def test_shrink_keeps_the_survivors_together():
     plan = started(setup, list("abcdefg"))
     proposal = adapted(setup, plan, list("abcdeg"))
     assert [p.nodes for p in proposal.plan.pipelines][:2] == [("a", "b"), ("c", "d")]
-    assert proposal.reason.startswith("shrink: e and g go on without the others; pipelines of 2+2+2")
+    assert proposal.actions == (Action("shrink", ("e", "g")),)
     assert {t.target for t in proposal.transfers} <= {"e/0", "g/0"}
 
 
@@ -88,8 +88,9 @@ def test_borrow_takes_a_node_where_one_can_be_spared():
     assert [p.nodes for p in plan.pipelines] == [("a", "b"), ("c", "d", "e")]
     proposal = adapted(setup, plan, list("acde"))
     assert [len(p.nodes) for p in proposal.plan.pipelines] == [2, 2]
-    assert proposal.reason.startswith("borrow: ")
-    assert "from another pipeline for a" in proposal.reason
+    (borrow,) = proposal.actions
+    assert (borrow.kind, borrow.whose) == ("borrow", ("a",))
+    assert set(borrow.nodes) < set("cde")
 
 
 def test_merge_when_nobody_can_lend():
@@ -97,8 +98,8 @@ def test_merge_when_nobody_can_lend():
     plan = started(setup, list("abcd"))
     proposal = adapted(setup, plan, list("acd"))
     assert [set(p.nodes) for p in proposal.plan.pipelines] == [set("acd")]
-    assert proposal.reason.startswith("merge: a, c and d become one pipeline")
-    assert proposal.reason.endswith("can lose 0")
+    assert proposal.actions == (Action("merge", ("a", "c", "d")),)
+    assert losses_survived(proposal.plan.copies()) == 0
 
 
 def test_a_pipeline_that_is_gone_whole_costs_no_copies():
@@ -106,14 +107,14 @@ def test_a_pipeline_that_is_gone_whole_costs_no_copies():
     plan = started(setup, list("abcdefg"))
     proposal = adapted(setup, plan, list("cdefg"))
     assert proposal.transfers == ()
-    assert proposal.reason.startswith("drop: a and b are gone")
+    assert proposal.actions == (Action("drop", ("a", "b")),)
 
 
 def test_a_fresh_node_replaces_a_lost_one():
     setup = n0_of_2(f=1, max_nodes=4)
     plan = started(setup, list("abcd"))
     proposal = adapted(setup, plan, list("acdx"))
-    assert proposal.reason.startswith("replace: x for what a lost")
+    assert proposal.actions == (Action("replace", ("x",), ("a",)),)
     assert {t.target for t in proposal.transfers} == {"x/0"}
 
 
@@ -121,7 +122,7 @@ def test_joining_nodes_get_a_place():
     setup = n0_of_2()
     plan = started(setup, list("abcde"))
     proposal = adapted(setup, plan, list("abcdefg"))
-    assert proposal.reason.startswith("join: f and g")
+    assert proposal.actions == (Action("join", ("f", "g")),)
     assert sorted(proposal.plan.nodes()) == list("abcdefg")
 
 
@@ -147,7 +148,7 @@ def test_nothing_changes_when_nobody_came_or_went():
     plan = started(setup, list("abcdefg"))
     proposal = adapted(setup, plan, list("abcdefg"))
     assert proposal.plan.pipelines == plan.pipelines
-    assert proposal.reason.startswith("keep: no pipeline changes")
+    assert proposal.actions == (Action("keep"),)
     assert proposal.rejected == ()
 
 
@@ -159,8 +160,8 @@ def test_at_equal_cost_more_pipelines_win():
     proposal = adapted(setup, plan, list("abdefgh"))
     (other,) = proposal.rejected
     assert [len(p.nodes) for p in proposal.plan.pipelines] == [2, 2, 3]
-    assert other.what == "touch only the pipelines that were hit: 2+5"
-    assert other.why.startswith("no cheaper, fewer pipelines: copies 2 layers (240 bytes), step ")
+    assert (other.way, other.cause, other.copied_bytes) == ("re-instantiate", "fewer-pipelines", 240)
+    assert other.cost_s == pytest.approx(proposal.cost_s)
 
 
 def test_slow_copies_reject_the_plan_that_moves_more():
@@ -173,10 +174,12 @@ def test_slow_copies_reject_the_plan_that_moves_more():
     situation = Situation(tuple("bcdefg"), alive(plan, list("bcdefg")), running)
     proposal = adapt("oobleck", msgspec.structs.replace(setup, profile=slow), templates, situation)
     (other,) = proposal.rejected
-    assert other.what == "plan all nodes anew: 2+2+2"
-    assert other.cost_s > proposal.cost_s
-    assert other.why == "0.2 s more over 100 steps: copies 3 layers (360 bytes), step 0.0516 s"
-    assert proposal.reason.startswith("merge: b, c and d become one pipeline; pipelines of 3+3 nodes")
+    assert (other.way, other.cause) == ("re-instantiate", "cost")
+    assert other.cost_s - proposal.cost_s == pytest.approx(0.2, abs=0.01)
+    assert (other.copied_bytes, proposal.transfers) == (360, ())
+    assert other.step_s < proposal.plan.step_s
+    assert [len(p.nodes) for p in proposal.plan.pipelines] == [3, 3]
+    assert proposal.actions == (Action("merge", ("b", "c", "d")),)
 
 
 def test_a_much_faster_plan_rejects_the_one_that_moves_less():
@@ -185,8 +188,8 @@ def test_a_much_faster_plan_rejects_the_one_that_moves_less():
     plan = started(setup, list("abcde"))
     proposal = adapted(setup, plan, list("acde"))
     (other,) = proposal.rejected
-    assert other.what == "touch only the pipelines that were hit: 1+1+2"
-    assert other.why.endswith("copies 0 layers (0 bytes), step 0.0183 s")
+    assert (other.way, other.cause, other.copied_bytes) == ("re-instantiate", "cost", 0)
+    assert other.step_s > proposal.plan.step_s
     assert [len(p.nodes) for p in proposal.plan.pipelines] == [1, 1, 1, 1]
 
 
@@ -203,17 +206,11 @@ def test_two_pipelines_are_opened_where_one_does_not_give_everyone_a_place():
     assert [len(p.nodes) for p in proposal.plan.pipelines] == [5, 5, 5]
 
 
-def test_many_pipelines_are_counted_in_the_reason():
-    setup = setup_of(even_profile(2), f=0, num_micro_batches=13, max_nodes=13)
-    assert "pipelines of 13 of 1 nodes" in started(setup, [f"n{i:02}" for i in range(13)]).reason
-
-
-def test_layers_bound_the_sizes_and_the_reason_names_the_idle():
+def test_layers_bound_the_sizes_and_some_nodes_are_idle():
     # Three layers of which each fills a node: sizes are 3 only, so five nodes leave two idle.
     setup = setup_of(even_profile(3), device_memory_bytes=240, f=1, max_nodes=5)
     proposal = adapted(setup, Plan(()), list("abcde"))
     assert proposal.plan.idle == ("d", "e")
-    assert "d, e idle: 5 nodes do not split into pipelines of 3 to 3" in proposal.reason
     after = adapted(setup, proposal.plan, list("bcde"))
     assert len(after.plan.idle) == 1
 
@@ -235,20 +232,16 @@ def test_the_process_pool_can_pickle_what_it_calls():
     assert pickle.loads(pickle.dumps((prepare, adapt))) == (prepare, adapt)
 
 
-def test_cases_that_policies_seldom_meet():
-    assert name_cases([("a", "b"), ("c", "d")], [("a", "c"), ("b", "d")], "abcd") == ("rebalance",)
-    assert name_cases([("a", "b", "c", "d")], [("a",), ("b", "c")], "abc") == (
-        "reshape: a, b and c are placed anew",
-    )
-    assert name_cases([("a", "b"), ("c",)], [("a",)], "a") == (
-        "shrink: a goes on without the others",
-        "drop: c is gone",
-    )
-    assert name_cases([("a", "b")], [("c",)], "ac") == ("reshape: a is placed anew", "join: c")
-    many = tuple(f"n{i}" for i in range(8))
-    assert name_cases([(*many, "x")], [many], many) == (
-        "shrink: n0, n1, n2, n3 and 4 more go on without the others",
-    )
+def test_actions_that_policies_seldom_take():
+    def of(running: list[str], planned: list[str], usable: str) -> tuple[Action, ...]:
+        return pipeline_actions(
+            [tuple(nodes) for nodes in running], [tuple(nodes) for nodes in planned], usable
+        )
+
+    assert of(["ab", "cd"], ["ac", "bd"], "abcd") == (Action("rebalance"),)
+    assert of(["abcd"], ["a", "bc"], "abc") == (Action("reshape", ("a", "b", "c")),)
+    assert of(["ab", "c"], ["a"], "a") == (Action("shrink", ("a",)), Action("drop", ("c",)))
+    assert of(["ab"], ["c"], "ac") == (Action("reshape", ("a",)), Action("join", ("c",)))
 
 
 @st.composite

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Layers, Layout, Plan, Range, Template, node_of
 from oobleckd.planner.policies import adapt, policy, prepare
-from oobleckd.planner.policy import HORIZON_STEPS, REROUTING, PlanError, Proposal, Setup, Situation
+from oobleckd.planner.policy import HORIZON_STEPS, REROUTING, Action, PlanError, Proposal, Setup, Situation
 from oobleckd.planner.reroute.reroute import covers, layout_of
 from oobleckd.planner.schedule import parse_ops
 from oobleckd.planner.schedules.evaluate import period
@@ -20,6 +20,7 @@ from oobleckd.planner.schedules.jobshop import cost_of, orders_of, shop_of
 from oobleckd.planner.schedules.routed import WORTH, busiest_s, ready_first_s
 from oobleckd.planner.schedules.timeline import dry_run
 from oobleckd.planner.schedules.validator import validate_shop
+from oobleckd.planner.templates.guarantee import losses_survived
 from oobleckd.protocol.job import PolicyName
 from tests.unit.planner.build import even_profile, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
@@ -103,14 +104,14 @@ def test_a_dead_node_s_micro_batches_go_to_its_peers_and_nothing_moves():
     assert places(found.plan) == places(plan)
     assert found.plan.vacant == ("d/0",)
     assert found.transfers == ()
-    assert found.reason.startswith("d's micro-batches go to b (pipeline 0); step ")
-    assert found.reason.endswith(" s as modelled; can lose 0")
+    assert (found.way, found.actions) == ("re-route", (Action("re-route", ("b",), ("d",)),))
+    assert losses_survived(found.plan.copies()) == 0
     assert found.cost_s == pytest.approx(HORIZON_STEPS * found.plan.step_s)
     layout = layout_of(found.plan, 1, 8)
     assert found.plan.step_s <= ready_first_s(shop_of(layout, setup)) * (1 + 1e-9)
     assert found.plan.step_s >= busiest_s(layout.routes, setup.profile)
     (anew,) = found.rejected
-    assert anew.what == "re-instantiate: pipelines of 3 nodes"
+    assert (anew.way, anew.cause) == ("re-instantiate", "moves-layers")
     other = adapt(
         "oobleck",
         setup,
@@ -137,11 +138,11 @@ def test_whoever_comes_fills_the_vacant_place():
     assert places(back.plan) == places(plan)
     assert back.plan.vacant == ()
     assert {t.target for t in back.transfers} == {"f/0"}
-    assert "f gets back what was held" in back.reason
+    assert (back.way, back.actions) == ("fill", (Action("copy-back", ("f",)),))
     other = adapted(setup, hurt, list("abcdex"))
     assert places(other.plan) == [("a", "b"), ("c", "d"), ("e", "x")]
-    assert other.reason.startswith("x takes f's place; copies 4 layers")
-    assert {t.target for t in other.transfers} == {"x/0"}
+    assert (other.way, other.actions) == ("fill", (Action("take-place", ("x",), ("f",)),))
+    assert [t.target for t in other.transfers] == ["x/0"] * 4
     assert other.rejected == ()
 
 
@@ -170,8 +171,8 @@ def test_several_dead_of_one_stage_are_spread_over_the_stages_where_that_pays():
     layout = layout_of(found.plan, 1, 8)
     assert sorted(layout.copies()) == [3] * 8  # three first stages and three second ones
     (moved,) = {copy.target for copy in found.transfers}
-    assert found.reason.startswith(f"{node_of(moved)} moves to ")
-    assert "where more is lost" in found.reason
+    (move, *_) = found.actions
+    assert (found.way, move.kind, move.nodes) == ("re-route", "move", (node_of(moved),))
     stay = msgspec_plan(plan, ("d/0", "f/0"))
     stay_s = busiest_s(layout_of(stay, 1, 8).routes, setup.profile)
     assert found.cost_s < HORIZON_STEPS * stay_s
@@ -192,7 +193,8 @@ def test_where_copies_cost_more_than_they_save_nobody_moves():
     found = adapted(setup, plan, list("abcegh"))
     assert found.transfers == ()
     assert found.plan.vacant == ("d/0", "f/0")
-    assert [one for one in found.rejected if "moves to" in one.what]
+    (move,) = [one for one in found.rejected if one.way == found.way == "re-route"]
+    assert (move.cause, move.copied_bytes > 0) == ("cost", True)
 
 
 def test_a_pipeline_that_is_gone_whole_and_more_nodes_than_places_are_oobleck_s():
@@ -200,9 +202,9 @@ def test_a_pipeline_that_is_gone_whole_and_more_nodes_than_places_are_oobleck_s(
     plan = started(setup, list("abcdef"))
     gone = adapted(setup, plan, list("cdef"))
     assert places(gone.plan) == [("c", "d"), ("e", "f")]
-    assert gone.reason.startswith("drop: a and b are gone")
+    assert gone.actions == (Action("drop", ("a", "b")),)
     more = adapted(setup, plan, list("abcdefg"))
-    assert more.reason.startswith("join: g")
+    assert more.actions == (Action("join", ("g",)),)
     with pytest.raises(PlanError, match="1 usable nodes, and the model needs 2"):
         adapt("slipstream", setup, prepare("slipstream", setup), Situation(("a",), {}, tuple(places(plan))))
 
@@ -300,7 +302,8 @@ def test_where_routes_that_cross_would_not_fit_it_is_oobleck_s():
     plan = started(setup, list("abcdefg"))
     tight = adapted(setup, plan, list("acdefg"))
     assert tight.plan.vacant == ()
-    assert tight.reason.startswith(("shrink: ", "borrow: ", "merge: ", "reshape: "))
+    assert tight.way == "re-instantiate"
+    assert {action.kind for action in tight.actions} <= {"shrink", "borrow", "merge", "reshape"}
     roomy = n0_of_2(device_memory_bytes=0)
     found = adapt(
         "slipstream", roomy, prepare("slipstream", setup),

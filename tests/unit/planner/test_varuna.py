@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oobleckd.planner.costs.model import copy_bytes
 from oobleckd.planner.plan import Plan, Template, node_of
 from oobleckd.planner.policies import adapt, policy, prepare
-from oobleckd.planner.policy import HORIZON_STEPS, ROLLING_BACK, PlanError, Proposal, Setup, Situation
+from oobleckd.planner.policy import HORIZON_STEPS, ROLLING_BACK, Action, PlanError, Proposal, Setup, Situation
 from oobleckd.planner.sizing.instantiate import slowest_s, split_micro_batches
 from tests.unit.planner.build import even_profile, profiles, setup_of
 from tests.unit.planner.test_oobleck import n0_of_2
@@ -64,18 +64,13 @@ def test_all_pipelines_have_one_depth_and_the_rest_is_idle():
     assert (depth, width) == (2, 3)
     assert [pipeline.nodes for pipeline in found.plan.pipelines] == [("a", "b"), ("c", "d"), ("e", "f")]
     assert found.plan.idle == ("g",)
-    assert "g is idle: depth x width is 2 x 3, and no other shape pays" in found.reason
-    assert found.reason.startswith("morph: 3 pipelines of 2 nodes, step ")
-    assert found.reason.endswith("3 copies of every layer; can lose 0 without rolling back to the checkpoint")
-    assert len(found.rejected) == 2
-    assert all("s more over 100 steps: step " in other.why for other in found.rejected)
+    assert (found.way, found.actions) == ("morph", (Action("start"),))
+    assert [(other.way, other.cause) for other in found.rejected] == [("morph", "cost")] * 2
 
 
-def test_one_pipeline_says_so():
+def test_one_pipeline_where_there_is_no_other_shape():
     found = adapted(n0_of_2(), list("ab"))
-    assert "morph: 1 pipeline of 2 nodes" in found.reason
-    assert "1 copy of every layer" in found.reason
-    assert found.rejected == ()
+    assert (found.way, shape(found.plan), found.rejected) == ("morph", (2, 1), ())
 
 
 def test_too_few_nodes_are_an_error():
@@ -94,13 +89,13 @@ def test_a_plan_whose_nodes_are_all_there_is_kept_until_another_pays():
     assert shape(plan) == (2, 2)
     same = adapted(setup, list("abcd"), plan)
     assert same.plan.pipelines == plan.pipelines
-    assert same.reason.startswith("keep: 2 pipelines of 2 nodes")
+    assert (same.way, same.actions) == ("stay", (Action("keep"),))
     one_more = adapted(setup, list("abcde"), plan)
     assert one_more.plan.pipelines == plan.pipelines
     assert one_more.plan.idle == ("e",)
     two_more = adapted(setup, list("abcdef"), plan)
     assert shape(two_more.plan) == (2, 3)
-    assert two_more.rejected[0].what in {"2 pipelines of 2 nodes", "2 pipelines of 3 nodes"}
+    assert (two_more.way, two_more.rejected[0].cause) == ("morph", "cost")
 
 
 def test_a_morph_that_does_not_pay_for_its_stop_is_not_made():
@@ -113,7 +108,9 @@ def test_a_morph_that_does_not_pay_for_its_stop_is_not_made():
     found = adapted(setup, list("abcdef"), plan)
     assert found.plan.pipelines == plan.pipelines
     assert found.plan.idle == ("e", "f")
-    assert "after a stop of" in found.rejected[0].why
+    assert found.way == "stay"
+    assert (found.rejected[0].way, found.rejected[0].cause) == ("morph", "cost")
+    assert found.rejected[0].step_s < found.plan.step_s
 
 
 def test_a_node_that_is_to_leave_forces_a_morph():
@@ -121,7 +118,7 @@ def test_a_node_that_is_to_leave_forces_a_morph():
     plan = adapted(setup, list("abcdef")).plan
     found = adapted(setup, list("abcde"), plan)
     assert shape(found.plan) == (2, 2)
-    assert found.reason.startswith("morph: ")
+    assert (found.way, found.actions) == ("morph", ())
 
 
 @st.composite

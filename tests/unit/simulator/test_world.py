@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from oobleckd.core.cadence import cadence
-from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS, Action
 from oobleckd.protocol.job import Checkpoint, PolicyName
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
@@ -264,7 +264,7 @@ def test_nodes_say_the_zones_of_the_trace() -> None:
         trace = msgspec.structs.replace(trace, zones=zones)
         world = World(question("bamboo", trace, job=job_of(max_nodes=8)))
         run = world.run()
-        assert f"{follows} takes {victim}'s place" in run.decisions[-1].reason
+        assert Action("take-place", (follows,), (victim,)) in run.decisions[-1].actions
         core = world.machine.core
         assert {name: node.zone for name, node in core.members.nodes.items()} == zones
         assert core.run is not None
