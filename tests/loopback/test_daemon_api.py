@@ -17,6 +17,7 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.daemon import keys
+from oobleckd.protocol.changes import Audited, LinkClosed, NodeHere
 from oobleckd.protocol.job import Checkpoint, Job, parse_job
 from oobleckd.unixhttp import ApiProblem, BadAnswer, Unreachable
 from tests.helpers.agents import Agent, hello
@@ -58,6 +59,11 @@ def raw(running: Daemon, method: str, path: str, body: bytes | None = None) -> t
         return response.status, response.headers["Content-Type"], msgspec.json.decode(response.read())
     finally:
         connection.close()
+
+
+def told(client: Client, key: str) -> list[object]:
+    """A story, in fields."""
+    return [change.data for change in client.story(key)]
 
 
 def test_views(running: Daemon, agent: Agent) -> None:

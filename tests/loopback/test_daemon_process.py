@@ -16,6 +16,7 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.daemon import keys
+from oobleckd.protocol.changes import Audited, Change, DaemonTrouble
 from oobleckd.protocol.messages import Refused, Welcome
 from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 from tests.helpers.agents import hello
@@ -93,6 +94,12 @@ def test_a_reload_lets_a_new_key_in_and_throws_an_old_one_out(tmp_path: Path) ->
         agent.say(hello("node-1"))
         assert isinstance(agent.listen(), Refused)
         agent.close()
+
+
+def asked(change: Change, act: str, reason: str) -> bool:
+    """Whether it tells that somebody asked for that."""
+    data = change.data
+    return isinstance(data, Audited) and (data.act, data.reason) == (act, reason)
 
 
 def test_a_full_disk_holds_answers_back_and_loses_none(tmp_path: Path) -> None:

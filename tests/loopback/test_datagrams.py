@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.daemon import keys
+from oobleckd.daemon import heartbeats, keys
 from oobleckd.daemon.connections import Connection
 from oobleckd.daemon.heartbeats import Heartbeats
 from oobleckd.daemon.hub import Hub

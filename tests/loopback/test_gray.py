@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.sleeping import environment_asleep
+from oobleckd.protocol.changes import DevicePace
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES, STAGES, MICRO_BATCHES = 6, 2, 12

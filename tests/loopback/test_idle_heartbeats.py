@@ -18,6 +18,7 @@ import pytest
 
 from oobleckd.daemon import keys
 from oobleckd.protocol.api import NodeView
+from oobleckd.protocol.changes import LinkClosed, NodeHere, NodeLost, NodeRevived
 from oobleckd.unixhttp import ClientError
 from tests.helpers.daemons import Daemon, daemon
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from oobleckd.ctl.connect import CtlConfig
 from oobleckd.ctl.settingsdocs import RELOADED, page
+from oobleckd.daemon import service as daemon_service
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import open_service
 from oobleckd.worker.agent import main as agent
@@ -76,7 +77,7 @@ async def test_a_reload_takes_over_what_the_page_says(
             service.reload(
                 msgspec.structs.replace(config, **{name: other(name, getattr(config, name), tmp_path)})
             )
-            said = [record.args for record in caplog.records if record.name == service_module.__name__]
+            said = [record.args for record in caplog.records if record.name == daemon_service.__name__]
             assert said == ([] if name in RELOADED else [(name,)]), name
     finally:
         await service.close()
