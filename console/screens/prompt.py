@@ -129,6 +129,10 @@ class Confirm(_Asking[bool]):
             wrong = f"that is not {self.wanted or 'empty'}; esc leaves everything as it is"
             self.query_one("#wrong", Static).update(self.legible(wrong))
 
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """In a terminal of a few lines the one that is written into may be out of sight."""
+        event.input.scroll_visible(animate=False)
+
     def action_give_up(self) -> None:
         """Leave everything as it is."""
         self.dismiss(False)

@@ -16,7 +16,14 @@ from oobleckd.core.events import FolderFound, ManifestWritten, SetAside, WriteMa
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.changes import CheckpointComplete, CheckpointDamaged, CheckpointFolder, CheckpointSaid
+from oobleckd.protocol.changes import (
+    CheckpointComplete,
+    CheckpointDamaged,
+    CheckpointFolder,
+    CheckpointGivenUp,
+    CheckpointIncomplete,
+    CheckpointSkipped,
+)
 from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
 from oobleckd.protocol.messages import Ack, CheckpointFailed, CheckpointPart, DeviceFailed
 from oobleckd.protocol.parts import Counters
@@ -111,7 +118,8 @@ def _give_up(core: Core, run: Run, event: ManifestWritten) -> None:
     run.begun = None
     room.lost_files(core, run)
     text = f"{run.job.id}: the checkpoint in {event.directory} cannot be completed: {event.error}"
-    core.announce(text, CheckpointSaid(run.job.id), (f"job:{run.job.id}",), level="error")
+    said = CheckpointGivenUp(run.job.id, event.directory, event.error)
+    core.announce(text, said, (f"job:{run.job.id}",), level="error")
 
 
 def _completed(core: Core, run: Run, directory: str, counters: Counters) -> None:
@@ -153,7 +161,8 @@ def _abandon_older(core: Core, run: Run, counters: Counters) -> None:
             f"{run.job.id}: the checkpoint of step {part.counters.step} in {directory} stays incomplete: "
             f"{len(parts)} of {part.num_buckets} parts were written"
         )
-        core.announce(text, CheckpointSaid(run.job.id), (f"job:{run.job.id}",), level="warn")
+        said = CheckpointIncomplete(run.job.id, part.counters.step, directory, len(parts), part.num_buckets)
+        core.announce(text, said, (f"job:{run.job.id}",), level="warn")
 
 
 def wanted(core: Core, run: Run) -> bool:
@@ -184,7 +193,8 @@ def skipped(core: Core, run: Run, counters: Counters) -> None:
         "written "
         "(checkpoint.every is shorter than that takes)"
     )
-    core.announce(text, CheckpointSaid(run.job.id), (f"job:{run.job.id}",), level="warn")
+    said = CheckpointSkipped(run.job.id, counters.step, run.begun.step)
+    core.announce(text, said, (f"job:{run.job.id}",), level="warn")
 
 
 def saving(run: Run) -> bool:

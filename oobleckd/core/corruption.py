@@ -19,7 +19,7 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import RollbackCause
-from oobleckd.protocol.changes import Evidence, JobSaid, NodeQuarantined
+from oobleckd.protocol.changes import DisputeUnsettled, Evidence, NodeQuarantined
 from oobleckd.protocol.corruption import Fingerprints, Odd, differing
 from oobleckd.protocol.messages import Corrupted, StepDone
 from oobleckd.protocol.parts import Counters
@@ -153,7 +153,8 @@ def _settle(core: Core, job: JobRecord, step: int, truth: Fingerprints) -> None:
                 f"{job.id}: whose {what} were wrong in step {number} cannot be told: neither {who} had "
                 "what came out now"
             )
-            core.announce(text, JobSaid(job.id), (f"job:{job.id}",), level="warn")
+            said = DisputeUnsettled(job.id, number, tuple(sorted(dispute.devices())))
+            core.announce(text, said, (f"job:{job.id}",), level="warn")
 
 
 def to_recheck(job: JobRecord) -> int:

@@ -105,7 +105,8 @@ def _before(job: JobRecord, death: Death) -> Died | None:
 def _first(core: Core, job: JobRecord, found: Died) -> None:
     text = f"{job.id}: {words(found)}; a second time like this fails the job"
     story = (f"job:{job.id}", f"node:{node_of(found.device)}")
-    core.announce(text, DeviceEnded(job.id, found.device, found.death.kind), story, level="warn")
+    said = DeviceEnded(job.id, found.device, found.death.kind, found.death, found.planned_bytes)
+    core.announce(text, said, story, level="warn")
 
 
 def _does_not_fit(core: Core, run: Run, before: Died, found: Died) -> None:

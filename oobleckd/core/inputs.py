@@ -16,7 +16,7 @@ from oobleckd.core.entries import CheckpointChecked
 from oobleckd.core.run import KeptOut, Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.changes import NodeKeptOut, NodeSaid
+from oobleckd.protocol.changes import NodeKeptOut, NodeLetIn
 from oobleckd.protocol.inputs import Inputs, difference, same
 from oobleckd.protocol.messages import Identify
 from oobleckd.protocol.parts import Counters
@@ -60,7 +60,7 @@ def let_in(core: Core, run: Run, device: str) -> None:
     del run.kept_out[name]
     core.joined_at = core.now
     text = f"{name} has the text of {run.job.id} and may be used again"
-    core.announce(text, NodeSaid(name, job=run.job.id), (f"job:{run.job.id}", f"node:{name}"))
+    core.announce(text, NodeLetIn(name, run.job.id), (f"job:{run.job.id}", f"node:{name}"))
 
 
 def begin_anew(core: Core, name: str) -> None:

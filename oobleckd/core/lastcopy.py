@@ -23,7 +23,7 @@ from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.planner.policy import ROLLING_BACK
 from oobleckd.protocol.api import ReasonView
-from oobleckd.protocol.changes import LastCopyAwaited, NodeSaid
+from oobleckd.protocol.changes import LastCopyAwaited, LastCopyWaitOver
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
 
 # Who waits for as long as the rollback costs, and in vain, has paid twice at most; without knowing how long
@@ -220,7 +220,9 @@ def _goes_on(core: Core, run: Run, name: str, after_s: float) -> None:
     wait, incident = run.waits.pop(name), run.incident
     node = node_of(name) or name
     text = f"{name} goes on after {after_s:.1f} s: no step is lost"
-    core.announce(text, NodeSaid(node, job=run.job.id), (f"job:{run.job.id}", f"node:{node}"))
+    device = name if node != name else ""
+    said = LastCopyWaitOver(node, run.job.id, back=True, device=device, after_s=after_s)
+    core.announce(text, said, (f"job:{run.job.id}", f"node:{node}"))
     if not run.waits:
         core.explain(run.job, "")
     if incident is not None and incident.id == wait.incident and incident.phase == "detect" and not run.waits:
@@ -229,11 +231,13 @@ def _goes_on(core: Core, run: Run, name: str, after_s: float) -> None:
 
 
 def _in_vain(core: Core, run: Run, name: str) -> None:
-    del run.waits[name]
+    wait = run.waits.pop(name)
     node = node_of(name) or name
     text = f"{name} was waited for in vain"
     story = (f"job:{run.job.id}", f"node:{node}")
-    core.announce(text, NodeSaid(node, job=run.job.id), story, level="warn")
+    device, after_s = name if node != name else "", core.now - wait.since
+    said = LastCopyWaitOver(node, run.job.id, back=False, device=device, after_s=after_s)
+    core.announce(text, said, story, level="warn")
 
 
 # ---------------------------------------------------------------------- what an end would cost

@@ -46,7 +46,18 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import State
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol import versions
-from oobleckd.protocol.changes import DeviceReplaced, NodeEnding, NodeHere, NodeLeft, NodeLost, NodeSaid
+from oobleckd.protocol.changes import (
+    DeploymentRetried,
+    DeviceReplaced,
+    LinkClosed,
+    NodeDismissed,
+    NodeEnding,
+    NodeHere,
+    NodeLeft,
+    NodeLost,
+    NodeRevived,
+    SpareReady,
+)
 from oobleckd.protocol.messages import (
     PROTOCOL,
     CheckpointFailed,
@@ -295,7 +306,8 @@ class Machine:
             elif node.connected and not node.dismissed and not self._needed(name):
                 node.dismissed = True
                 core.tell(name, Dismiss())
-                core.announce(f"{name} may leave: nothing of it is needed", NodeSaid(name), (f"node:{name}",))
+                text = f"{name} may leave: nothing of it is needed"
+                core.announce(text, NodeDismissed(name), (f"node:{name}",))
 
     def _needed(self, name: str) -> bool:
         return self.core.needs(name) or inputs.vouches(self.core, name)
@@ -406,7 +418,7 @@ class Machine:
             core.announce(text, ending, (f"node:{message.node}",), level="warn")
         if message.spare is not None and message.spare.ready and not had_spare:
             text = f"{message.node} has a spare ready"
-            core.announce(text, NodeSaid(message.node), (f"node:{message.node}",))
+            core.announce(text, SpareReady(message.node), (f"node:{message.node}",))
         for info in message.devices:
             if core.run is not None:
                 recovery.remind(core, core.run, info.device, back=change != "same")
@@ -439,7 +451,7 @@ class Machine:
         core = self.core
         core.members.link_lost(name, core.now)
         if name in core.members.nodes:
-            core.announce(f"the link to {name} closed", NodeSaid(name), (f"node:{name}",), level="warn")
+            core.announce(f"the link to {name} closed", LinkClosed(name), (f"node:{name}",), level="warn")
 
     def _link_down(self, message: LinkDown) -> None:
         """Believed only of links between two incarnations that are in the layout, or in the one being
@@ -471,7 +483,9 @@ class Machine:
         run.stumbled.add(joining)
         why = f"{message.device} lost its link to {message.peer} during a deployment: {message.why}"
         node = node_of(joining)
-        core.announce(f"{why}; once more", NodeSaid(node, joining), (f"node:{node}",), level="warn")
+        peer = message.peer if joining == message.device else message.device
+        said = DeploymentRetried(node, joining, peer, run.job.id, message.why)
+        core.announce(f"{why}; once more", said, (f"node:{node}",), level="warn")
         recovery.restart_deployment(core, run, joining, why)
 
     def _device_failed(self, message: DeviceFailed) -> None:
@@ -496,10 +510,10 @@ class Machine:
         core.joined_at = core.now
         self._expect(name)
         if core.run is not None and core.run.phase == "adrift":
-            core.announce(f"{name} is back", NodeSaid(name), (f"node:{name}",))
+            core.announce(f"{name} is back", NodeRevived(name, fresh=False), (f"node:{name}",))
             return
         text = f"{name} is back after it was declared lost; it drops what it holds and joins anew"
-        core.announce(text, NodeSaid(name), (f"node:{name}",))
+        core.announce(text, NodeRevived(name, fresh=True), (f"node:{name}",))
         self._drop_state(name)
 
     def _drop_state(self, name: str) -> None:

@@ -31,7 +31,7 @@ from oobleckd.protocol.api import (
     Response,
     Submit,
 )
-from oobleckd.protocol.changes import Audited, Level
+from oobleckd.protocol.changes import Act, Audited, Level
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import JobError, check_job, same_data
 from oobleckd.protocol.messages import Inject
@@ -62,8 +62,9 @@ def _answer(core: Core, request: Request) -> Response:
             raise TypeError(f"no such request: {request!r}")
 
 
-def _audit(core: Core, who: str, text: str, *story: str, level: Level = "info") -> None:
-    core.announce(f"{who or 'someone'}: {text}", Audited(who), story, level=level)
+def _audit(core: Core, text: str, said: Audited, *, level: Level = "info") -> None:
+    story = [f"job:{said.job}"] if said.job else [f"node:{name}" for name in said.nodes]
+    core.announce(f"{said.who or 'someone'}: {text}", said, story, level=level)
 
 
 # ---------------------------------------------------------------------- jobs
@@ -88,7 +89,9 @@ def _submit(core: Core, request: Submit) -> Response:
     )
     if inputs:
         core.record(InputsFixed(job_id, inputs, core.now))
-    _audit(core, request.who, f"submitted {job_id}{_whence(request, source, inputs)}", f"job:{job_id}")
+    resumed = source if request.resume else ""
+    said = Audited(request.who, "submit", job_id, resumed=resumed, as_named=bool(resumed) and not inputs)
+    _audit(core, f"submitted {job_id}{_whence(said)}", said)
     jobs.start_next(core)
     job = core.state.jobs[job_id]
     if job.state != "queued":
@@ -148,11 +151,11 @@ def _inputs(core: Core, request: Submit, source: str) -> Inputs:
     return request.inputs
 
 
-def _whence(request: Submit, source: str, inputs: Inputs) -> str:
-    if not request.resume:
+def _whence(said: Audited) -> str:
+    if not said.resumed:
         return ""
-    on = "" if inputs else "; on the data that it names now, whatever that checkpoint was made from"
-    return f" from {source}{on}"
+    on = "; on the data that it names now, whatever that checkpoint was made from" if said.as_named else ""
+    return f" from {said.resumed}{on}"
 
 
 def _control(core: Core, request: Control) -> Response:
@@ -164,7 +167,7 @@ def _control(core: Core, request: Control) -> Response:
         problem, hint = room.refusal(core, job)
     if problem:
         return Denied("conflict", f"{job.id} is {job.state}: {problem}", hint)
-    _audit(core, request.who, f"{request.act} {job.id}", f"job:{job.id}")
+    _audit(core, f"{request.act} {job.id}", Audited(request.who, request.act, job.id))
     match request.act:
         case "cancel":
             message = _cancel(core, job)
@@ -222,9 +225,10 @@ def _drain(core: Core, request: Drain) -> Response:
     if drained != request.undo:
         problem = "is not drained" if request.undo else "is drained already"
         return Denied("conflict", f"{name} {problem}", "`oobleckctl get nodes` shows the state of each")
-    act = "undrain" if request.undo else "drain"
+    act: Act = "undrain" if request.undo else "drain"
     core.record(NodeDrained(name, request.reason, request.undo, core.now, "operator"))
-    _audit(core, request.who, f"{act} {name} {request.reason}".strip(), f"node:{name}")
+    said = Audited(request.who, act, nodes=(name,), reason=request.reason)
+    _audit(core, f"{act} {name} {request.reason}".strip(), said)
     if request.undo:
         core.joined_at = core.now
         return Accepted(name, f"{name} may be used again")
@@ -246,14 +250,15 @@ def _forget(core: Core, request: Forget) -> Response:
     core.record(NodeForgotten(name, core.now))
     if node is not None:
         node.forgotten = True
-    _audit(core, request.who, f"forgot {name}", f"node:{name}")
+    _audit(core, f"forgot {name}", Audited(request.who, "forget", nodes=(name,)))
     return Accepted(name, f"{name} is not expected any more")
 
 
 def _kill(core: Core, request: Kill) -> Response:
     node = core.members.nodes.get(request.node)
     if request.how in lastcopy.ENDS and not request.at and lastcopy.end_wait(core, request.node):
-        _audit(core, request.who, f"waits for {request.node} no longer", f"node:{request.node}", level="warn")
+        said = Audited(request.who, "end-wait", nodes=(request.node,))
+        _audit(core, f"waits for {request.node} no longer", said, level="warn")
         if node is None or not (core.config.allow_injection and node.alive and node.connected):
             return Accepted(request.node, f"{request.node} is waited for no longer")
     if not core.config.allow_injection:
@@ -268,15 +273,15 @@ def _kill(core: Core, request: Kill) -> Response:
         return nonsense
     times = request.times if request.how != "slow" or request.times > 1 else _SLOW
     victims = [node] if request.how != "host" else _on_host(core, node.host)
-    names = ", ".join(victim.name for victim in victims)
+    names = tuple(victim.name for victim in victims)
     at = f" at {request.at}" if request.at else ""
     at += f", {times:g} times as long" if request.how == "slow" else ""
-    story = [f"node:{victim.name}" for victim in victims]
-    _audit(core, request.who, f"kill {names}: {request.how}{at}", *story, level="warn")
+    said = Audited(request.who, "kill", nodes=names, how=request.how)
+    _audit(core, f"kill {', '.join(names)}: {request.how}{at}", said, level="warn")
     for victim in victims:
         device = victim.devices[0].device if victim.devices else ""
         core.tell(victim.name, Inject(request.how, device, request.at, request.round, request.seconds, times))
-    return Accepted(request.node, f"{request.how} on its way to {names}")
+    return Accepted(request.node, f"{request.how} on its way to {', '.join(names)}")
 
 
 def _nonsense(request: Kill) -> Denied | None:

@@ -11,16 +11,17 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import NodeDrained
 from oobleckd.core.run import Run
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.changes import DevicePace, Level
+from oobleckd.protocol.changes import DevicePace, Level, SlowFate
 
 
 def tell(core: Core, run: Run, news: dict[str, str]) -> None:
     """Say what is new of devices' paces (device -> words), and act on it."""
     for device, words in news.items():
         node, is_slow = node_of(device), device in run.paces.slow
-        what = f"; {_fate(core, run, node)}" if is_slow else ""
+        fate = _fate(core, run, node) if is_slow else ""
+        what = f"; {_words(run, node, fate)}" if fate else ""
         level: Level = "warn" if is_slow else "info"
-        said = DevicePace(node, device, is_slow)
+        said = DevicePace(node, device, is_slow, fate)
         core.announce(f"{device} {words}{what}", said, (f"node:{node}",), level=level)
     # Only where the job asks for it: on machines that are shared slowness passes, and a drain does not.
     # (D-corruption-008)
@@ -31,10 +32,16 @@ def tell(core: Core, run: Run, news: dict[str, str]) -> None:
                 core.record(NodeDrained(node_of(device), reason, undo=False, at=core.now, cause="slow"))
 
 
-def _fate(core: Core, run: Run, node: str) -> str:
+def _fate(core: Core, run: Run, node: str) -> SlowFate:
     if run.job.spec.fault_tolerance.slow == "report":
+        return "reported"
+    return "drained" if _may_go(core, run, node) else "needed"
+
+
+def _words(run: Run, node: str, fate: SlowFate) -> str:
+    if fate == "reported":
         return "it stays in the plan"
-    if _may_go(core, run, node):
+    if fate == "drained":
         return f"{node} is drained (`oobleckctl undrain {node}` lets it back)"
     return f"it stays in the plan: without {node} the job could not lose {run.job.spec.fault_tolerance.f}"
 

@@ -26,6 +26,14 @@ from oobleckd.draw.lines import size
 from oobleckd.protocol.unreadable import UNREADABLE
 
 Level = Literal["ok", "warn", "fail"]
+Code = Literal[
+    "", "wrong-version", "missing-package", "few-files", "clock-behind", "clock-not-kept", "not-writable",
+    "little-room", "no-room", "path-too-long", "no-driver", "torch-fails", "torch-sees-none",
+    "invalid-settings", "no-answer", "other-version", "journal-not-writable", "records-lost", "no-keys",
+    "no-node-keys", "keys-open", "keys-unlike", "keys-invalid", "not-checked", "not-usable", "none-usable",
+    "unlike-devices", "unlike-kinds",
+]  # fmt: skip
+"""What was found, for programs; "" where there is no more to it than the level."""
 
 _OURS = "oobleckd"
 _MIN_FILES = 4096
@@ -49,12 +57,16 @@ _COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 
 
 class CheckupItem(msgspec.Struct, frozen=True):
-    """What was found about one thing; ``hint`` says what to do where it is not ok."""
+    """What was found about one thing; ``hint`` says what to do where it is not ok. ``about``: the packages,
+    files, nodes, devices or kinds of these that it is about.
+    """
 
     name: str
     level: Level
     text: str
     hint: str = ""
+    code: Code = ""
+    about: tuple[str, ...] = ()
 
 
 # --------------------------------------------------------------------------- versions
@@ -66,8 +78,9 @@ def python(version: str = sys.version.split()[0], wanted: str = "") -> CheckupIt
     if within(version, wanted):
         return CheckupItem("python", "ok", f"{version} (wanted: {wanted})")
     return CheckupItem(
-        "python", "fail", f"{version}, wanted is {wanted}", "make the environment anew with another Python"
-    )
+        "python", "fail", f"{version}, wanted is {wanted}", "make the environment anew with another Python",
+        "wrong-version", (version,),
+    )  # fmt: skip
 
 
 def packages(requires: Iterable[str] | None = None) -> list[CheckupItem]:
@@ -78,15 +91,17 @@ def packages(requires: Iterable[str] | None = None) -> list[CheckupItem]:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
+            hint = f"pip install '{name}{wanted}'"
             checks.append(
-                CheckupItem("packages", "fail", f"{name} is missing", f"pip install '{name}{wanted}'")
+                CheckupItem("packages", "fail", f"{name} is missing", hint, "missing-package", (name,))
             )
             continue
         if within(version, wanted):
             fitting.append(f"{name} {version}")
         else:
             text = f"{name} {version}, wanted is {wanted}"
-            checks.append(CheckupItem("packages", "fail", text, f"pip install '{name}{wanted}'"))
+            hint = f"pip install '{name}{wanted}'"
+            checks.append(CheckupItem("packages", "fail", text, hint, "wrong-version", (name,)))
     return checks or [CheckupItem("packages", "ok", ", ".join(fitting))]
 
 
@@ -122,7 +137,7 @@ def open_files(hard: int | None = None) -> CheckupItem:
         )
     hint = "raise it: LimitNOFILE= of the unit, or `ulimit -Hn` as root"
     return CheckupItem(
-        "open files", "warn", f"{max_files} allowed; the daemon needs one for each agent", hint
+        "open files", "warn", f"{max_files} allowed; the daemon needs one for each agent", hint, "few-files"
     )
 
 
@@ -134,11 +149,12 @@ def clock(
     installed_at = Path(__file__).stat().st_mtime if installed_at is None else installed_at
     if now < installed_at:
         return CheckupItem(
-            "clock", "fail", "it is earlier than this installation", "set the clock, by NTP best of all"
-        )
+            "clock", "fail", "it is earlier than this installation", "set the clock, by NTP best of all",
+            "clock-behind",
+        )  # fmt: skip
     if not (_is_synchronized() if synchronized is None else synchronized):
         hint = "switch on NTP (timedatectl set-ntp true), or times of different machines cannot be compared"
-        return CheckupItem("clock", "warn", "nobody keeps it in step with others", hint)
+        return CheckupItem("clock", "warn", "nobody keeps it in step with others", hint, "clock-not-kept")
     return CheckupItem("clock", "ok", "kept in step with others")
 
 
@@ -154,13 +170,15 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> CheckupItem:  # noqa: S108
     """Room for what processes of one machine share."""
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         return CheckupItem(
-            "shared memory", "fail", f"{folder} cannot be written to", f"mount a tmpfs at {folder}"
-        )
+            "shared memory", "fail", f"{folder} cannot be written to", f"mount a tmpfs at {folder}",
+            "not-writable", (str(folder),),
+        )  # fmt: skip
     free = shutil.disk_usage(folder).free
     if free < _MIN_SHM_BYTES:
         return CheckupItem(
-            "shared memory", "warn", f"{size(free)} free in {folder}", "enlarge it (containers: --shm-size)"
-        )
+            "shared memory", "warn", f"{size(free)} free in {folder}", "enlarge it (containers: --shm-size)",
+            "little-room", (str(folder),),
+        )  # fmt: skip
     return CheckupItem("shared memory", "ok", f"{size(free)} free in {folder}")
 
 
@@ -168,7 +186,8 @@ def socket_folder(socket: Path) -> CheckupItem:
     """Whether a socket can be where the daemon's is looked for."""
     if len(str(socket)) > _MAX_SOCKET_PATH:
         text = f"{socket} is longer than the {_MAX_SOCKET_PATH} characters of a socket's path"
-        return CheckupItem("socket", "fail", text, "choose a shorter one with --socket or OOBLECK_SOCKET")
+        hint = "choose a shorter one with --socket or OOBLECK_SOCKET"
+        return CheckupItem("socket", "fail", text, hint, "path-too-long", (str(socket),))
     return CheckupItem("socket", "ok", str(socket))
 
 
@@ -179,14 +198,17 @@ def disk(folder: Path, what: str) -> CheckupItem:
     text = f"{size(free)} free for {what} in {folder}"
     if free < _FULL_DISK_BYTES:
         return CheckupItem(
-            "disk", "fail", text, "make room: a daemon that cannot write its journal takes no new work"
-        )
+            "disk", "fail", text, "make room: a daemon that cannot write its journal takes no new work",
+            "no-room", (str(folder),),
+        )  # fmt: skip
     if free < _LOW_DISK_BYTES:
         return CheckupItem(
             "disk",
             "warn",
             text,
             "a checkpoint needs the model's weights and twice as much of optimizer state",
+            "little-room",
+            (str(folder),),
         )
     return CheckupItem("disk", "ok", text)
 
@@ -204,7 +226,7 @@ def _is_folder(path: Path) -> bool:
 def gpus(driver: Path = _DRIVER) -> CheckupItem:
     """The GPUs' driver, and what torch makes of it. Without a driver there is nothing to check."""
     if not driver.exists():
-        return CheckupItem("gpu", "ok", "none: devices compute on the CPU")
+        return CheckupItem("gpu", "ok", "none: devices compute on the CPU", code="no-driver")
     found = re.search(r"\s([0-9]+\.[0-9.]+)\s", driver.read_text(encoding="utf-8", errors="replace"))
     named = f"driver {found[1] if found else 'unknown'}"
     try:
@@ -218,11 +240,13 @@ def gpus(driver: Path = _DRIVER) -> CheckupItem:
         told = msgspec.json.decode(asked.stdout, type=_Torch)
     except (subprocess.SubprocessError, *UNREADABLE) as error:
         return CheckupItem(
-            "gpu", "fail", f"{named}; torch cannot be asked: {error}", "try `python -c 'import torch'`"
-        )
+            "gpu", "fail", f"{named}; torch cannot be asked: {error}", "try `python -c 'import torch'`",
+            "torch-fails",
+        )  # fmt: skip
     if told.count == 0:
         hint = "install the torch of this driver's CUDA, or a newer driver; look at CUDA_VISIBLE_DEVICES"
-        return CheckupItem("gpu", "fail", f"{named}; torch (CUDA {told.cuda or 'none'}) sees no GPU", hint)
+        text = f"{named}; torch (CUDA {told.cuda or 'none'}) sees no GPU"
+        return CheckupItem("gpu", "fail", text, hint, "torch-sees-none")
     nccl = ".".join(map(str, told.nccl)) or "none"
     return CheckupItem("gpu", "ok", f"{told.count} GPUs, {named}, CUDA {told.cuda}, NCCL {nccl}")
 

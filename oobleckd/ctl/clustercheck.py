@@ -30,7 +30,7 @@ def settings(env: Mapping[str, str], files: Iterable[Path]) -> tuple[Config | No
     try:
         config = load_config({}, env, files).config
     except ConfigError as error:
-        return None, CheckupItem("settings", "fail", str(error), error.hint)
+        return None, CheckupItem("settings", "fail", str(error), error.hint, "invalid-settings")
     read = [str(path) for path in files if path.exists()]
     return config, CheckupItem("settings", "ok", ", ".join(read) or "no files, only defaults and variables")
 
@@ -40,15 +40,15 @@ def daemon(client: Client) -> tuple[Status | None, list[CheckupItem]]:
     try:
         status, healthy = client.status(), client.healthy()
     except ClientError as error:
-        return None, [CheckupItem("daemon", "fail", error.problem, error.hint)]
+        return None, [CheckupItem("daemon", "fail", error.problem, error.hint, "no-answer")]
     checks = [CheckupItem("daemon", "ok", f"{status.version}, {status.line}, agents at {status.endpoint}")]
     if (status.version, status.apiVersion) != (__version__, API_VERSION):
         text = f"it is {status.version} ({status.apiVersion}), this command {__version__} ({API_VERSION})"
-        checks.append(
-            CheckupItem("protocol", "warn", text, "restart it after an upgrade: training goes on meanwhile")
-        )
+        hint = "restart it after an upgrade: training goes on meanwhile"
+        checks.append(CheckupItem("protocol", "warn", text, hint, "other-version"))
     if not healthy:
-        checks.append(CheckupItem("journal", "fail", "it cannot be written", "`oobleckctl status` says why"))
+        hint = "`oobleckctl status` says why"
+        checks.append(CheckupItem("journal", "fail", "it cannot be written", hint, "journal-not-writable"))
     checks += [_lost(records) for records in status.lost_records]
     return status, checks
 
@@ -59,9 +59,9 @@ def _lost(records: LostRecords) -> CheckupItem:
         "look through `oobleckctl get jobs`: what is missing goes on with `submit --resume DIR` from its "
         "checkpoint folder, which stays"
     )
-    return CheckupItem(
-        "journal", "warn", f"records were lost on {day(records.at)}: {records.what}{kept}", hint
-    )
+    text = f"records were lost on {day(records.at)}: {records.what}{kept}"
+    about = (records.kept_as,) if records.kept_as else ()
+    return CheckupItem("journal", "warn", text, hint, "records-lost", about)
 
 
 def key_folder(folder: Path) -> CheckupItem:
@@ -73,24 +73,31 @@ def key_folder(folder: Path) -> CheckupItem:
         secrets = [keys.server_secret_path(folder), *sorted((folder / "nodes").glob("*.key_secret"))]
         if not secrets[0].exists():
             hint = "the daemon makes its own at its start; `oobleckctl keygen NODE` makes one for a node"
-            return CheckupItem("keys", "warn", f"no key of a daemon in {folder}", hint)
+            return CheckupItem("keys", "warn", f"no key of a daemon in {folder}", hint, "no-keys")
         if opened := [str(path) for path in secrets if path.stat().st_mode & _OTHERS]:
             return CheckupItem(
-                "keys", "fail", f"others can read {', '.join(opened)}", f"chmod 600 {' '.join(opened)}"
-            )
+                "keys", "fail", f"others can read {', '.join(opened)}", f"chmod 600 {' '.join(opened)}",
+                "keys-open", tuple(opened),
+            )  # fmt: skip
         pairs = [keys.load_pair(path) for path in secrets]
         if keys.load_public(keys.server_public_path(folder)) != pairs[0].public:
-            return CheckupItem("keys", "fail", f"{folder}: server.key is not of server.key_secret", remake)
+            text = f"{folder}: server.key is not of server.key_secret"
+            return CheckupItem("keys", "fail", text, remake, "keys-unlike")
         nodes = sorted(keys.load_authorized(folder).values())
     except keys.KeyFileError as error:
-        return CheckupItem("keys", "fail", error.problem, error.hint or remake)
+        return CheckupItem("keys", "fail", error.problem, error.hint or remake, "keys-invalid")
     except PermissionError as error:
         return CheckupItem(
-            "keys", "warn", f"not checked: {error.filename} is closed to this user", "look again with sudo"
-        )
-    return CheckupItem(
-        "keys", "ok", f"{len(nodes)} nodes may join: {', '.join(nodes)}" if nodes else "no node may join yet"
-    )
+            "keys", "warn", f"not checked: {error.filename} is closed to this user", "look again with sudo",
+            "not-checked",
+        )  # fmt: skip
+    return _may_join(tuple(nodes))
+
+
+def _may_join(nodes: tuple[str, ...]) -> CheckupItem:
+    if not nodes:
+        return CheckupItem("keys", "ok", "no node may join yet", code="no-node-keys")
+    return CheckupItem("keys", "ok", f"{len(nodes)} nodes may join: {', '.join(nodes)}", about=nodes)
 
 
 def nodes(found: Sequence[NodeView]) -> list[CheckupItem]:
@@ -98,15 +105,21 @@ def nodes(found: Sequence[NodeView]) -> list[CheckupItem]:
     usable = [node.name for node in found if node.state in _USABLE]
     missing = [
         CheckupItem(
-            "nodes", "warn", f"{node.name} is {node.state}{node.reason and f': {node.reason}'}", _remedy(node)
+            "nodes",
+            "warn",
+            f"{node.name} is {node.state}{node.reason and f': {node.reason}'}",
+            _remedy(node),
+            "not-usable",
+            (node.name,),
         )
         for node in found
         if node.state not in _USABLE
     ]
     if not usable:
         hint = "start `oobleck-worker` there; its log says what keeps it from joining"
-        return [*missing, CheckupItem("nodes", "warn", "none can be used", hint)]
-    return [CheckupItem("nodes", "ok", f"{len(usable)} can be used: {', '.join(usable)}"), *missing]
+        return [*missing, CheckupItem("nodes", "warn", "none can be used", hint, "none-usable")]
+    text = f"{len(usable)} can be used: {', '.join(usable)}"
+    return [CheckupItem("nodes", "ok", text, about=tuple(usable)), *missing]
 
 
 def _remedy(node: NodeView) -> str:
@@ -137,7 +150,8 @@ def exactness(found: Sequence[NodeView]) -> list[CheckupItem]:
             "make them alike (drain the odd ones, or `oobleckctl describe node` and install the same): "
             "results then repeat bit for bit whatever fails"
         )
-        return [CheckupItem("exactness", "warn", text, hint)]
+        odd = tuple(device for difference in unlike for device in difference.devices)
+        return [CheckupItem("exactness", "warn", text, hint, "unlike-devices", odd)]
     kinds = sorted({kind for node in found if node.state in _USABLE for kind in node.bits or node.kinds})
     if len(kinds) > 1:
         text = f"devices come to different bits, so nothing is compared: {'; '.join(kinds)}"
@@ -145,5 +159,5 @@ def exactness(found: Sequence[NodeView]) -> list[CheckupItem]:
             "train on one kind, with the same torch and OMP_NUM_THREADS: results then repeat bit for bit "
             "whatever fails"
         )
-        return [CheckupItem("exactness", "warn", text, hint)]
+        return [CheckupItem("exactness", "warn", text, hint, "unlike-kinds", tuple(kinds))]
     return [CheckupItem("exactness", "ok", f"one kind of device: {kinds[0]}" if kinds else "no devices yet")]

@@ -81,7 +81,7 @@ def _running(asked: Client, status: Status) -> list[CheckupItem]:
     try:
         nodes, jobs = asked.nodes(), asked.jobs()
     except ClientError as error:
-        return [CheckupItem("daemon", "fail", error.problem, error.hint)]
+        return [CheckupItem("daemon", "fail", error.problem, error.hint, "no-answer")]
     state = Path(status.state_dir)
     chosen = {Path(job.spec.checkpoint.dir) for job in jobs if job.spec.checkpoint.dir}
     return [

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from oobleckd.protocol.changes import Change
+from oobleckd.protocol.changes import Change, DaemonTrouble
 
 Listener = Callable[[Change], None]
 
@@ -46,9 +46,9 @@ class History:
         self.last = change.seq
         self._tell(change)
 
-    def notice(self, text: str, level: Literal["info", "warn", "error"]) -> Change:
+    def notice(self, text: str, data: DaemonTrouble, level: Literal["info", "warn", "error"]) -> Change:
         """Add a notice of the shell; it is not durable and cannot be asked for by number."""
-        change = Change(self.last, time.time(), "daemon", level, text, ())
+        change = Change(self.last, time.time(), data.kind, level, text, (), data)
         self._push(change)
         self._tell(change)
         return change

@@ -45,6 +45,7 @@ from oobleckd.daemon.waiting import Waiting
 from oobleckd.host import checkpoint, journald
 from oobleckd.host.durable import errno_of
 from oobleckd.protocol.api import Request, Response
+from oobleckd.protocol.changes import DaemonTrouble
 from oobleckd.protocol.checkpoint import PARTIAL
 from oobleckd.protocol.messages import FromWorker, ToWorker
 
@@ -307,11 +308,12 @@ class Loop:
             except OSError as error:
                 text = f"the damaged checkpoint {directory} keeps its name: {error}"
                 _log.warning("%s", text)
-                self._history.notice(text, "warn")
+                said = DaemonTrouble("set-aside", str(directory), str(error))
+                self._history.notice(text, said, "warn")
 
     def _manifest_failed(self, directory: Path, why: str, *, say: bool) -> None:
         self.num_manifest_errors += 1
         if say:
             text = f"the checkpoint {directory} cannot be completed: {why}"
             _log.error("%s", text)
-            self._history.notice(text, "error")
+            self._history.notice(text, DaemonTrouble("manifest", str(directory), why), "error")

@@ -42,6 +42,7 @@ from oobleckd.daemon.tokens import Token, load_tokens
 from oobleckd.daemon.traces import Traces, open_traces
 from oobleckd.host import sd
 from oobleckd.protocol.api import Status
+from oobleckd.protocol.changes import DaemonTrouble
 
 SERVER_KEY = "oobleck.server.key_secret"
 """The credential that holds the daemon's key pair, where systemd keeps it."""
@@ -159,7 +160,8 @@ def open_service(config: Config, *, adopt: bool = False) -> Service:
 
     def on_trouble(trouble: str) -> None:
         text = trouble or "the journal can be written again; nothing was lost"
-        loop.call_soon_threadsafe(history.notice, text, "error" if trouble else "info")
+        said = DaemonTrouble("journal", error=trouble, over=not trouble)
+        loop.call_soon_threadsafe(history.notice, text, said, "error" if trouble else "info")
 
     journal = Journal(config.state_path, step_of=step_row, on_trouble=on_trouble)
     try:
@@ -204,11 +206,13 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     known = sorted([*machine.core.state.history, *told], key=lambda change: change.seq)
     history.restore(known, machine.core.state.seq)
     if journal.damage is not None:
-        history.notice(_of_damage(journal.damage), "error" if forgotten else "warn")
+        aside = str(journal.damage.aside or "")
+        mended = DaemonTrouble("journal-damaged", aside, journal.damage.what, over=not forgotten)
+        history.notice(_of_damage(journal.damage), mended, "error" if forgotten else "warn")
 
     def on_trouble(text: str) -> None:
         _log.warning("%s", text)
-        history.notice(text, "warn")
+        history.notice(text, DaemonTrouble("planner", error=text), "warn")
 
     planning = Planning(on_trouble=on_trouble)
     folders = Folders(journal.names)
@@ -248,7 +252,8 @@ def _recorder(service: Service) -> Recorder:
 
     def on_trouble(trouble: str) -> None:
         text = trouble or "replay is recorded again"
-        loop.call_soon_threadsafe(service.history.notice, text, "warn" if trouble else "info")
+        said = DaemonTrouble("replay", error=trouble, over=not trouble)
+        loop.call_soon_threadsafe(service.history.notice, text, said, "warn" if trouble else "info")
 
     store = PastStore(config.state_path, config.replay_mb * 2**20, config.replay_h * 3600.0, on_trouble)
     made = Recorder(store, service.core, lambda: status_of(service), service.clock.now)

@@ -16,12 +16,21 @@ import msgspec
 
 from oobleckd.planner.policy import Action, Way
 from oobleckd.protocol.api import IncidentView, JobState, RejectedView, RollbackCause
+from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.generation import Numbered
-from oobleckd.protocol.parts import JobCause, KeptOutCause, NodeCause
+from oobleckd.protocol.parts import How, JobCause, KeptOutCause, NodeCause
 from oobleckd.protocol.traits import Difference
 
 Level = Literal["debug", "info", "warn", "error"]
 Evidence = Literal["", "outvoted", "own-check", "recomputed", "too-often"]
+SlowFate = Literal["", "reported", "drained", "needed"]
+"""What follows for the node of a slow device: the job only wants to know, it is drained, or without it the
+job could not lose ``fault_tolerance.f`` nodes any more.
+"""
+Act = Literal[
+    "", "submit", "pause", "resume", "cancel", "checkpoint", "drain", "undrain", "forget", "kill", "end-wait"
+]
+Own = Literal["journal", "journal-damaged", "planner", "replay", "manifest", "set-aside"]
 
 
 def _tag(name: str) -> str:
@@ -65,11 +74,15 @@ class JobWentBack(Payload, frozen=True):
     source: str = ""
 
 
-class JobSaid(Payload, frozen=True):
-    """Something about a job of which only the text says more."""
+class DisputeUnsettled(Payload, frozen=True):
+    """``devices`` had other bits in ``step`` (the first is 1), and whose were wrong cannot be told: computed
+    again they had what neither had before.
+    """
 
     kind: ClassVar[str] = "job"
     job: str
+    step: int
+    devices: tuple[str, ...]
 
 
 class FileMoved(Payload, frozen=True):
@@ -82,12 +95,16 @@ class FileMoved(Payload, frozen=True):
 
 
 class DeviceEnded(Payload, frozen=True):
-    """A device of a job knew what it ``died_of``, and it was the first time."""
+    """A device of a job knew what it ``died_of``, and it was the first time. ``planned_bytes``: what the
+    planner counted on for it (0: not known).
+    """
 
     kind: ClassVar[str] = "job"
     job: str
     device: str
     died_of: str
+    death: Death | None = None
+    planned_bytes: int = 0
 
 
 class ModelSaid(Payload, frozen=True):
@@ -139,13 +156,46 @@ class NodeEnding(Payload, frozen=True):
     left_s: float
 
 
-class NodeSaid(Payload, frozen=True):
-    """Something about a node, or a ``device`` of it, of which only the text says more."""
+class NodeDismissed(Payload, frozen=True):
+    """A node that has notice of its end may leave: nothing of it is needed."""
 
     kind: ClassVar[str] = "node"
     node: str
-    device: str = ""
-    job: str = ""
+
+
+class NodeRevived(Payload, frozen=True):
+    """A node that was declared lost is heard again. ``fresh``: it joins anew, without what it held."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    fresh: bool
+
+
+class LinkClosed(Payload, frozen=True):
+    """The link between a node and the daemon closed, which is no loss yet."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+
+
+class DeploymentRetried(Payload, frozen=True):
+    """A device that joins lost its link to ``peer`` while it was deployed, as ``why`` tells: once more, and
+    then without its node.
+    """
+
+    kind: ClassVar[str] = "node"
+    node: str
+    device: str
+    peer: str
+    job: str
+    why: str = ""
+
+
+class SpareReady(Payload, frozen=True):
+    """A spare of a node has started, and takes the place of the next device of it that dies."""
+
+    kind: ClassVar[str] = "node"
+    node: str
 
 
 class DeviceReplaced(Payload, frozen=True):
@@ -158,12 +208,13 @@ class DeviceReplaced(Payload, frozen=True):
 
 
 class DevicePace(Payload, frozen=True):
-    """A device is ``slow`` compared with its peers, or is so no more."""
+    """A device is ``slow`` compared with its peers, or is so no more. ``fate``: what follows for its node."""
 
     kind: ClassVar[str] = "node"
     node: str
     device: str
     slow: bool
+    fate: SlowFate = ""
 
 
 class NodeQuarantined(Payload, frozen=True):
@@ -190,6 +241,14 @@ class NodeKeptOut(Payload, frozen=True):
     why: str
 
 
+class NodeLetIn(Payload, frozen=True):
+    """A node that was kept out reads what ``job`` reads, and may be used again."""
+
+    kind: ClassVar[str] = "node"
+    node: str
+    job: str
+
+
 class LastCopyAwaited(Payload, frozen=True):
     """A silent node, or a device of it, has the last copy of ``layers``: it is waited for up to ``wait_s``,
     as going back costs ``steps``.
@@ -201,6 +260,19 @@ class LastCopyAwaited(Payload, frozen=True):
     layers: tuple[int, ...]
     wait_s: float
     steps: int
+
+
+class LastCopyWaitOver(Payload, frozen=True):
+    """Who was waited for (``device``; "": the node itself) goes on, ``after_s`` after it was missed, and no
+    step is lost; or it was waited for in vain (not ``back``).
+    """
+
+    kind: ClassVar[str] = "node"
+    node: str
+    job: str
+    back: bool
+    device: str = ""
+    after_s: float = 0.0
 
 
 # --------------------------------------------------------------------------- plans
@@ -357,24 +429,74 @@ class CheckpointRoom(Payload, frozen=True):
     errno: str = ""
 
 
-class CheckpointSaid(Payload, frozen=True):
-    """Something about the checkpoints of a job of which only the text says more."""
+class CheckpointGivenUp(Payload, frozen=True):
+    """The checkpoint in ``directory`` cannot be completed, and is given up."""
 
     kind: ClassVar[str] = "checkpoint"
     job: str
+    directory: str
+    error: str
+
+
+class CheckpointIncomplete(Payload, frozen=True):
+    """The checkpoint of ``step`` stays incomplete, as a later one is on disk: ``num_written`` of
+    ``num_parts`` were written.
+    """
+
+    kind: ClassVar[str] = "checkpoint"
+    job: str
+    step: int
+    directory: str
+    num_written: int
+    num_parts: int
+
+
+class CheckpointSkipped(Payload, frozen=True):
+    """There is no checkpoint of ``step``: that of ``unfinished`` is still being written."""
+
+    kind: ClassVar[str] = "checkpoint"
+    job: str
+    step: int
+    unfinished: int
+
+
+# --------------------------------------------------------------------------- people, and the daemon itself
 
 
 class Audited(Payload, frozen=True):
-    """Somebody asked for something."""
+    """``who`` asked for ``act`` on ``job`` or ``nodes``, for a ``reason`` that they gave. ``how``: the fault
+    of a "kill". ``resumed``: the checkpoint folder that a submitted job starts from; ``as_named``: it reads
+    the data that it names now, as nobody knows what that checkpoint was made from.
+    """
 
     kind: ClassVar[str] = "audit"
     who: str
+    act: Act = ""
+    job: str = ""
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+    how: How | Literal[""] = ""
+    resumed: str = ""
+    as_named: bool = False
+
+
+class DaemonTrouble(Payload, frozen=True):
+    """``what`` the daemon itself cannot do, or can again (``over``): write its journal, read all of it
+    ("journal-damaged"; over: nothing was lost), use a planning process, record for replay, complete the
+    checkpoint in ``path`` ("manifest"), or give the damaged one in ``path`` another name ("set-aside").
+    """
+
+    kind: ClassVar[str] = "daemon"
+    what: Own
+    path: str = ""
+    error: str = ""
+    over: bool = False
 
 
 AnyPayload = (
     JobMoved
     | JobWentBack
-    | JobSaid
+    | DisputeUnsettled
     | FileMoved
     | DeviceEnded
     | ModelSaid
@@ -382,12 +504,18 @@ AnyPayload = (
     | NodeLost
     | NodeLeft
     | NodeEnding
-    | NodeSaid
+    | NodeDismissed
+    | NodeRevived
+    | LinkClosed
+    | DeploymentRetried
+    | SpareReady
     | DeviceReplaced
     | DevicePace
     | NodeQuarantined
     | NodeKeptOut
+    | NodeLetIn
     | LastCopyAwaited
+    | LastCopyWaitOver
     | TemplatesReady
     | PlanChosen
     | PlanRefused
@@ -402,8 +530,11 @@ AnyPayload = (
     | CheckpointDamaged
     | CheckpointFolder
     | CheckpointRoom
-    | CheckpointSaid
+    | CheckpointGivenUp
+    | CheckpointIncomplete
+    | CheckpointSkipped
     | Audited
+    | DaemonTrouble
 )
 PAYLOADS: tuple[type[Payload], ...] = get_args(AnyPayload)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from oobleckd import __version__
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.changes import Change, NodeSaid, StepCommitted
+from oobleckd.protocol.changes import Change, NodeHere, StepCommitted
 from oobleckd.protocol.watch import ImpactView, SampledSteps
 from tests.helpers.api_server import Api, serving, status_view
 from tests.helpers.fleet import JOB, Fleet, of_nodes
@@ -102,7 +102,7 @@ class BusyApi(Api):
             return Change(number, now, "step", "info", f"{JOB}: step {step} applied", (), data)
         name = self.fleet.names[number * 7 % self.fleet.num_nodes]
         said, level = (("is silent", "warn"), ("is back", "info"), ("joined", "info"))[number % 3]
-        return Change(number, now, "node", level, f"{name} {said}", (f"node:{name}",), NodeSaid(name))  # type: ignore[arg-type]
+        return Change(number, now, "node", level, f"{name} {said}", (f"node:{name}",), NodeHere(name))  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.daemon import keys
+from oobleckd.protocol.changes import Audited, LinkClosed, NodeHere
 from oobleckd.protocol.job import Checkpoint, Job, parse_job
 from oobleckd.unixhttp import ApiProblem, BadAnswer, Unreachable
 from tests.helpers.agents import Agent, hello
@@ -60,6 +61,11 @@ def raw(running: Daemon, method: str, path: str, body: bytes | None = None) -> t
         connection.close()
 
 
+def told(client: Client, key: str) -> list[object]:
+    """A story, in fields."""
+    return [change.data for change in client.story(key)]
+
+
 def test_views(running: Daemon, agent: Agent) -> None:
     client = running.client
     assert client.healthy()
@@ -83,8 +89,8 @@ def test_a_jobs_life_by_requests(running: Daemon, agent: Agent) -> None:
     assert client.pipelines(accepted.id) == ()
     client.control("life", "cancel")
     assert client.job(accepted.id).state == "cancelled"
-    texts = [change.text for change in client.story(f"job:{accepted.id}")]
-    assert any("submitted" in text for text in texts)
+    acts = [data.act for data in told(client, f"job:{accepted.id}") if isinstance(data, Audited)]
+    assert acts == ["submit", "cancel"]
     with pytest.raises(ApiProblem) as caught:
         client.control("life", "pause")
     assert (caught.value.status, caught.value.title) == (409, "conflict")
@@ -114,9 +120,9 @@ def test_drain_and_undrain(running: Daemon, agent: Agent) -> None:
     assert (node.state, node.cause, node.reason) == ("drained", "operator", "repair")
     client.undrain("node-1")
     assert client.nodes()[0].state == "standby"
-    audited = client.story("node:node-1")[-1]
-    assert audited.kind == "audit"
-    assert audited.text.startswith(f"{pwd.getpwuid(os.getuid()).pw_name}: "), "the kernel's word on who asked"
+    audited = told(client, "node:node-1")[-1]
+    who = pwd.getpwuid(os.getuid()).pw_name  # the kernel's word on who asked
+    assert audited == Audited(who, "undrain", nodes=("node-1",))
 
 
 def test_refusals_are_problems_with_hints(running: Daemon, agent: Agent) -> None:
@@ -241,15 +247,17 @@ def test_a_stream_outlives_the_daemon(tmp_path: Path) -> None:
         stream = first.client.events(0, on_link=links.append)
         agent = first.agent("node-1")
         agent.say(hello("node-1"))
-        assert "node-1 is here" in next(stream).text
+        here = next(stream).data
+        assert isinstance(here, NodeHere)
+        assert (here.node, here.back) == ("node-1", False)
         agent.close()
-        assert "closed" in next(stream).text
+        assert next(stream).data == LinkClosed("node-1")
         assert first.stop() == 0
     with daemon(tmp_path, "--lease-s", "3600") as second:
         agent = second.agent("node-1")
         agent.say(hello("node-1"))
         change = next(stream)
-        assert "node-1 is here" in change.text
+        assert isinstance(change.data, NodeHere)
         assert change.seq == 3, "nothing missed, nothing twice"
         stream.close()
         agent.close()

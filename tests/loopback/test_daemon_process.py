@@ -16,6 +16,7 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.daemon import keys
+from oobleckd.protocol.changes import Audited, Change, DaemonTrouble
 from oobleckd.protocol.messages import Refused, Welcome
 from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 from tests.helpers.agents import hello
@@ -95,6 +96,12 @@ def test_a_reload_lets_a_new_key_in_and_throws_an_old_one_out(tmp_path: Path) ->
         agent.close()
 
 
+def asked(change: Change, act: str, reason: str) -> bool:
+    """Whether it tells that somebody asked for that."""
+    data = change.data
+    return isinstance(data, Audited) and (data.act, data.reason) == (act, reason)
+
+
 def test_a_full_disk_holds_answers_back_and_loses_none(tmp_path: Path) -> None:
     keys.make_node_keys(tmp_path / "keys", "node-1")
     with daemon(tmp_path, "--lease-s", "3600") as running:
@@ -104,7 +111,7 @@ def test_a_full_disk_holds_answers_back_and_loses_none(tmp_path: Path) -> None:
         agent.listen()
         stream = client.events()
         client.drain("node-1", "before")
-        assert any("before" in change.text for change in stream), "told when it was durable"
+        assert any(asked(change, "drain", "before") for change in stream), "told when it was durable"
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         with pytest.raises(ApiProblem) as caught:
             client.undrain("node-1", "held")
@@ -115,13 +122,16 @@ def test_a_full_disk_holds_answers_back_and_loses_none(tmp_path: Path) -> None:
         notice = next(
             change for change in stream if change.level == "error"
         )  # what is kept for replay says so, too
-        assert notice.kind == "daemon"
+        assert isinstance(notice.data, DaemonTrouble)
+        assert (notice.data.what, notice.data.over) == ("journal", False)
         assert "oobleck_journal_failing 1.0" in client.metrics()
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        wanted = {"the journal can be written again", "undrain node-1 held"}
+        over = DaemonTrouble("journal", over=True)
+        heard = {"written again": False, "undrained": False}
         for change in stream:
-            wanted -= {words for words in wanted if words in change.text}
-            if not wanted:
+            heard["written again"] |= change.data == over
+            heard["undrained"] |= asked(change, "undrain", "held")
+            if all(heard.values()):
                 break
         assert client.healthy()
         stream.close()

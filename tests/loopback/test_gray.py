@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.sleeping import environment_asleep
+from oobleckd.protocol.changes import DevicePace
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES, STAGES, MICRO_BATCHES = 6, 2, 12
@@ -66,12 +67,9 @@ def test_a_node_that_takes_three_times_as_long(cluster: Cluster, times: Path) ->
     cluster.ctl("kill-node", slow, "--how", f"slow={TIMES:g}")
 
     def named() -> int | None:
-        found = [
-            change
-            for change in cluster.client.events(0, follow=False)
-            if f"{slow}/0 is slow: " in change.text
-        ]
-        return cluster.client.job(job).step if found else None
+        paces = [change.data for change in cluster.client.events(0, follow=False)]
+        found = [pace for pace in paces if isinstance(pace, DevicePace) and pace.device == f"{slow}/0"]
+        return cluster.client.job(job).step if any(pace.slow for pace in found) else None
 
     assert cluster.until(named, f"{slow} named", WAIT_S) - began <= NAMED_WITHIN
     cluster.until(lambda: slow not in cluster.client.job(job).nodes or None, f"{slow} to leave", WAIT_S)

@@ -18,6 +18,7 @@ import pytest
 
 from oobleckd.daemon import keys
 from oobleckd.protocol.api import NodeView
+from oobleckd.protocol.changes import LinkClosed, NodeHere, NodeLost, NodeRevived
 from oobleckd.unixhttp import ClientError
 from tests.helpers.daemons import Daemon, daemon
 
@@ -107,8 +108,13 @@ def more(running: Daemon, name: str, number: int = LEASES) -> None:
 def unharmed(running: Daemon) -> None:
     """It was never lost, nor its connection."""
     assert node(running).state == "standby"
-    story = [change.text for change in running.client.story("node:n1")]
-    assert not [text for text in story if "lost" in text or "closed" in text or "back" in text]
+    assert not [data for data in told(running) if isinstance(data, (NodeLost, LinkClosed, NodeRevived))]
+    assert [data.back for data in told(running) if isinstance(data, NodeHere)] == [False]
+
+
+def told(running: Daemon) -> list[object]:
+    """What is known of it, in fields."""
+    return [change.data for change in running.client.story("node:n1")]
 
 
 def test_an_idle_node_lives_by_datagrams_alone(running: Daemon, launch: Launch) -> None:
@@ -171,7 +177,7 @@ def test_after_a_restart_of_the_daemon_it_is_back(folder: Path, launch: Launch) 
                 launch(endpoint)
             usable(running)
             more(running, "datagram_heartbeats", 10)
-            assert "lost" not in " ".join(change.text for change in running.client.story("node:n1"))
+            assert not [data for data in told(running) if isinstance(data, NodeLost)]
             running.stop(signal.SIGKILL)
 
 

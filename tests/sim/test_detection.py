@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from oobleckd.protocol.changes import NodeLost
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -19,10 +20,6 @@ def training(seed=0, num_nodes=6, **spec):
     return world
 
 
-def losses(world):
-    return [change.text for change in world.daemon.changes if " lost: " in change.text]
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_late_heartbeats_are_no_deaths(seed):
     """Two minutes of six nodes without a job: nothing but their heartbeats speaks for them."""
@@ -32,7 +29,7 @@ def test_late_heartbeats_are_no_deaths(seed):
         dice.expovariate(1 / 0.02) + (dice.uniform(0, 0.7) if dice.random() < 0.02 else 0)
     )
     world.run_for(120.0)
-    assert losses(world) == []
+    assert world.told(NodeLost) == []
 
 
 def test_an_agent_without_a_processor_is_not_given_up_while_its_devices_train():
@@ -42,7 +39,7 @@ def test_an_agent_without_a_processor_is_not_given_up_while_its_devices_train():
     world.run_for(4.0)
     assert world.node("n03").state == "disconnected"
     assert world.node("n03").cause == "silent"
-    assert losses(world) == []
+    assert world.told(NodeLost) == []
     assert world.job().counters.step > step
     node.connected = True
     world.run_for(1.0)
@@ -66,11 +63,11 @@ def test_a_network_that_is_gone_for_all_gives_up_nobody():
     for node in world.nodes.values():
         node.connected = False
     world.run_for(4.0)
-    assert losses(world) == []
+    assert world.told(NodeLost) == []
     for node in world.nodes.values():
         node.connect()
     world.until_step(10)
-    assert losses(world) == []
+    assert world.told(NodeLost) == []
 
 
 def test_silence_that_never_ends_is_one_even_if_it_is_everybody_s():
@@ -78,4 +75,4 @@ def test_silence_that_never_ends_is_one_even_if_it_is_everybody_s():
     for name in list(world.nodes):
         world.kill(name, silent=True)
     world.run_for(world.config.lease_s + 1.0)
-    assert len(losses(world)) == 6
+    assert len(world.told(NodeLost)) == 6

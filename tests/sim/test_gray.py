@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from oobleckd.protocol.changes import DevicePace
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -28,8 +29,8 @@ def pace_s(world: World, steps: int) -> float:
     return (world.now - began) / (world.job().counters.step - first)
 
 
-def news(world: World) -> list[str]:
-    return [change.text for change in world.daemon.changes if " is slow: " in change.text]
+def news(world: World) -> list[DevicePace]:
+    return [said for said in world.told(DevicePace) if said.slow]
 
 
 @pytest.mark.thin(3)
@@ -44,9 +45,7 @@ def test_a_node_that_takes_three_times_as_long_is_named_and_drained(seed: int, p
     step = world.job().counters.step
     world.run(lambda: news(world))
     assert world.job().counters.step - step <= NAMED_WITHIN
-    (text,) = news(world)
-    assert text.startswith("n03/0 is slow: ")
-    assert "n03 is drained" in text
+    assert news(world) == [DevicePace("n03", "n03/0", slow=True, fate="drained")]
     world.run(lambda: "n03" not in world.job().plan.nodes() and world.state() == "running")
     assert (world.node("n03").state, world.node("n03").cause) == ("drained", "slow")
     world.until_step(world.job().counters.step + 2)
@@ -62,8 +61,7 @@ def test_a_node_that_is_needed_for_the_promise_stays(seed: int) -> None:
     world = running(seed, 4)  # n0 = 2 and f = 1
     world.nodes["n03"].slow = 3.0
     world.run(lambda: news(world))
-    (text,) = news(world)
-    assert "it stays in the plan: without n03 the job could not lose 1" in text
+    assert news(world) == [DevicePace("n03", "n03/0", slow=True, fate="needed")]
     assert world.node("n03").cause == "slow"
     world.until_state("done")
     world.check_done()
@@ -73,7 +71,7 @@ def test_it_is_only_said_where_the_job_does_not_ask_for_more() -> None:
     world = running(0, slow="report")
     world.nodes["n03"].slow = 3.0
     world.run(lambda: news(world))
-    assert news(world)[0].endswith("it stays in the plan")
+    assert news(world)[0].fate == "reported"
     world.until_state("done")
     assert "n03" in world.machine.core.members.nodes
     assert world.machine.core.state.drained == {}

@@ -9,7 +9,7 @@ import pytest
 from oobleckd.core.entries import RolledBack
 from oobleckd.planner.plan import device_name, node_of
 from oobleckd.protocol.api import Control, Drain, Kill
-from oobleckd.protocol.changes import LastCopyAwaited
+from oobleckd.protocol.changes import LastCopyAwaited, LastCopyWaitOver
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -23,8 +23,9 @@ def training(seed: int = 0, num_nodes: int = 3, **spec) -> World:
     return world
 
 
-def said(world: World, what: str) -> list[str]:
-    return [change.text for change in world.daemon.changes if what in change.text]
+def who_went_on(world: World) -> list[str]:
+    """Who was waited for, and went on."""
+    return [said.device or said.node for said in world.told(LastCopyWaitOver) if said.back]
 
 
 def ways_back(world: World) -> list[RolledBack]:
@@ -47,7 +48,7 @@ def test_a_stopped_device_is_woken_and_no_step_is_lost(seed: int) -> None:
     world.stop_device("n02")
     until_waited_for(world)
     assert world.view().cause == "last-copy"
-    world.run(lambda: bool(said(world, "goes on after")), limit_s=5.0)
+    world.run(lambda: bool(who_went_on(world)), limit_s=5.0)
     (awaited,) = world.told(LastCopyAwaited)
     assert awaited.node == "n02"
     assert awaited.layers
@@ -65,7 +66,7 @@ def test_it_is_woken_again_when_it_is_stopped_again() -> None:
     world = training()
     for count in (1, 2, 3):
         world.stop_device("n02")
-        world.run(lambda count=count: len(said(world, "goes on after")) == count, limit_s=5.0)
+        world.run(lambda count=count: len(who_went_on(world)) == count, limit_s=5.0)
     finish(world)
     assert world.job().steps_lost == 0
 
@@ -77,7 +78,9 @@ def test_what_sigcont_does_not_wake_is_waited_for_and_then_ended() -> None:
     began = world.now
     world.stop_device("n02")
     world.run(lambda: bool(ways_back(world)), limit_s=90.0)
-    assert said(world, "n02/0 was waited for in vain")
+    (over,) = world.told(LastCopyWaitOver)
+    assert (over.device, over.back) == ("n02/0", False)
+    assert 1.0 + 5.0 < over.after_s <= 1.0 + 60.0 + 2.0
     assert 1.0 + 5.0 < world.now - began < 1.0 + 60.0 + 2.0
     world.held = False
     finish(world)
@@ -149,7 +152,7 @@ def test_a_silent_node_is_waited_for_where_it_holds_the_last_copy(seed: int) -> 
         world.after(8.0, process.go_on)
     until_waited_for(world)
     assert world.told(LastCopyAwaited)[0].node == "n02"
-    world.run(lambda: bool(said(world, "n02 goes on after")), limit_s=20.0)
+    world.run(lambda: "n02" in who_went_on(world), limit_s=20.0)
     finish(world)
     assert (world.job().steps_lost, ways_back(world)) == (0, [])
 
@@ -160,7 +163,7 @@ def test_a_silent_node_that_comes_back_as_another_one_is_lost_at_once() -> None:
     until_waited_for(world)
     world.add("n02")
     world.run(lambda: bool(ways_back(world)), limit_s=2.0)
-    assert not said(world, "goes on after")
+    assert not who_went_on(world)
     finish(world)
 
 

@@ -7,6 +7,7 @@ from oobleckd.core.entries import NodeJoined, NodeOver
 from oobleckd.core.events import Planned
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.api import Accepted, Control, Drain, Forget, Submit
+from oobleckd.protocol.changes import Audited, CheckpointIncomplete
 from oobleckd.protocol.job import PolicyName
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -141,9 +142,7 @@ def test_pause_resume_and_a_loss_in_between():
     world.ask(Control("job-1", "resume"))
     world.until_state("done")
     world.check_done()
-    assert any(
-        change.kind == "audit" and change.text == "kim: pause job-1" for change in world.daemon.changes
-    )
+    assert Audited("kim", "pause", "job-1") in world.told(Audited)
 
 
 def test_a_checkpoint_on_demand():
@@ -312,7 +311,10 @@ def test_a_checkpoint_that_cannot_become_whole_is_given_up():
     world.kill("n01")
     world.until_state("done")
     world.check_done()
-    assert any("job-1/step-00000004.partial stays incomplete" in c.text for c in world.daemon.changes)
+    (told,) = world.told(CheckpointIncomplete)
+    assert told.step == 4
+    assert told.directory.endswith("job-1/step-00000004.partial")
+    assert told.num_written < told.num_parts
 
 
 def test_a_job_that_the_policy_refuses_waits_with_its_reason():

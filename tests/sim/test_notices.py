@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from oobleckd.protocol.api import Drain
-from oobleckd.protocol.changes import NodeEnding
+from oobleckd.protocol.changes import NodeDismissed, NodeEnding
 from oobleckd.protocol.job import PolicyName
 from oobleckd.protocol.messages import Dismiss
 from tests.helpers.world import World
@@ -54,7 +54,7 @@ def test_a_node_that_nobody_needs_may_leave_at_once() -> None:
     world.nodes["n06"].noticed("SIGTERM", 20.0)
     world.run(lambda: world.node("n06").state == "left")
     assert world.now - began < 0.1
-    assert "n06 may leave: nothing of it is needed" in [change.text for change in world.daemon.changes]
+    assert world.told(NodeDismissed) == [NodeDismissed("n06")]
     done_in_order(world)
 
 

@@ -15,6 +15,7 @@ from textual.widgets import Input, Static
 from oobleckd.client import Client
 from oobleckd.console.facts import AnyFact
 from oobleckd.console.keys import ScreenName
+from oobleckd.console.model import View
 from oobleckd.console.tui import ConsoleApp, Options
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.protocol.api import Accepted
@@ -63,6 +64,12 @@ class Console:
         self.app.screen.query_one(Input).value = text
         await self.press("enter")
 
+    async def until_past(self) -> None:
+        """Until the past is shown."""
+        async with asyncio.timeout(WAIT_S):
+            while self.view.link != "replay":
+                await self.settle()
+
     async def until(self, what: str) -> None:
         async with asyncio.timeout(WAIT_S):
             while what not in self.text():
@@ -72,6 +79,16 @@ class Console:
     def here(self) -> ScreenName:
         assert self.app.page is not None
         return self.app.page.TAG
+
+    @property
+    def view(self) -> View:
+        """What the screen in sight shows."""
+        assert self.app.page is not None
+        return self.app.page.view
+
+    @property
+    def open_incidents(self) -> list[str]:
+        return [incident.id for incident in self.view.incidents if incident.open]
 
     def panel(self, name: str) -> Panel:
         return self.app.screen.query_one(f"#{name}", Panel)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
 from oobleckd.console.acts import ConsoleAct
 from oobleckd.console.facts import Away
 from oobleckd.console.model import View, fold
+from oobleckd.console.screens import prompt
 from oobleckd.console.screens.prompt import Confirm, word
+from oobleckd.console.widgets import impact
+from oobleckd.draw.lines import plain
 from tests.helpers.api_server import node_view
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW, fetched
@@ -26,6 +29,19 @@ def asked(console: Console) -> Confirm:
     return console.app.screen
 
 
+def shows_what_follows(console: Console, *, stops: bool) -> bool:
+    """Whether the act's nodes would stop the job as far as is known now, and the modal tells of it."""
+    confirm, view = asked(console), console.app.newest()
+    known = view.impact(confirm._about)
+    painted = impact.paint(view, 0.0, prompt._PREVIEW_WIDTH, prompt._PREVIEW_ROWS, confirm._about)
+    return known is not None and known.stops is stops and "\n".join(map(plain, painted)) in console.modal()
+
+
+def refused(console: Console) -> bool:
+    """Whether what was typed was said to be wrong."""
+    return bool(str(asked(console).query_one("#wrong", Static).render()))
+
+
 async def done(console: Console, what: str) -> None:
     async with asyncio.timeout(WAIT_S):
         while not console.client.done:
@@ -39,11 +55,12 @@ async def test_what_gets_worse_meanwhile_wants_the_name() -> None:
         await console.press("8", "down", "m", "i")
         assert asked(console).wanted == ""
         await console.tell(STOPS)
-        assert "the job stops" in console.modal()
-        assert "type its name, small" in console.modal()
-        assert console.app.screen.query_one(Input).placeholder == "type small and enter"
+        assert shows_what_follows(console, stops=True)
+        assert asked(console).wanted == "small"
+        assert "small" in console.modal()
+        assert "small" in console.app.screen.query_one(Input).placeholder
         await console.press("enter")
-        assert "that is not small" in console.modal()
+        assert refused(console)
         assert not console.client.done
         await console.write("small")
         await done(console, "/v1/nodes/node-2/kill sigkill")
@@ -68,9 +85,9 @@ async def test_what_gets_better_meanwhile_wants_the_name_all_the_same() -> None:
         await console.press("8", "down", "m", "i")
         assert asked(console).wanted == "small"
         await console.tell(watching.watched(impact=HARMLESS))
-        assert "no step is lost" in console.modal()
+        assert shows_what_follows(console, stops=False)
         await console.press("enter")
-        assert "that is not small" in console.modal()
+        assert refused(console)
         await console.tell(fetched(jobs=()))
         assert asked(console).wanted == "small"
 
@@ -96,11 +113,11 @@ def test_of_a_job_that_is_not_in_sight_the_id_is_wanted() -> None:
 async def test_of_a_frozen_picture_what_follows_is_of_now() -> None:
     async with shown() as console:
         await console.press("8", "m", "space", "i")
-        assert "the daemon is thinking" in console.modal()
+        assert console.app.newest().impact(("node-1",)) is None
         assert console.source.wanted.impacts == (("node-1",),)
         await console.tell(watching.watched(impact=watching.impact("node-1")))
-        assert "no step is lost" in console.modal()
-        assert "FROZEN" in console.text()
+        assert shows_what_follows(console, stops=False)
+        assert console.app.frozen_at == NOW
 
 
 @pytest.mark.asyncio

@@ -16,8 +16,9 @@ from tests.helpers.world import World
 NOTES = (FolderNote("fresh", 1, ("lm_head.weight",)), FolderNote("unread", 9, ("a", "b", "c", "d")))
 
 
-def told(world: World) -> list[str]:
-    return [change.text for change in view.story(world.machine.core, "job:job-1") if change.kind == "model"]
+def told(world: World) -> list[ModelSaid]:
+    story = view.story(world.machine.core, "job:job-1")
+    return [change.data for change in story if isinstance(change.data, ModelSaid)]
 
 
 def with_model(folder: str, steps: int = 2) -> Job:
@@ -34,10 +35,7 @@ def test_notes_are_told_once_whatever_follows() -> None:
     world = World(1, 4)
     world.folder_notes = NOTES
     with_folder(world)
-    said = [
-        "job-1: /m: 1 tensor is not in the folder and begins fresh: lm_head.weight",
-        "job-1: /m: 9 tensors of the folder are used by nothing: a, b, c, d and 5 more",
-    ]
+    said = [ModelSaid("job-1", note.kind, note.count, note.names) for note in NOTES]
     assert told(world) == said
     assert world.view().notes == NOTES
     world.kill("n02")

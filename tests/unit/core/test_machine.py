@@ -13,7 +13,7 @@ from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Control
-from oobleckd.protocol.changes import CheckpointSaid, LossDisputed
+from oobleckd.protocol.changes import CheckpointGivenUp, LossDisputed, PlanRefused, SpareReady
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
@@ -74,8 +74,9 @@ def test_a_spare_that_is_ready_is_announced_once():
     machine, said = Machine(CoreConfig()), []
     for spare in (Spare(7), Spare(7, ready=True), Spare(7, ready=True), Spare(8), Spare(8, ready=True)):
         commands = machine.handle(Heard("n1", Hello(PROTOCOL, "n1", "1", "host", True, (), spare)), 1.0)
-        said.append([c.change.text for c in commands if hasattr(c, "change") and "spare" in c.change.text])
-    ready = ["n1 has a spare ready"]
+        changes = [c.change.data for c in commands if hasattr(c, "change")]
+        said.append([data for data in changes if isinstance(data, SpareReady)])
+    ready = [SpareReady("n1")]
     assert said == [[], ready, [], [], ready]
 
 
@@ -182,7 +183,7 @@ def test_a_checkpoint_that_cannot_be_completed_does_not_count(world):
     hear(world, part)
     commands = world.machine.handle(ManifestWritten("d.partial", "no such folder"), world.now)
     (said,) = [c.change for c in commands if hasattr(c, "change")]
-    assert (said.level, said.data) == ("error", CheckpointSaid("job-1"))
+    assert (said.level, said.data) == ("error", CheckpointGivenUp("job-1", "d.partial", "no such folder"))
     assert world.job().checkpoint == ""
     assert world.machine.core.run.parts == {}
 
@@ -229,7 +230,7 @@ def test_a_plan_that_is_refused_leaves_the_present_one_in_force(world):
         incarnation, Planned(command.ticket, error="no", hint="why")
     )
     world.add("n05")
-    world.run(lambda: any("no new plan: no (why)" in change.text for change in world.daemon.changes))
+    world.run(lambda: PlanRefused("job-1", "no (why)") in world.told(PlanRefused))
     world.until_step(30)
     assert "n05" not in world.view().nodes
 

@@ -3,6 +3,7 @@
 import pytest
 
 from oobleckd.protocol.api import Accepted, Control, Denied, Drain, Kill, Submit
+from oobleckd.protocol.changes import Audited
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Train
 from oobleckd.protocol.messages import Inject
@@ -71,7 +72,9 @@ def test_drain_and_its_undo(world):
     denied(world, Drain("n01"), "conflict")
     assert world.node("n01").state == "drained"
     assert isinstance(world.ask(Drain("n01", undo=True)), Accepted)
-    assert any(change.text == "kim: drain n01 fan" for change in world.daemon.changes)
+    drained, undrained = world.told(Audited)[-2:]
+    assert drained == Audited("kim", "drain", nodes=("n01",), reason="fan")
+    assert undrained.act == "undrain"
 
 
 def test_kill_only_where_it_is_allowed(world):
@@ -135,4 +138,5 @@ def test_a_job_that_is_resumed_from_a_folder_is_to_read_what_that_was_made_from(
     world.ask(Control("job-1", "cancel"))
     world.ask(Submit(make_job(), "/a/step-00000004", "tester", (4, 4)))
     assert world.job("job-2").inputs == ()
-    assert any("on the data that it names now" in change.text for change in world.daemon.changes)
+    submitted = [said for said in world.told(Audited) if said.act == "submit"]
+    assert [said.as_named for said in submitted if said.resumed] == [False, True]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from oobleckd.daemon.history import Cursor, History
-from oobleckd.protocol.changes import Change
+from oobleckd.protocol.changes import Change, DaemonTrouble
 
 
 def change(seq: int) -> Change:
@@ -66,7 +66,7 @@ def test_a_reader_of_another_history_is_told() -> None:
 def test_notices_take_no_number() -> None:
     h = history(1, 2)
     cursor = h.cursor(1)
-    h.notice("the disk is full", "error")
+    h.notice("the disk is full", DaemonTrouble("journal"), "error")
     h.publish(change(3))
     assert taken(cursor) == ["step 2", "daemon 2", "step 3"]
     assert taken(h.cursor(2)) == ["step 3"]

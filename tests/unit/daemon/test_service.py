@@ -17,6 +17,7 @@ from oobleckd.daemon.place import CopiedState
 from oobleckd.daemon.service import Service, open_service, status_of, step_row
 from oobleckd.host.folder import FolderMark, mark_of
 from oobleckd.protocol.api import Submit
+from oobleckd.protocol.changes import DaemonTrouble
 from oobleckd.protocol.job import Checkpoint
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -31,10 +32,10 @@ async def test_an_incarnation_is_recorded_and_the_next_one_knows_of_it(tmp_path:
     service = open_service(config(tmp_path))
     assert service.recorder is not None
     service.recorder.start()
-    service.history.notice("the disk is full", "error")
+    service.history.notice("the disk is full", DaemonTrouble("journal", error="full"), "error")
     began = service.clock.now()
     past = await service.recorder.read(began, 60.0)
-    assert [change.text for change in past.changes] == ["the disk is full"]
+    assert [change.data for change in past.changes] == [DaemonTrouble("journal", error="full")]
     assert past.snapshot.status.state_dir == str(tmp_path)
     await service.close()
     again = open_service(config(tmp_path))

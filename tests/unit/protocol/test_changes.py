@@ -16,8 +16,8 @@ from oobleckd.protocol.changes import (
     Change,
     IncidentBegan,
     IncidentOver,
+    NodeLetIn,
     NodeLost,
-    NodeSaid,
     PlanDeployed,
     StepCommitted,
 )
@@ -28,7 +28,7 @@ VIEW = IncidentView(
 )  # fmt: skip
 EACH: tuple[AnyPayload, ...] = (
     NodeLost("n2", "signal 9"),
-    NodeSaid("n2", job="j"),
+    NodeLetIn("n2", job="j"),
     StepCommitted("j", 7, None, "skipped", 3),
     PlanDeployed("j", 3, (("n1", "n3"),), 100, 0),
     IncidentBegan("inc-1", ("n2",), 2, "n2: signal 9"),
