@@ -15,6 +15,7 @@ import msgspec
 from oobleckd.planner.policy import Proposal
 from oobleckd.protocol.api import (
     IncidentView,
+    LossView,
     Phase,
     PhaseView,
     ReasonView,
@@ -42,6 +43,7 @@ class Incident:
     step_layer_gradients: int
     marks: list[tuple[Phase, float]] = field(default_factory=list)
     parts: ReasonView = field(default_factory=ReasonView)
+    losses: tuple[LossView, ...] = ()
     steps_lost: int = 0
     copied_bytes: int = 0
     layer_gradients: int = 0
@@ -92,6 +94,7 @@ class Incident:
             rejected=self.rejected,
             sources=tuple(SourceView(device, sent) for device, sent in self._most_first()),
             parts=self.parts,
+            losses=self.losses,
         )
 
     def _most_first(self) -> list[tuple[str, int]]:
@@ -149,4 +152,5 @@ def reopened(view: IncidentView, round_: int, now: float) -> Incident:
         view.parts if view.parts != ReasonView() else ReasonView(plan=view.reason),
         cost_s=view.cost_s,
         rejected=view.rejected,
+        losses=view.losses,
     )

@@ -13,12 +13,22 @@ from oobleckd.core.entries import IncidentClosed, IncidentOpened
 from oobleckd.core.incident import Incident, rejected_views
 from oobleckd.core.run import Run
 from oobleckd.planner.policy import Proposal
-from oobleckd.protocol.api import Phase, ReasonView
+from oobleckd.protocol.api import LossView, Phase, ReasonView
 from oobleckd.protocol.changes import IncidentBegan, IncidentOver, PlanChosen
 
 
-def loss(core: Core, run: Run, nodes: Sequence[str], cause: str, evidence_at: float, epoch: int) -> None:
-    """``nodes`` are lost: a new incident, or more of the open one."""
+def loss(
+    core: Core,
+    run: Run,
+    nodes: Sequence[str],
+    cause: str,
+    evidence_at: float,
+    epoch: int,
+    losses: tuple[LossView, ...] = (),
+) -> None:
+    """``nodes`` are lost, of what ``cause`` says to people and ``losses`` to programs: a new incident, or
+    more of the open one.
+    """
     job, incident = run.job, run.incident
     if incident is None:
         layers = len(job.setup.profile.layers) if job.setup else 0
@@ -33,11 +43,13 @@ def loss(core: Core, run: Run, nodes: Sequence[str], cause: str, evidence_at: fl
             job.counters.round,
             layers * job.spec.num_micro_batches,
             [("detect", min(evidence_at, core.now))],
+            losses=losses,
         )
         core.record(IncidentOpened(incident.view(core.now)))
     else:
         incident.nodes = (*incident.nodes, *(node for node in nodes if node not in incident.nodes))
         incident.cause = f"{incident.cause}; {cause}"
+        incident.losses += losses
         incident.epoch = epoch
         incident.decided, incident.last_round = False, -1
         incident.enter("detect", core.now)

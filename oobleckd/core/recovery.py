@@ -21,7 +21,7 @@ from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import Detours, node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
 from oobleckd.planner.reroute.redundant import takes_over
-from oobleckd.protocol.api import ReasonView, RollbackCause, RollbackView
+from oobleckd.protocol.api import LossView, ReasonView, RollbackCause, RollbackView
 from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
 
@@ -101,7 +101,8 @@ def _raise(core: Core, run: Run, dead: tuple[str, ...], devices: Collection[str]
     cause = "; ".join(f"{name}: {_cause(core, name)}" for name in names)
     core.record(EpochRaised(run.job.id, epoch, dead, cause, core.now))
     nodes = list(dict.fromkeys(node_of(device) for device in devices))
-    incidents.loss(core, run, nodes, cause, min(_evidence_at(core, name) for name in names), epoch)
+    evidence_at = min(_evidence_at(core, name) for name in names)
+    incidents.loss(core, run, nodes, cause, evidence_at, epoch, tuple(_loss(core, name) for name in names))
     core.move(run.job, "loss", f"lost {', '.join(names)}")
 
 
@@ -133,6 +134,16 @@ def _cause(core: Core, name: str) -> str:
     if name in node.fallen:
         return f"{node.fallen[name].cause}; the node's spare takes its place"
     return node.cause or "a device of it began a new incarnation"
+
+
+def _loss(core: Core, name: str) -> LossView:
+    """The same as ``_cause``, for programs."""
+    node = core.members.nodes.get(node_of(name) or name)
+    if node is None:
+        return LossView(node_of(name) or name, "not-heard")
+    if name in node.fallen:
+        return LossView(node.name, "device-replaced", name)
+    return LossView(node.name, node.code or ("" if node.cause else "device-renewed"))
 
 
 def _evidence_at(core: Core, name: str) -> float:

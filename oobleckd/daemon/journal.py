@@ -136,6 +136,7 @@ class Journal:
         decoder = msgspec.msgpack.Decoder(kind)
         try:
             with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as database:
+                database.text_factory = bytes  # a flipped bit makes a text of a blob, of the same bytes
                 return [decoder.decode(data) for _, data in database.execute(_IN_ORDER)]
         except (sqlite3.Error, *UNREADABLE) as error:
             raise _unusable(self.path, error) from error

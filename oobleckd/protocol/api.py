@@ -16,7 +16,7 @@ from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import How, JobCause, KeptOutCause, NodeCause
+from oobleckd.protocol.parts import How, JobCause, KeptOutCause, LossCause, NodeCause
 from oobleckd.protocol.traits import Difference
 
 API_VERSION = "oobleck/v1"
@@ -221,6 +221,14 @@ class ReasonView(msgspec.Struct, frozen=True):
     actions: tuple[Action, ...] = ()
 
 
+class LossView(msgspec.Struct, frozen=True):
+    """A node, or where its spare took the place a ``device`` of it, was lost."""
+
+    node: str
+    cause: LossCause
+    device: str = ""
+
+
 class IncidentView(Numbered, frozen=True):
     """One recovery from evidence to resumed step. ``step`` is the one that was interrupted, numbered from 1.
 
@@ -228,7 +236,8 @@ class IncidentView(Numbered, frozen=True):
     ``layer_gradients`` were computed again, of ``step_layer_gradients`` that one step has, and
     ``layer_forwards``, of as many. ``cost_s``: what was modelled of the way taken, until the next loss is
     expected (0: there was no choice); ``rejected``: the others. ``sources``: who the copies came from, most
-    bytes first; some may have been pre-copied. ``reason`` is a sentence, ``parts`` what it is made of.
+    bytes first; some may have been pre-copied. ``reason`` is a sentence, ``parts`` what it is made of;
+    ``cause`` is one, too, and ``losses`` what was lost of what, for programs.
     """
 
     id: str
@@ -252,6 +261,7 @@ class IncidentView(Numbered, frozen=True):
     rejected: tuple[RejectedView, ...] = ()
     sources: tuple[SourceView, ...] = ()
     parts: ReasonView = ReasonView()
+    losses: tuple[LossView, ...] = ()
 
 
 class NodeView(msgspec.Struct, frozen=True):

@@ -78,7 +78,7 @@ def spare_takes_over(cluster: Cluster, job: str, before: NodeView, index: int, c
     incident = recovered(cluster, job, count)[-1]
     after = node(cluster, before.name)
     assert incident.nodes == (before.name,)
-    assert incident.cause.endswith("the node's spare takes its place")
+    assert [loss.cause for loss in incident.losses] == ["device-replaced"]
     assert incident.copied_bytes > 0
     assert after.incarnation == before.incarnation
     assert after.pids == tuple(before.spare_pid if n == index else pid for n, pid in enumerate(before.pids))

@@ -5,7 +5,7 @@ wrongly.
 import pytest
 
 from oobleckd.core.events import Record
-from oobleckd.protocol.api import Control
+from oobleckd.protocol.api import Control, LossView
 from tests.helpers.world import World
 
 
@@ -46,7 +46,7 @@ def test_a_node_dies_while_it_is_away(seed):
     world.check_done()
     (incident,) = world.incidents()
     assert incident.nodes == ("n03",)
-    assert "did not come back" in incident.cause
+    assert incident.losses == (LossView("n03", "not-heard"),)
 
 
 def ended_while_away(seed):

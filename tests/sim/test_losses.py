@@ -3,7 +3,7 @@
 import pytest
 
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import Drain
+from oobleckd.protocol.api import Drain, LossView
 from oobleckd.protocol.changes import JobWentBack, NodeLost
 from oobleckd.protocol.messages import LinkDown
 from tests.helpers.simjobs import make_job
@@ -92,7 +92,7 @@ def test_a_device_process_dies_and_its_node_comes_back(seed):
     world.until_state("done")
     world.check_done()
     assert len(world.incidents()) == 1
-    assert world.incidents()[0].cause.startswith("n03: n03/0: signal 9")
+    assert world.incidents()[0].losses == (LossView("n03", "device-lost"),)
 
 
 def test_a_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far():

@@ -115,10 +115,10 @@ def test_a_drained_node_serves_as_a_source_and_leaves():
     world.submit(steps=60, f=0, memory=350)
     world.until_step(3)
     world.add("n03")
-    world.ask(Drain("n01", "old disk"))
+    world.ask(Drain("n01", "old-disk"))
     assert world.node("n01").state == "draining"
     world.run(lambda: world.node("n01").state == "drained")
-    assert (world.node("n01").cause, world.node("n01").reason) == ("operator", "old disk")
+    assert (world.node("n01").cause, world.node("n01").reason) == ("operator", "old-disk")
     world.leave("n01")
     world.until_state("done")
     world.check_done()

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from oobleckd.protocol.api import Drain
+from oobleckd.protocol.api import Drain, LossView
 from oobleckd.protocol.changes import NodeDismissed, NodeEnding
 from oobleckd.protocol.job import PolicyName
 from oobleckd.protocol.messages import Dismiss
@@ -128,15 +128,15 @@ def test_a_notice_that_comes_too_late_is_a_loss_and_nothing_worse() -> None:
     world.until_state("done")
     world.check_done()
     assert [incident.nodes for incident in world.incidents()] == [(leaving,)]
-    assert world.incidents()[0].cause == f"{leaving}: left: Google Cloud announced: preempted"
+    assert world.incidents()[0].losses == (LossView(leaving, "left"),)
 
 
 def test_what_a_user_drained_stays_drained_when_the_node_is_back() -> None:
     world = running(nodes=5, steps=400)
-    world.ask(Drain("n02", "old disk"))
+    world.ask(Drain("n02", "old-disk"))
     world.nodes["n02"].noticed("SIGTERM", 20.0)
     world.run(lambda: world.node("n02").state == "left")
     world.add("n02")
     world.run(lambda: world.node("n02").state == "drained")
-    assert (world.node("n02").cause, world.node("n02").reason) == ("operator", "old disk")
+    assert (world.node("n02").cause, world.node("n02").reason) == ("operator", "old-disk")
     done_in_order(world)

@@ -6,7 +6,7 @@ import pytest
 
 from oobleckd.planner import policies
 from oobleckd.planner.policy import PlanError
-from oobleckd.protocol.api import Control
+from oobleckd.protocol.api import Control, LossView
 from oobleckd.protocol.changes import PlanDeployed
 from oobleckd.protocol.messages import LinkDown
 from tests.helpers.simjobs import make_job
@@ -45,7 +45,7 @@ def test_the_node_is_not_lost_and_gets_back_what_the_device_held(seed, num_devic
     until_full(world, 1)
     (incident,) = world.incidents()
     assert incident.nodes == ("n02",)
-    assert incident.cause == "n02/0: signal 9; the node's spare takes its place"
+    assert incident.losses == (LossView("n02", "device-replaced", "n02/0"),)
     assert incident.steps_lost == 0
     assert 0 < incident.copied_bytes <= 6  # the layers of one device and no more: the sim counts layers
     assert world.view().pipelines == plan  # nobody else had to move, and it was planned once
@@ -78,7 +78,7 @@ def test_the_same_place_falls_twice_and_the_second_time_there_is_no_spare():
     until_full(world, 2)
     world.until_state("done")
     world.check_done()
-    assert world.incidents()[1].cause.startswith("n02: n02/1: signal 9")
+    assert world.incidents()[1].losses == (LossView("n02", "device-lost"),)
 
 
 def test_a_spare_that_falls_before_it_is_up_costs_the_node():
@@ -98,7 +98,7 @@ def test_a_fall_while_the_daemon_is_away(seed):
     world.spare_takes_place("n03", index=1)
     world.after(0.3, world.daemon.start)
     world.run(lambda: world.machine is not None and bool(world.incidents()))
-    assert world.incidents()[0].cause == "n03: a device of it began a new incarnation"
+    assert world.incidents()[0].losses == (LossView("n03", "device-renewed"),)
     until_full(world, 1)
     world.until_state("done")
     world.check_done()

@@ -158,7 +158,7 @@ def test_a_fall_that_was_not_heard_of_shows_in_the_next_hello():
     found.hello(hello("a", incarnations=["1", "2"]), 0.0)
     found.link_lost("a", 1.0)
     assert found.hello(hello("a", incarnations=["1", None], ready=False), 2.0) == "back"
-    assert found.nodes["a"].fallen["a/1"].cause == "its process ended"
+    assert list(found.nodes["a"].fallen) == ["a/1"]
     assert not found.living("a/1", "2")
     found.expire(9.0)
     assert not found.nodes["a"].mending  # the node's end is the end of it all

@@ -172,7 +172,7 @@ def test_exactness_names_who_differs_and_in_what() -> None:
     (check,) = clustercheck.exactness(nodes)
     assert check.level == "warn"
     assert (check.code, check.about) == ("unlike-devices", ("node-0/0",))
-    assert "transformers 5.24.1 != 5.23.0" in check.text
+    assert "5.24.1" in check.text
 
 
 def test_the_verb(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

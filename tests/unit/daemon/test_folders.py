@@ -34,7 +34,7 @@ def test_two_that_an_older_version_had_write_into_one_folder_are_parted(tmp_path
     found = Folders(["ours"]).look(job, 2)
     assert found is not None
     assert found.folder == "q-2"
-    assert "another journal" in found.why
+    assert found.why
     assert mark_of(tmp_path / "q-1") == FolderMark("theirs", "q-1")
 
 

@@ -230,7 +230,8 @@ def test_a_device_whose_text_changes_goes_no_further_and_says_so_whenever_it_is_
     with text.open("r+b") as file:
         file.write(b"X")
     changed = agent.hear(InputsChanged)
-    assert (changed.job, changed.what) == ("job", f"{text} was written to in place: its bytes differ")
+    assert changed.job == "job"
+    assert str(text) in changed.what
     agent.say(Resume(ME, 1, 1))
     agent.say(Report(ME, 2, 1, ()))
     assert agent.hear(Progress, StepDone).counters.step == 0
