@@ -18,7 +18,7 @@ from oobleckd.ctl import processes
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.names import node_names
-from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, USAGE, emit_json, fail, note
+from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, USAGE, emit_json, emit_line, fail, note
 from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.protocol.api import NodeView
 from oobleckd.unixhttp import ClientError
@@ -192,7 +192,7 @@ def _print_nodes(home: Home, cluster: Cluster) -> None:
         emit_json("Cluster", {"state": str(home.state), "socket": str(home.socket), "pids": pids})
         return
     for name in (DAEMON, *cluster.nodes):
-        click.echo(f"{name}  pid {alive[name].pid}  log {home.log(name)}")
+        emit_line(f"{name}  pid {alive[name].pid}  log {home.log(name)}")
     if home.state != state_dir():
         note(f"for other commands: export OOBLECK_STATE={home.state}")
 
@@ -248,7 +248,7 @@ def start_node(node: str, home: Home, timeout_s: float) -> None:
     if wants_json():
         emit_json("Started", {"node": node, "pid": process.pid})
     else:
-        click.echo(f"{node}  pid {process.pid}  log {home.log(node)}")
+        emit_line(f"{node}  pid {process.pid}  log {home.log(node)}")
 
 
 def _start(home: Home, cluster: Cluster, node: str, timeout_s: float) -> ClusterProcess:
@@ -331,7 +331,7 @@ class _Tail:
 
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
-            click.echo(self._prefix + line)
+            emit_line(self._prefix + line)
 
     def _new_lines(self) -> list[str]:
         with self._path.open("rb") as file:
@@ -396,7 +396,7 @@ def keygen(nodes: tuple[str, ...], directory: Path | None, rotate: bool, retire:
         emit_json("Keys", {"dir": str(keys), "files": [str(file) for file in files]})
         return
     for file in files:
-        click.echo(str(file))
+        emit_line(str(file))
     if rotate or retire:
         note("reload the daemon (SIGHUP): it then knows")
     elif keys == _service_keys():

@@ -11,7 +11,7 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.jobs import new_checkpoint
-from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, fail, note
+from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, emit_line, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import FINAL, TimedOut
 from oobleckd.draw.lines import count, size, skipped
@@ -131,7 +131,7 @@ def _say(view: JobView, done: Exported) -> None:
     if wants_json():
         emit_item("Export", done)
         return
-    click.echo(done.path)
+    emit_line(done.path)
     if done.left:
         note(f"somebody put files into the folder that it replaces: that is {done.left} now")
     files = f"{len(done.files)} file{'s' if len(done.files) > 1 else ''}"

@@ -21,6 +21,7 @@ from oobleckd.ctl.output import (
     emit_fields,
     emit_item,
     emit_json,
+    emit_line,
     fail,
     note,
 )
@@ -105,7 +106,7 @@ def _say_submitted(job: str, message: str) -> None:
     if wants_json():
         emit_json("Submitted", {"id": job, "message": message})
         return
-    click.echo(job)
+    emit_line(job)
     if message:
         note(message)
 
@@ -114,7 +115,7 @@ def _end_with(view: JobView) -> None:
     if wants_json():
         emit_item("Job", view)
     else:
-        click.echo(view.id)
+        emit_line(view.id)
     if view.state != "done":
         fail(f"{view.name} is {view.state} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
     note(done(view))
@@ -190,7 +191,7 @@ def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
     if wants_json():
         emit_json("Checkpoint", {"job": view.id, "path": view.checkpoint})
     else:
-        click.echo(view.checkpoint)
+        emit_line(view.checkpoint)
 
 
 def new_checkpoint(client: Client, before: JobView, timeout_s: float) -> JobView:

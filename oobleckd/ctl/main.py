@@ -141,9 +141,11 @@ def _unforeseen(error: Exception) -> tuple[str, str]:
 
 
 def _say(problem: str, hint: str) -> None:
-    click.echo(f"error: {problem}", err=True)
+    from oobleckd.protocol.text import visible
+
+    click.echo(f"error: {visible(problem)}", err=True)
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(f"hint: {visible(hint)}", err=True)
 
 
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

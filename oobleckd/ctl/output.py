@@ -16,6 +16,7 @@ import msgspec
 
 from oobleckd.protocol.api import API_VERSION
 from oobleckd.protocol.parts import JobCause
+from oobleckd.protocol.text import all_visible, of_ours, shown_json, visible
 
 FAILED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, TIMED_OUT = 1, 2, 3, 4, 5, 124
 CAUSES: dict[JobCause, int] = {"not-finite": 6, "data-changed": 7, "out-of-memory": 8}
@@ -39,13 +40,29 @@ def fail(problem: str, hint: str = "", code: int = FAILED) -> NoReturn:
 
 def note(text: str) -> None:
     """A word to the person in front of the terminal, which is no data."""
-    click.echo(text, err=True)
+    click.echo(visible(text), err=True)
+
+
+def emit_line(text: str = "") -> None:
+    """One line of data, whoever wrote what is in it."""
+    click.echo(visible(text))
+
+
+def emit_page(text: str) -> None:
+    """Lines of data with our own line breaks and colours; of what others wrote in them nothing else is
+    obeyed.
+    """
+    click.echo(of_ours(text))
 
 
 def emit_json(kind: str, fields: Mapping[str, Any]) -> None:
-    """One document on one line."""
+    """One document on one line, which says exactly what others wrote, and does nothing to a terminal."""
     document = {"apiVersion": API_VERSION, "kind": kind, **fields}
-    click.echo(msgspec.json.encode(document, enc_hook=str).decode())
+    try:
+        data = msgspec.json.encode(document, enc_hook=str)
+    except UnicodeEncodeError:  # a path that is no UTF-8
+        data = msgspec.json.encode(all_visible(msgspec.to_builtins(document, enc_hook=str)))
+    click.echo(shown_json(data).decode())
 
 
 def emit_items(kind: str, items: Sequence[msgspec.Struct]) -> None:
@@ -62,6 +79,7 @@ def emit_item(kind: str, item: msgspec.Struct) -> None:
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table for people. In a pipe: no colour, no boxes, nothing cut off."""
+    rows = [tuple(map(visible, row)) for row in rows]
     if not sys.stdout.isatty():
         _emit_plain(columns, rows)
         return
@@ -78,9 +96,9 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _emit_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     lines = [tuple(columns), *map(tuple, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    for line in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    widths = [max(len(cells[i]) for cells in lines) for i in range(len(columns))]
+    for cells in lines:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
 def emit_fields(fields: Mapping[str, str]) -> None:
@@ -88,7 +106,7 @@ def emit_fields(fields: Mapping[str, str]) -> None:
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         if value:
-            click.echo(f"{name + ':':<{width + 1}} {value}")
+            click.echo(f"{name + ':':<{width + 1}} {visible(value)}")
 
 
 def tolerance(still: int, f: int) -> str:

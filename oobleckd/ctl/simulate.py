@@ -18,7 +18,18 @@ import click
 
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobs import loaded
-from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, emit_table, fail, note
+from oobleckd.ctl.output import (
+    FAILED,
+    USAGE,
+    Failure,
+    emit_item,
+    emit_line,
+    emit_page,
+    emit_table,
+    fail,
+    note,
+)
+from oobleckd.protocol.text import visible
 
 if TYPE_CHECKING:
     from oobleckd.protocol.job import Job
@@ -334,18 +345,18 @@ def _show(answer: Simulation) -> None:
 
     devices = f" of {answer.devices_per_node} devices" if answer.devices_per_node > 1 else ""
     how = "as measured" if answer.measured else "estimated from its data sheet"
-    click.echo(f"{answer.job} on {answer.num_nodes} nodes{devices}, {answer.device} {how}")
+    emit_line(f"{answer.job} on {answer.num_nodes} nodes{devices}, {answer.device} {how}")
     runs = f"{answer.seeds} runs" if answer.seeds > 1 else "one run"
-    click.echo(f"{answer.failures}; {runs} of {_time(answer.duration_s)} for each policy\n")
+    emit_page(f"{answer.failures}; {runs} of {_time(answer.duration_s)} for each policy\n")
     rows = [*map(report.row, answer.policies), *map(report.unable_row, answer.unable)]
     emit_table(report.COLUMNS, rows)
     for line in answer.unable:
-        click.echo(f"\n{report.name_of(line)} cannot run: {line.problem}")
-    click.echo("\nOf the live devices' time:")
+        emit_page(f"\n{report.name_of(line)} cannot run: {visible(line.problem)}")
+    emit_page("\nOf the live devices' time:")
     emit_table(report.LOST_COLUMNS, [report.lost_row(line) for line in answer.policies])
     if answer.price is not None:
         on_demand, spot = map(_dollars, (answer.price.on_demand, answer.price.spot))
-        click.echo(f"\nAt {on_demand} on demand and {spot} spot for a node hour ({answer.price.source}):")
+        emit_page(f"\nAt {on_demand} on demand and {spot} spot for a node hour ({answer.price.source}):")
         emit_table(report.COST_COLUMNS, [report.cost_row(line) for line in answer.policies])
 
 

@@ -130,7 +130,7 @@ def _set_up_logging(level: str) -> None:
     """One line an entry on stderr: time (UTC), level, who, what. Where that is the journal, it has fields
     instead.
     """
-    formatter = logging.Formatter(
+    formatter = journald.LineFormatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.text import visible
 
 Listener = Callable[[Change], None]
 
@@ -48,7 +49,7 @@ class History:
 
     def notice(self, text: str, level: Literal["info", "warn", "error"]) -> Change:
         """Add a notice of the shell; it is not durable and cannot be asked for by number."""
-        change = Change(self.last, time.time(), "daemon", level, text, ())
+        change = Change(self.last, time.time(), "daemon", level, visible(text), ())
         self._push(change)
         self._tell(change)
         return change

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal
 
+from oobleckd.protocol.text import visible
+
 # Here and not in the console: that must not be imported by oobleckctl, nor the planner by the console. What
 # both draw with knows neither. (D-console-001)
 Role = Literal[
@@ -39,10 +41,10 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 @lru_cache(maxsize=4096)
 def clean(text: str) -> str:
-    """``text`` without what a terminal would obey: control characters become spaces, wide ones ``?``. Kept:
-    most of a picture stays.
+    """``text`` without what a terminal would obey: control characters are written as escapes, wide ones
+    become ``?``. Kept: most of a picture stays.
     """
-    return "".join(map(_clean, text)) if not text.isascii() or not text.isprintable() else text
+    return "".join(map(_clean, visible(text))) if not text.isascii() or not text.isprintable() else text
 
 
 def _clean(char: str) -> str:

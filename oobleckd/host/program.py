@@ -14,15 +14,16 @@ from typing import Any, NoReturn
 import click
 
 from oobleckd.host.settings import PREFIX, ConfigError, check_renamed, config_files, read_table
+from oobleckd.protocol.text import visible
 
 EXIT_USAGE = 2
 
 
 def end(problem: str, hint: str, code: int) -> NoReturn:
     """Say what is wrong and what to do next, and end the program."""
-    click.echo(f"error: {problem}", err=True)
+    click.echo(f"error: {visible(problem)}", err=True)
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(f"hint: {visible(hint)}", err=True)
     sys.exit(code)
 
 

@@ -362,7 +362,7 @@ def _only_one(config: AgentConfig) -> Iterator[None]:
 
 def _set_up_logging(node: str, level: str) -> None:
     journald.set_up(
-        level, logging.Formatter(f"%(asctime)s %(levelname).1s {node} %(name)s: %(message)s"), node=node
+        level, journald.LineFormatter(f"%(asctime)s %(levelname).1s {node} %(name)s: %(message)s"), node=node
     )
 
 
