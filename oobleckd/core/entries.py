@@ -404,7 +404,7 @@ AS_IT_IS = (
 def as_shown(entry: AnyEntry) -> AnyEntry:
     """``entry`` with what others wrote in it made visible: nothing that a terminal, a log or a page obeys."""
     # Here, where every entry passes, and not wherever one is shown: those are many, and one forgotten is
-    # enough. (D-watching-019)
+    # enough. (D-watching-016)
     if isinstance(entry, Noted):
         text, story = visible(entry.text), tuple(map(visible, entry.story))
         return msgspec.structs.replace(entry, text=text, story=story, data=_shown(entry.data))

@@ -328,7 +328,9 @@ class Machine:
         core, node = self.core, event.node
         core.members.heard(node, core.now)
         heard = event.message
-        match all_visible(heard) if isinstance(heard, _IN_WORDS) else heard:
+        if isinstance(heard, _IN_WORDS):
+            heard = all_visible(heard)
+        match heard:
             case Hello() as message:
                 self._hello(message)
             case Heartbeat() as message:
@@ -347,7 +349,7 @@ class Machine:
             case Identified() | InputsChecked() | InputsChanged() | InputsMoved() as message:
                 reading.heard(core, message)
             case _:
-                self._heard_of_job(event.message)
+                self._heard_of_job(heard)
 
     def _heard_of_job(self, message: OfJob) -> None:
         core = self.core

@@ -17,6 +17,7 @@ from oobleckd.ctl.waiting import FINAL, TimedOut
 from oobleckd.draw.lines import count, size, skipped
 from oobleckd.host.export import Exported, why_not
 from oobleckd.host.hold import held
+from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.checkpoint import MANIFEST
 from oobleckd.protocol.units import parse_size
@@ -39,7 +40,7 @@ _TRIES = 5
     is_flag=True,
     help="Replace a model that was exported to DIR before, if nothing in DIR was changed since.",
 )
-@click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="S",
+@click.option("--timeout", "timeout_s", type=Seconds(), default=600.0, show_default=True, metavar="S",
               help="How long to wait for the checkpoint of a running job.")  # fmt: skip
 @connected
 def export(

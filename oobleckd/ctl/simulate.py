@@ -7,7 +7,6 @@ planner, so it is imported when there is something to simulate.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.protocol.text import visible
+from oobleckd.protocol.units import parse_seconds
 
 if TYPE_CHECKING:
     from oobleckd.protocol.job import Job
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from oobleckd.simulator.report import Simulation
     from oobleckd.simulator.traces import Trace
 
-_UNITS = {"s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _ALL = "all"
 _DEFAULT = "cpu"
 
@@ -47,10 +46,13 @@ def _seconds(ctx: click.Context, parameter: click.Parameter, value: str | None) 
     """A time such as 10m, 2h or 30d, in seconds."""
     if value is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
-    if match is None or match[2] not in _UNITS or float(match[1]) <= 0:
+    try:
+        seconds = parse_seconds(value)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
         raise click.BadParameter(f"{value!r} is no time; write 30s, 10m, 2h or 30d", ctx, parameter)
-    return float(match[1]) * _UNITS[match[2]]
+    return seconds
 
 
 @click.command()

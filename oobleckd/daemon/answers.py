@@ -17,6 +17,7 @@ from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
 from oobleckd.protocol.api import API_VERSION, Items
 from oobleckd.protocol.text import shown_json
+from oobleckd.protocol.units import parse_seconds
 
 _MAX_DIGITS = 18
 
@@ -65,7 +66,7 @@ def seconds(request: web.Request, name: str, default: float) -> float:
     """``name`` of the query in seconds."""
     text = request.query.get(name, "")
     try:
-        value = float(text) if text else default
+        value = parse_seconds(text) if text else default
     except ValueError:
         value = math.nan
     if not math.isfinite(value):

@@ -16,6 +16,7 @@ Errors::
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import math
@@ -360,6 +361,11 @@ def _upgrade(path: Path, copy: Path) -> None:
 def _unusable(path: Path, error: Exception) -> JournalError:
     if isinstance(error, JournalError):
         return error
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL or (
+        isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+    ):
+        hint = "make room on that file system (`df -h`, `df -i`), and start again: nothing is lost"
+        return JournalError(f"there is no room for the journal {path}: {error}", hint)
     return JournalError(
         f"the journal {path} cannot be read: {error}",
         "restore it from a copy, or start with another state folder",
