@@ -89,7 +89,9 @@ def load_drill(path: Path) -> Drill:
     try:
         drill = msgspec.convert(_in_seconds(anyfile.toml(path, "see examples/drill.toml")), Drill)
     except FileNotFoundError as error:
-        raise DrillError(f"{path}: no such file", "name a drill.toml; examples/ has one") from error
+        raise DrillError(
+            f"{path}: cannot be read: {error.strerror}", "name a drill.toml; examples/ has one"
+        ) from error
     except anyfile.FileError as error:
         raise DrillError(f"{path}: {error}", error.hint) from error
     except msgspec.ValidationError as error:

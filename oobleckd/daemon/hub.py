@@ -285,7 +285,9 @@ class Hub:
             self._refuse_protocol(peer, hello.protocol, hello.oldest)
             return ""
         if not hello.node or visible(hello.node) != hello.node:
-            hint = "start it with --node and letters, digits, dots, dashes and underscores"
+            hint = (
+                "start it with another --node: small characters a to z, digits, dots, dashes and underscores"
+            )
             self._refuse(peer, f"{hello.node!r} is no name for a node", hint, "other-node")
             return ""
         owner = self._allowed[peer.key] if self._curve else peer.node or hello.node

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal
 
-from oobleckd.protocol.text import visible
-
 # Here and not in the console: that must not be imported by oobleckctl, nor the planner by the console. What
 # both draw with knows neither. (D-console-001)
 Role = Literal[
@@ -44,13 +42,13 @@ def clean(text: str) -> str:
     """``text`` without what a terminal would obey: control characters are written as escapes, wide ones
     become ``?``. Kept: most of a picture stays.
     """
-    return "".join(map(_clean, visible(text))) if not text.isascii() or not text.isprintable() else text
+    return "".join(map(_clean, text)) if not text.isascii() or not text.isprintable() else text
 
 
 def _clean(char: str) -> str:
     if not char.isprintable():
-        return " "
-    wide = unicodedata.east_asian_width(char) in "WF" or unicodedata.combining(char)
+        return " " if unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
+    wide = unicodedata.east_asian_width(char) in "WF" or unicodedata.category(char).startswith("M")
     return "?" if wide else char
 
 
