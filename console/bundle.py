@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from oobleckd.host import anyfile
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.watch import BUNDLE_VERSION, Bundle
 
@@ -28,15 +29,17 @@ class _Head(msgspec.Struct):
     made_by: str = "a version unknown"
 
 
+_MAX_BYTES = 512 * 2**20
 _ANEW = "export it anew: `oobleckctl export-incident INCIDENT -o FILE`"
 
 
 def read(path: Path) -> Bundle:
     """The bundle in ``path``. Raises BundleError."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror or error}", "check the path") from error
+        data = anyfile.read(path, _MAX_BYTES)
+    except (FileNotFoundError, anyfile.FileError) as error:
+        why = f"cannot be read: {error.strerror}" if isinstance(error, FileNotFoundError) else error
+        raise BundleError(f"{path} {why}", "check the path") from error
     try:
         head = msgspec.json.decode(data, type=_Head)
     except msgspec.ValidationError as error:

@@ -15,7 +15,7 @@ import msgspec
 
 from oobleckd.core.apply import apply
 from oobleckd.core.config import CoreConfig
-from oobleckd.core.entries import AnyEntry, JobStateChanged, note
+from oobleckd.core.entries import AnyEntry, JobStateChanged, as_shown, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
 from oobleckd.core.membership import Membership
 from oobleckd.core.run import Run
@@ -29,6 +29,7 @@ from oobleckd.protocol.changes import AnyPayload, Change, JobMoved, Level
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Release, ToWorker
 from oobleckd.protocol.parts import JobCause, Peer
+from oobleckd.protocol.text import all_visible, visible
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class Core:
         """Make a fact durable, and apply it."""
         # One journal and one reducer: a restart, the simulator and property tests then run the code that
         # runs in production. (D-daemon-001)
+        entry = as_shown(entry)
         apply(self.state, entry)
         self.outbox.append(Record(entry))
 
@@ -88,7 +90,8 @@ class Core:
         self, text: str, data: AnyPayload, story: Iterable[str] = (), *, level: Level = "info"
     ) -> None:
         """Publish a change, and keep it for ``story``."""
-        change = Change(self.state.seq + 1, self.now, data.kind, level, text, tuple(story), data)
+        told, keys = all_visible(data), tuple(map(visible, story))
+        change = Change(self.state.seq + 1, self.now, data.kind, level, visible(text), keys, told)
         self.record(note(change))
         self.outbox.append(Announce(change))
 

@@ -23,6 +23,7 @@ from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, JobCause, NodeCause, Outcome
+from oobleckd.protocol.text import all_visible, json_visible, visible
 
 DrainCause = Literal["", "operator", "evicted", "slow", "corruption"]
 
@@ -384,3 +385,31 @@ AnyEntry = (
     | DeviceDied
     | Noted
 )
+
+AS_IT_IS = (
+    JobSubmitted,
+    FolderTaken,
+    CheckpointWritten,
+    RolledBack,
+    Released,
+    InputsFixed,
+    ProfileMeasured,
+    TemplatesMade,
+    LayoutDeployed,
+    StepEntry,
+)
+"""Entries whose texts are paths that are opened, or names that were looked at before: never changed."""
+
+
+def as_shown(entry: AnyEntry) -> AnyEntry:
+    """``entry`` with what others wrote in it made visible: nothing that a terminal, a log or a page obeys."""
+    # Here, where every entry passes, and not wherever one is shown: those are many, and one forgotten is
+    # enough. (D-watching-016)
+    if isinstance(entry, Noted):
+        text, story = visible(entry.text), tuple(map(visible, entry.story))
+        return msgspec.structs.replace(entry, text=text, story=story, data=_shown(entry.data))
+    return entry if isinstance(entry, AS_IT_IS) else all_visible(entry)
+
+
+def _shown(data: dict[str, bytes]) -> dict[str, bytes]:
+    return {key: json_visible(value) for key, value in data.items()}

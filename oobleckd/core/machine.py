@@ -27,7 +27,7 @@ from oobleckd.core import (
 from oobleckd.core.apply import apply
 from oobleckd.core.config import CoreConfig
 from oobleckd.core.context import Core
-from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, Restarted
+from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, Restarted, as_shown
 from oobleckd.core.events import (
     Asked,
     Command,
@@ -87,6 +87,7 @@ from oobleckd.protocol.messages import (
     StepDone,
     Welcome,
 )
+from oobleckd.protocol.text import all_visible
 
 _HEARTBEAT_OF_NODE_S = (
     1e-4  # 10,000 nodes send heartbeats once a second, which is a third of a core (docs/decisions.md)
@@ -105,6 +106,11 @@ OfJob = (
     | DeviceFailed
     | Corrupted
 )
+
+_IN_WORDS = (
+    Hello | DeviceLost | DeviceStopped | LinkDown | DeviceFailed | Identified | InputsChanged | Goodbye
+)
+"""Messages with words for people, or of the machine, that views and later sentences have from memory."""
 
 
 class Machine:
@@ -132,7 +138,7 @@ class Machine:
         machine = cls(config, now)
         core = machine.core
         for entry in entries:
-            apply(core.state, entry)
+            apply(core.state, as_shown(entry))  # an older version may have written what others said as it was
         for job in core.state.jobs.values():
             if not job.final and job.state != "queued":
                 core.run = recovery.adrift(core, job, forgotten=forgotten)
@@ -333,7 +339,10 @@ class Machine:
     def _heard(self, event: Heard) -> None:
         core, node = self.core, event.node
         core.members.heard(node, core.now)
-        match event.message:
+        heard = event.message
+        if isinstance(heard, _IN_WORDS):
+            heard = all_visible(heard)
+        match heard:
             case Hello() as message:
                 self._hello(message)
             case Heartbeat() as message:
@@ -352,7 +361,7 @@ class Machine:
             case Identified() | InputsChecked() | InputsChanged() | InputsMoved() as message:
                 reading.heard(core, message)
             case _:
-                self._heard_of_job(event.message)
+                self._heard_of_job(heard)
 
     def _heard_of_job(self, message: OfJob) -> None:
         core = self.core

@@ -18,8 +18,19 @@ from oobleckd.ctl import processes
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.names import node_names
-from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, USAGE, emit_json, fail, note
+from oobleckd.ctl.output import (
+    FAILED,
+    NOT_FOUND,
+    REFUSED,
+    USAGE,
+    OutputLost,
+    emit_json,
+    emit_line,
+    fail,
+    note,
+)
 from oobleckd.ctl.processes import ClusterProcess
+from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import NodeView
 from oobleckd.unixhttp import ClientError
 
@@ -68,7 +79,9 @@ def _home(text: str | None) -> Home:
     "itself.",
 )
 @click.option("--foreground", is_flag=True, help="Stay, and end the cluster on Ctrl-C or SIGTERM.")
-@click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="For all to join.")
+@click.option(
+    "--timeout", "timeout_s", type=Seconds(), default=120.0, show_default=True, help="For all to join."
+)
 @output_option
 def up(
     num_nodes: int,
@@ -97,10 +110,22 @@ def up(
     cluster = Cluster(nodes, devices, free_endpoint(), allow_injection, kind, spares)
     with _ended_on_failure(home), _interruptible():
         _start_all(home, cluster, timeout_s, adopt=adopt)
-        _print_nodes(home, cluster)
+        # Nor is it that nobody takes what is printed.
+        lost = _printed(home, cluster)
         if foreground:
             note("up; Ctrl-C ends it")
             signal.pause()
+    if lost is not None:
+        raise lost
+
+
+def _printed(home: Home, cluster: Cluster) -> Exception | None:
+    """Print the nodes; what kept them from being printed."""
+    try:
+        _print_nodes(home, cluster)
+    except (OSError, OutputLost) as error:
+        return error
+    return None
 
 
 def _start_all(home: Home, cluster: Cluster, timeout_s: float, *, adopt: bool) -> None:
@@ -127,16 +152,20 @@ def _ended_on_failure(home: Home) -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does, by way of the clean-up."""
+    """SIGTERM ends the command as Ctrl-C does, by way of the clean-up. The terminal's end is nothing: neither
+    the cluster's nor that of its start.
+    """
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
+    before_hup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGHUP, before_hup)
 
 
 def _answers(client: Client) -> bool:
@@ -192,7 +221,7 @@ def _print_nodes(home: Home, cluster: Cluster) -> None:
         emit_json("Cluster", {"state": str(home.state), "socket": str(home.socket), "pids": pids})
         return
     for name in (DAEMON, *cluster.nodes):
-        click.echo(f"{name}  pid {alive[name].pid}  log {home.log(name)}")
+        emit_line(f"{name}  pid {alive[name].pid}  log {home.log(name)}")
     if home.state != state_dir():
         note(f"for other commands: export OOBLECK_STATE={home.state}")
 
@@ -200,7 +229,7 @@ def _print_nodes(home: Home, cluster: Cluster) -> None:
 @click.command()
 @_state_option
 @click.option(
-    "--grace", "grace_s", type=float, default=10.0, show_default=True, help="Seconds before SIGKILL."
+    "--grace", "grace_s", type=Seconds(), default=10.0, show_default=True, help="Seconds before SIGKILL."
 )
 @output_option
 def down(home: Home, grace_s: float) -> None:
@@ -228,7 +257,9 @@ def _end_all(home: Home, grace_s: float) -> tuple[list[str], int]:
 @click.command("start-node")
 @click.argument("node", shell_complete=node_names)
 @_state_option
-@click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="For it to join.")
+@click.option(
+    "--timeout", "timeout_s", type=Seconds(), default=120.0, show_default=True, help="For it to join."
+)
 @output_option
 def start_node(node: str, home: Home, timeout_s: float) -> None:
     """Start NODE of the local cluster again; `oobleckd` for its daemon."""
@@ -238,6 +269,9 @@ def start_node(node: str, home: Home, timeout_s: float) -> None:
     known = (DAEMON, *cluster.nodes)
     if node not in known:
         fail(f"no node {node!r} in this cluster", f"known: {', '.join(known)}", NOT_FOUND)
+    if node == DAEMON and node in home.alive() and not home.socket.exists():
+        # It runs, and nobody can reach it: agents and devices go on without it meanwhile.
+        processes.end([home.alive()[node]], _END_S)
     if node in home.alive():
         fail(
             f"{node} runs already",
@@ -248,7 +282,7 @@ def start_node(node: str, home: Home, timeout_s: float) -> None:
     if wants_json():
         emit_json("Started", {"node": node, "pid": process.pid})
     else:
-        click.echo(f"{node}  pid {process.pid}  log {home.log(node)}")
+        emit_line(f"{node}  pid {process.pid}  log {home.log(node)}")
 
 
 def _start(home: Home, cluster: Cluster, node: str, timeout_s: float) -> ClusterProcess:
@@ -331,7 +365,7 @@ class _Tail:
 
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
-            click.echo(self._prefix + line)
+            emit_line(self._prefix + line)
 
     def _new_lines(self) -> list[str]:
         with self._path.open("rb") as file:
@@ -396,7 +430,7 @@ def keygen(nodes: tuple[str, ...], directory: Path | None, rotate: bool, retire:
         emit_json("Keys", {"dir": str(keys), "files": [str(file) for file in files]})
         return
     for file in files:
-        click.echo(str(file))
+        emit_line(str(file))
     if rotate or retire:
         note("reload the daemon (SIGHUP): it then knows")
     elif keys == _service_keys():

@@ -25,7 +25,7 @@ from oobleckd.ctl import config, doctor
 from oobleckd.ctl.connect import client as connect
 from oobleckd.ctl.connect import socket_option, wants_json
 from oobleckd.ctl.local import Home
-from oobleckd.ctl.output import FAILED, Failure, emit_json, note
+from oobleckd.ctl.output import FAILED, Failure, emit_json, emit_line, note
 from oobleckd.unixhttp import ClientError
 
 _LOG_LINES = 5000
@@ -69,7 +69,7 @@ def dump(file: Path | None) -> None:
     if wants_json():
         emit_json("DebugDump", {"file": str(target), "pieces": sorted(found), "missing": missing})
         return
-    click.echo(str(target))
+    emit_line(str(target))
     for name, why in missing.items():
         note(f"without {name}: {why}")
     note("it has names of hosts, users and folders, and your jobs: look before you send it to somebody")

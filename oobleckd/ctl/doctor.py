@@ -17,10 +17,11 @@ from oobleckd.ctl import checkup, clustercheck
 from oobleckd.ctl.checkup import CheckupItem
 from oobleckd.ctl.connect import client, output_option, socket_option, wants_json
 from oobleckd.ctl.local import Home
-from oobleckd.ctl.output import FAILED, emit_json, note
+from oobleckd.ctl.output import FAILED, emit_json, emit_line, emit_page, note
 from oobleckd.daemon.config import Config
 from oobleckd.host.settings import config_files
 from oobleckd.protocol.api import Status
+from oobleckd.protocol.text import visible
 from oobleckd.unixhttp import ClientError
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -96,6 +97,6 @@ def _show(checks: Sequence[CheckupItem]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         level = click.style(f"{check.level:<4}", fg=_COLOURS[check.level])
-        click.echo(f"{level}  {check.name:<{width}}  {check.text}")
+        emit_page(f"{level}  {check.name:<{width}}  {visible(check.text)}")
         if check.hint and check.level != "ok":
-            click.echo(f"{'':<{width + 6}}  -> {check.hint}")
+            emit_line(f"{'':<{width + 6}}  -> {check.hint}")

@@ -22,9 +22,10 @@ from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.drillfile import Act, Drill, DrillError, load_drill, script_of
 from oobleckd.ctl.jobs import read_job
 from oobleckd.ctl.local import Home
-from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_json, fail, note
+from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_json, emit_line, fail, note
 from oobleckd.ctl.verify import judge
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
+from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
 
 
@@ -36,7 +37,12 @@ from oobleckd.protocol.api import JobView
 @click.option("--job", default="", metavar="ID", help="Play against this job, whatever FILE says.")
 @click.option("--dry-run", is_flag=True, help="Print the script and stop.")
 @click.option(
-    "--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="For each fault, in seconds."
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    default=600.0,
+    show_default=True,
+    help="For each fault.",
 )
 @connected
 def drill(client: Client, file: Path, seed: int, job: str, dry_run: bool, timeout_s: float) -> None:
@@ -169,10 +175,10 @@ def _emit(
         return
     if view is None or verdict is None:
         for act in script:
-            click.echo(str(act))
+            emit_line(str(act))
         return
     word = "passed" if verdict.identical else "FAILED"
-    click.echo(
+    emit_line(
         f"{word}: seed {seed}, {len(script)} faults, {view.incidents} incidents, {view.steps_lost} steps lost"
     )
-    click.echo(verdict.sentence)
+    emit_line(verdict.sentence)

@@ -8,15 +8,17 @@ Errors: DrillError (a ValueError) with ``hint``.
 from __future__ import annotations
 
 import random
-import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
+from oobleckd.host import anyfile
 from oobleckd.protocol.parts import AT_A_POINT, How, Point
+from oobleckd.protocol.units import parse_seconds
 
 _COME_BACK = frozenset({"device", "hang", "slow"})  # nothing is lost, or the agent starts it by itself
 Wait = Literal["no", "recovered", "whole"]
@@ -85,11 +87,13 @@ class Act(msgspec.Struct, frozen=True):
 def load_drill(path: Path) -> Drill:
     """The drill of a file. Raises DrillError."""
     try:
-        drill = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Drill)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DrillError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise DrillError(f"{path}: not TOML: {error}") from error
+        drill = msgspec.convert(_in_seconds(anyfile.toml(path, "see examples/drill.toml")), Drill)
+    except FileNotFoundError as error:
+        raise DrillError(
+            f"{path}: cannot be read: {error.strerror}", "name a drill.toml; examples/ has one"
+        ) from error
+    except anyfile.FileError as error:
+        raise DrillError(f"{path}: {error}", error.hint) from error
     except msgspec.ValidationError as error:
         keys = ", ".join(Fault.__struct_fields__)
         raise DrillError(f"{path}: {error}", f"keys of [[fault]]: {keys}; see examples/drill.toml") from error
@@ -99,6 +103,16 @@ def load_drill(path: Path) -> Drill:
         if fault.phase:
             _check_phase(f"{path}: fault {number}", fault)
     return drill
+
+
+def _in_seconds(raw: dict[str, Any]) -> dict[str, Any]:
+    """Times may have units: "5m". What is none is refused as what it is."""
+    for fault in raw["fault"] if isinstance(raw.get("fault"), list) else ():
+        for key in ("after_s", "for_s"):
+            if isinstance(fault, dict) and isinstance(fault.get(key), str):
+                with suppress(ValueError):
+                    fault[key] = parse_seconds(fault[key])
+    return raw
 
 
 def _check_phase(where: str, fault: Fault) -> None:

@@ -11,12 +11,13 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.jobs import new_checkpoint
-from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, fail, note
+from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, emit_line, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import FINAL, TimedOut
 from oobleckd.draw.lines import count, size, skipped
 from oobleckd.host.export import Exported, why_not
 from oobleckd.host.hold import held
+from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.checkpoint import MANIFEST
 from oobleckd.protocol.units import parse_size
@@ -39,7 +40,7 @@ _TRIES = 5
     is_flag=True,
     help="Replace a model that was exported to DIR before, if nothing in DIR was changed since.",
 )
-@click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="S",
+@click.option("--timeout", "timeout_s", type=Seconds(), default=600.0, show_default=True, metavar="S",
               help="How long to wait for the checkpoint of a running job.")  # fmt: skip
 @connected
 def export(
@@ -131,7 +132,7 @@ def _say(view: JobView, done: Exported) -> None:
     if wants_json():
         emit_item("Export", done)
         return
-    click.echo(done.path)
+    emit_line(done.path)
     if done.left:
         note(f"somebody put files into the folder that it replaces: that is {done.left} now")
     files = f"{len(done.files)} file{'s' if len(done.files) > 1 else ''}"

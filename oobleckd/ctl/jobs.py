@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -18,15 +19,18 @@ from oobleckd.ctl.output import (
     TIMED_OUT,
     USAGE,
     Failure,
+    OutputLost,
     emit_fields,
     emit_item,
     emit_json,
+    emit_line,
     fail,
     note,
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
 from oobleckd.draw.lines import size, skipped
 from oobleckd.host.jobfile import load_job
+from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.modelnotes import words
@@ -98,24 +102,31 @@ def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool) 
         _say_submitted(answer.id, answer.message)
         return
     note(f"{job.name}: {answer.message or answer.id}")
-    _end_with(until_final(client, answer.id))
+    try:
+        view = until_final(client, answer.id)
+    except KeyboardInterrupt:
+        note(f"{answer.id} goes on without this command; `oobleckctl cancel {answer.id}` would end it")
+        raise
+    _end_with(view)
 
 
 def _say_submitted(job: str, message: str) -> None:
     if wants_json():
         emit_json("Submitted", {"id": job, "message": message})
         return
-    click.echo(job)
+    emit_line(job)
     if message:
         note(message)
 
 
 def _end_with(view: JobView) -> None:
-    if wants_json():
-        emit_item("Job", view)
-    else:
-        click.echo(view.id)
-    if view.state != "done":
+    failed = view.state != "done"
+    with suppress(*((OSError, OutputLost) if failed else ())):  # the exit code says how it ended
+        if wants_json():
+            emit_item("Job", view)
+        else:
+            emit_line(view.id)
+    if failed:
         fail(f"{view.name} is {view.state} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
     note(done(view))
 
@@ -175,7 +186,7 @@ def cancel(client: Client, job: str) -> None:
 @click.command()
 @click.argument("job", shell_complete=job_names)
 @click.option("--wait", "wait_", is_flag=True, help="Stay until it is complete, then print its folder.")
-@click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="S")
+@click.option("--timeout", "timeout_s", type=Seconds(), default=600.0, show_default=True, metavar="S")
 @connected
 def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
     """Write a checkpoint of JOB at the next step's boundary."""
@@ -190,7 +201,7 @@ def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
     if wants_json():
         emit_json("Checkpoint", {"job": view.id, "path": view.checkpoint})
     else:
-        click.echo(view.checkpoint)
+        emit_line(view.checkpoint)
 
 
 def new_checkpoint(client: Client, before: JobView, timeout_s: float) -> JobView:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -95,6 +96,7 @@ class Verbs(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run the command line; every failure becomes words on stderr and the documented exit code."""
+        _stand_in()
         try:
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.UsageError as error:
@@ -104,20 +106,23 @@ class Verbs(click.Group):
         except click.Abort:
             sys.exit(130)
         except BrokenPipeError:
-            # The reader of our pipe has gone; Python must not complain about it once more at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _let_go()
             sys.exit(1)
         except Exception as error:
             # Only a verb's module can raise a Failure; importing it before would cost start-up time.
-            from oobleckd.ctl.output import Failure
+            from oobleckd.ctl.output import Failure, OutputLost
 
+            if isinstance(error, OutputLost):
+                _let_go()
+                _say(error.problem, error.hint)
+                sys.exit(1)
             if isinstance(error, Failure):
                 _say(error.problem, error.hint)
                 sys.exit(error.code)
             if "OOBLECK_TRACEBACK" in os.environ:
                 raise
             _say(*_unforeseen(error))
-            sys.exit(1)
+            sys.exit(2 if isinstance(error, UnicodeEncodeError) else 1)
         sys.exit(code if isinstance(code, int) else 0)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - the same
@@ -128,6 +133,8 @@ class Verbs(click.Group):
 
 def _unforeseen(error: Exception) -> tuple[str, str]:
     """Words for what no verb has words for: something of this machine, or a fault of ours."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object!r} is no text: it is not UTF-8", "write it in UTF-8"
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return (
@@ -141,9 +148,29 @@ def _unforeseen(error: Exception) -> tuple[str, str]:
 
 
 def _say(problem: str, hint: str) -> None:
-    click.echo(f"error: {problem}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
+    from oobleckd.protocol.text import visible
+
+    with suppress(OSError):  # nobody reads it any more; the exit code says it, too
+        click.echo(f"error: {visible(problem)}", err=True)
+        if hint:
+            click.echo(f"hint: {visible(hint)}", err=True)
+
+
+def _let_go() -> None:
+    """Nobody takes what we print: Python must not try, and complain, once more at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _stand_in() -> None:
+    """Whoever started us without stdin, stdout or stderr must not have the next file that we open take its
+    place.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -11,6 +11,7 @@ from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import node_names
 from oobleckd.ctl.output import emit_item, note
+from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import Accepted
 from oobleckd.protocol.parts import AT_A_POINT, How, Point
 
@@ -86,7 +87,7 @@ class _Failure(click.ParamType[tuple[How, float]]):
 @click.option(
     "--for",
     "seconds",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=0.0,
     metavar="S",
     help="sigstop, net-drop and slow: they end after so many seconds.",

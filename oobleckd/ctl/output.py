@@ -7,8 +7,11 @@ out of memory. Data is a table for people or, with ``-o json``, one document wit
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -16,6 +19,7 @@ import msgspec
 
 from oobleckd.protocol.api import API_VERSION
 from oobleckd.protocol.parts import JobCause
+from oobleckd.protocol.text import all_visible, of_ours, shown_json, visible
 
 FAILED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, TIMED_OUT = 1, 2, 3, 4, 5, 124
 CAUSES: dict[JobCause, int] = {"not-finite": 6, "data-changed": 7, "out-of-memory": 8}
@@ -37,15 +41,55 @@ def fail(problem: str, hint: str = "", code: int = FAILED) -> NoReturn:
     raise Failure(problem, hint, code)
 
 
+class OutputLost(Exception):
+    """What was to be printed could not be; what the command did is done."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror)
+        self.problem = f"the answer could not be printed: stdout: {error.strerror}"
+        self.hint = "what was asked for is done: `oobleckctl status` shows how things stand"
+
+
 def note(text: str) -> None:
-    """A word to the person in front of the terminal, which is no data."""
-    click.echo(text, err=True)
+    """A word to the person in front of the terminal, which is no data. Nothing ends because nobody is there
+    any more.
+    """
+    with suppress(OSError):
+        click.echo(visible(text), err=True)
+
+
+def _put(text: str) -> None:
+    """Print data. Raises OutputLost, and BrokenPipeError where the reader has gone."""
+    if sys.stdout is None:  # it was closed when this program began
+        raise OutputLost(OSError(errno.EBADF, os.strerror(errno.EBADF)))
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputLost(error) from error
+
+
+def emit_line(text: str = "") -> None:
+    """One line of data, whoever wrote what is in it."""
+    _put(visible(text))
+
+
+def emit_page(text: str) -> None:
+    """Lines of data with our own line breaks and colours; of what others wrote in them nothing else is
+    obeyed.
+    """
+    _put(of_ours(text))
 
 
 def emit_json(kind: str, fields: Mapping[str, Any]) -> None:
-    """One document on one line."""
+    """One document on one line, which says exactly what others wrote, and does nothing to a terminal."""
     document = {"apiVersion": API_VERSION, "kind": kind, **fields}
-    click.echo(msgspec.json.encode(document, enc_hook=str).decode())
+    try:
+        data = msgspec.json.encode(document, enc_hook=str)
+    except UnicodeEncodeError:  # a path that is no UTF-8
+        data = msgspec.json.encode(all_visible(msgspec.to_builtins(document, enc_hook=str)))
+    _put(shown_json(data).decode())
 
 
 def emit_items(kind: str, items: Sequence[msgspec.Struct]) -> None:
@@ -62,7 +106,8 @@ def emit_item(kind: str, item: msgspec.Struct) -> None:
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table for people. In a pipe: no colour, no boxes, nothing cut off."""
-    if not sys.stdout.isatty():
+    rows = [tuple(map(visible, row)) for row in rows]
+    if sys.stdout is None or not sys.stdout.isatty():
         _emit_plain(columns, rows)
         return
     from rich.console import Console
@@ -78,9 +123,9 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _emit_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     lines = [tuple(columns), *map(tuple, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    for line in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    widths = [max(len(cells[i]) for cells in lines) for i in range(len(columns))]
+    for cells in lines:
+        _put("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
 def emit_fields(fields: Mapping[str, str]) -> None:
@@ -88,7 +133,7 @@ def emit_fields(fields: Mapping[str, str]) -> None:
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
         if value:
-            click.echo(f"{name + ':':<{width + 1}} {value}")
+            _put(f"{name + ':':<{width + 1}} {visible(value)}")
 
 
 def tolerance(still: int, f: int) -> str:

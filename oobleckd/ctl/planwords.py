@@ -8,9 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 
-import click
-
-from oobleckd.ctl.output import emit_fields, emit_table
+from oobleckd.ctl.output import emit_fields, emit_line, emit_page, emit_table
 from oobleckd.draw.lines import count, layers, plain, rate, seconds, size
 from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
 from oobleckd.planner.schedule import parse_op
@@ -45,7 +43,7 @@ def show(found: Forecast) -> None:
     _title("plan")
     emit_fields(_plan(found))
     if found.pipelines:
-        click.echo()
+        emit_line()
         emit_table(
             ("PIPELINE", "NODES", "MICRO-BATCHES"),
             [(str(p.index), ", ".join(p.nodes), str(len(p.micro_batches))) for p in found.pipelines],
@@ -62,7 +60,7 @@ def show(found: Forecast) -> None:
 
 
 def _title(text: str) -> None:
-    click.echo(f"\n{text.upper()}")
+    emit_page(f"\n{text.upper()}")
 
 
 def _headline(found: Forecast) -> dict[str, str]:
@@ -218,7 +216,7 @@ def _draw(schedule: ScheduleForecast) -> None:
         shown = f"the first {schedule.micro_batches} of {shown}"
     what = "decoupled schedule" if schedule.decoupled else "1F1B"
     nodes = count(schedule.num_nodes, "node")
-    click.echo(f"{what} of a pipeline of {nodes}, {shown}, {seconds(schedule.makespan_s)}")
+    emit_line(f"{what} of a pipeline of {nodes}, {shown}, {seconds(schedule.makespan_s)}")
     name = "stages {0} and {1}" if schedule.chunks > 1 else "stage {0}"
     last = schedule.chunks * len(schedule.stages) - 1
     rows = [
@@ -227,7 +225,7 @@ def _draw(schedule: ScheduleForecast) -> None:
     ]
     width = min(max(shutil.get_terminal_size((100, 24)).columns, _WIDTH[0]), _WIDTH[1])
     for line in (*draw(rows, width, _MAX_ROWS), LEGEND):
-        click.echo(plain(line))
+        emit_line(plain(line))
 
 
 def _mark(op: OpForecast) -> ScheduleMark:

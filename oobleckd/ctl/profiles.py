@@ -7,7 +7,6 @@ a ``[device]`` table. Every mistake in them is a Failure with exit code 2.
 from __future__ import annotations
 
 import sqlite3
-import tomllib
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +18,7 @@ from oobleckd.core.entries import ProfileMeasured
 from oobleckd.core.jobs import as_linked, profile_key
 from oobleckd.ctl.output import USAGE, Failure
 from oobleckd.ctl.shapes import shape_of
+from oobleckd.host import anyfile
 from oobleckd.planner.costs.analytic import Workload, analytic_profile
 from oobleckd.planner.costs.devices import SHEETS, DeviceSheet
 from oobleckd.planner.profile import Profile, state_bytes_per_param
@@ -27,6 +27,7 @@ from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.units import parse_size
 from oobleckd.protocol.unreadable import UNREADABLE
 
+_MAX_BYTES = 64 * 2**20
 _SQLITE = b"SQLite format 3\0"
 _MEASURED = "SELECT data FROM entries WHERE kind = 'ProfileMeasured' ORDER BY seq DESC"
 _HOW = "a profile is JSON with the fields of oobleckd.planner.profile.Profile, or a daemon's journal.sqlite"
@@ -77,13 +78,11 @@ def device_sheet(name: str) -> DeviceSheet:
             f"no device {name!r}", f"known are {known}, or name a file with a [device] table", USAGE
         )
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = anyfile.toml(path, "write a [device] table: docs/planner.md")
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}", f"known devices are {known}", USAGE) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise Failure(
-            f"{path}: not TOML: {error}", "write a [device] table: docs/planner.md", USAGE
-        ) from error
+    except anyfile.FileError as error:
+        raise Failure(f"{path}: {error}", error.hint, USAGE) from error
     return _sheet_of(path, raw.get("device"))
 
 
@@ -108,17 +107,25 @@ def _sheet_of(path: Path, table: Any) -> DeviceSheet:
 # --------------------------------------------------------------------------- measured
 
 
+def _is_journal(path: Path) -> bool:
+    if not path.is_file():
+        return False  # a pipe, and what was read of it is gone
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE)) == _SQLITE
+
+
 def measured(path: Path, job: Job) -> Profile:
     """The profile in a file: JSON, or the newest in a daemon's journal that was measured for ``job``.
 
     Raises Failure.
     """
     try:
-        with path.open("rb") as file:
-            journal = file.read(len(_SQLITE)) == _SQLITE
-        profile = (
-            _from_journal(path, job) if journal else msgspec.json.decode(path.read_bytes(), type=Profile)
-        )
+        if _is_journal(path):
+            profile = _from_journal(path, job)
+        else:
+            profile = msgspec.json.decode(anyfile.read(path, _MAX_BYTES), type=Profile)
+    except anyfile.FileError as error:
+        raise Failure(f"{path}: {error}", _HOW, USAGE) from error
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}", _HOW, USAGE) from error
     except sqlite3.Error as error:

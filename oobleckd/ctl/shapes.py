@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from oobleckd.host import anyfile
 from oobleckd.planner.costs.analytic import Shape
 from oobleckd.protocol.job import Job, JobError
 
@@ -56,12 +57,14 @@ def _stored(job: Job) -> dict[str, Any]:
         return {}
     path = Path(job.model.checkpoint).expanduser() / "config.json"
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        stored = json.loads(anyfile.text(path))
+    except FileNotFoundError as error:
         raise JobError(
             "model.checkpoint", f"{path}: {error.strerror}", "name a folder with config.json"
         ) from error
-    except ValueError as error:
+    except anyfile.FileError as error:
+        raise JobError("model.checkpoint", f"{path}: {error}", "name a folder with config.json") from error
+    except (ValueError, RecursionError) as error:
         raise JobError("model.checkpoint", f"{path} is not JSON", "download the folder again") from error
     if not isinstance(stored, dict):
         raise JobError("model.checkpoint", f"{path} is no configuration", "download the folder again")

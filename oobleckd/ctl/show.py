@@ -19,6 +19,7 @@ from oobleckd.ctl.output import (
     emit_fields,
     emit_item,
     emit_items,
+    emit_line,
     emit_table,
     fail,
     tolerance,
@@ -261,11 +262,11 @@ def _describe_job(client: Client, job: JobView) -> None:
         "digest": job.digest,
     })  # fmt: skip
     if job.pipelines:
-        click.echo("pipelines:")
+        emit_line("pipelines:")
         emit_table(_PIPELINE_COLUMNS, [_pipeline_row(pipeline) for pipeline in job.pipelines])
     incidents = [incident for incident in client.incidents() if incident.job == job.id]
     if incidents:
-        click.echo("incidents:")
+        emit_line("incidents:")
         emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
 
 
@@ -344,7 +345,7 @@ def _describe_node(node: NodeView) -> None:
     })  # fmt: skip
     names = {name: None for traits in node.traits for name in traits}
     if names:
-        click.echo("what decides bits:")
+        emit_line("what decides bits:")
         rows = [(name, *(traits.get(name, NONE) for traits in node.traits)) for name in names]
         emit_table(("TRAIT", *node.devices), rows)
 
@@ -385,7 +386,7 @@ def _describe_incident(incident: IncidentView) -> None:
         [(phase.phase, "+" + seconds(phase.start_s), seconds(phase.duration_s)) for phase in incident.phases],
     )
     if incident.rejected:
-        click.echo(f"rejected (the way taken: {seconds(incident.cost_s)} as modelled):")
+        emit_line(f"rejected (the way taken: {seconds(incident.cost_s)} as modelled):")
         emit_table(
             ("WAY", "COST", "WHY"), [(way.what, seconds(way.cost_s), way.why) for way in incident.rejected]
         )

@@ -7,7 +7,6 @@ planner, so it is imported when there is something to simulate.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,19 @@ import click
 
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobs import loaded
-from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, emit_table, fail, note
+from oobleckd.ctl.output import (
+    FAILED,
+    USAGE,
+    Failure,
+    emit_item,
+    emit_line,
+    emit_page,
+    emit_table,
+    fail,
+    note,
+)
+from oobleckd.protocol.text import visible
+from oobleckd.protocol.units import parse_seconds
 
 if TYPE_CHECKING:
     from oobleckd.protocol.job import Job
@@ -27,7 +38,6 @@ if TYPE_CHECKING:
     from oobleckd.simulator.report import Simulation
     from oobleckd.simulator.traces import Trace
 
-_UNITS = {"s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _ALL = "all"
 _DEFAULT = "cpu"
 
@@ -36,10 +46,13 @@ def _seconds(ctx: click.Context, parameter: click.Parameter, value: str | None) 
     """A time such as 10m, 2h or 30d, in seconds."""
     if value is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
-    if match is None or match[2] not in _UNITS or float(match[1]) <= 0:
+    try:
+        seconds = parse_seconds(value)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
         raise click.BadParameter(f"{value!r} is no time; write 30s, 10m, 2h or 30d", ctx, parameter)
-    return float(match[1]) * _UNITS[match[2]]
+    return seconds
 
 
 @click.command()
@@ -334,18 +347,18 @@ def _show(answer: Simulation) -> None:
 
     devices = f" of {answer.devices_per_node} devices" if answer.devices_per_node > 1 else ""
     how = "as measured" if answer.measured else "estimated from its data sheet"
-    click.echo(f"{answer.job} on {answer.num_nodes} nodes{devices}, {answer.device} {how}")
+    emit_line(f"{answer.job} on {answer.num_nodes} nodes{devices}, {answer.device} {how}")
     runs = f"{answer.seeds} runs" if answer.seeds > 1 else "one run"
-    click.echo(f"{answer.failures}; {runs} of {_time(answer.duration_s)} for each policy\n")
+    emit_page(f"{answer.failures}; {runs} of {_time(answer.duration_s)} for each policy\n")
     rows = [*map(report.row, answer.policies), *map(report.unable_row, answer.unable)]
     emit_table(report.COLUMNS, rows)
     for line in answer.unable:
-        click.echo(f"\n{report.name_of(line)} cannot run: {line.problem}")
-    click.echo("\nOf the live devices' time:")
+        emit_page(f"\n{report.name_of(line)} cannot run: {visible(line.problem)}")
+    emit_page("\nOf the live devices' time:")
     emit_table(report.LOST_COLUMNS, [report.lost_row(line) for line in answer.policies])
     if answer.price is not None:
         on_demand, spot = map(_dollars, (answer.price.on_demand, answer.price.spot))
-        click.echo(f"\nAt {on_demand} on demand and {spot} spot for a node hour ({answer.price.source}):")
+        emit_page(f"\nAt {on_demand} on demand and {spot} spot for a node hour ({answer.price.source}):")
         emit_table(report.COST_COLUMNS, [report.cost_row(line) for line in answer.policies])
 
 

@@ -7,9 +7,10 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.output import NOT_FOUND, emit_item, fail, note
+from oobleckd.ctl.output import NOT_FOUND, emit_item, emit_page, fail, note
 from oobleckd.draw.lines import clock
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.text import visible
 
 _COLOURS = {"debug": "bright_black", "info": None, "warn": "yellow", "error": "red"}
 
@@ -20,7 +21,7 @@ def _show(change: Change) -> None:
         return
     level = "" if change.level in {"info", "debug"} else f"{change.level}: "
     line = f"{clock(change.at, digits=3)}  {change.seq:>6}  {change.kind:<10}  {level}{change.text}"
-    click.secho(line, fg=_COLOURS[change.level])
+    emit_page(click.style(visible(line), fg=_COLOURS[change.level]))
 
 
 @click.command()

@@ -10,7 +10,7 @@ import click
 
 from oobleckd.ctl.cluster import usual_keys
 from oobleckd.ctl.connect import output_option, wants_json
-from oobleckd.ctl.output import FAILED, USAGE, emit_json, fail, note
+from oobleckd.ctl.output import FAILED, USAGE, emit_json, emit_line, fail, note
 from oobleckd.daemon.tokens import Role, TokenError, drop_token, make_token, tokens_path
 
 _DAY_S = 86_400.0
@@ -54,5 +54,5 @@ def token(name: str, role: Role, days: float, drop: bool, directory: Path | None
     if wants_json():
         emit_json("Token", {"name": name, "token": made})
     elif made:
-        click.echo(made)
+        emit_line(made)
     note("the daemon reads tokens when it is reloaded (SIGHUP)")

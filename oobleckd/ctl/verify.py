@@ -14,7 +14,7 @@ from oobleckd.ctl import reference
 from oobleckd.ctl.compare import CompareError, RunEvidence, Verdict, compare, inputs_of
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
-from oobleckd.ctl.output import FAILED, REFUSED, emit_item, fail, note
+from oobleckd.ctl.output import FAILED, REFUSED, emit_item, emit_line, fail, note
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.inputs import differing
 from oobleckd.protocol.traits import KIND, NONE, Traits, between
@@ -132,13 +132,13 @@ def _say(view: JobView, ours: RunEvidence, verdict: Verdict) -> None:
     if wants_json():
         emit_item("Verdict", verdict)
     else:
-        click.echo(
+        emit_line(
             f"ledger: {verdict.samples} samples in {len(ours.steps)} steps, digest {verdict.ledger[:16]}"
             f"; {view.incidents} incidents, {view.steps_lost} steps lost"
         )
         for finding in verdict.findings:
-            click.echo(f"  {finding}")
-        click.echo(verdict.sentence)
+            emit_line(f"  {finding}")
+        emit_line(verdict.sentence)
     if not verdict.identical:
         sys.exit(FAILED)
 

@@ -18,6 +18,7 @@ from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item, fail, note
 from oobleckd.draw.lines import skipped
+from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobState, JobView
 from oobleckd.unixhttp import Unreachable
 
@@ -91,7 +92,7 @@ def _has_open_incident(client: Client, job: JobView) -> bool:
 @click.option(
     "--for", "what", required=True, metavar="WHAT", help="step=N, state=STATE, recovered or incidents=N."
 )
-@click.option("--timeout", "timeout_s", type=float, metavar="S", help="Give up after so many seconds.")
+@click.option("--timeout", "timeout_s", type=Seconds(), metavar="S", help="Give up after so many seconds.")
 @connected
 def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
     """Wait until JOB has committed a step, is in a state, has no recovery open (recovered), or has

@@ -26,6 +26,7 @@ from oobleckd.ctl.output import (
     emit_fields,
     emit_item,
     emit_items,
+    emit_line,
     emit_table,
     fail,
     note,
@@ -94,7 +95,7 @@ def describe_schedule(client: Client, job: str, step: int, *, modelled: bool) ->
     rows = [Row(_label(lane), [_mark(op) for op in lane.ops if op.kind in _DRAWN]) for lane in shown]
     width = min(max(shutil.get_terminal_size((100, 24)).columns, _WIDTH[0]), _WIDTH[1])
     for line in (*draw(rows, width, _MAX_ROWS), LEGEND):
-        click.echo(plain(line))
+        emit_line(plain(line))
 
 
 def _headline(found: ScheduleView) -> dict[str, str]:
@@ -152,7 +153,7 @@ def what_if(client: Client, without: tuple[str, ...], job: str) -> None:
         if found.plan:
             emit_table(("PIPELINE", "NODES", "STAGES", "MICRO-BATCHES"), [_pipeline(p) for p in found.plan])
         if found.rejected:
-            click.echo("rejected:")
+            emit_line("rejected:")
             emit_table(
                 ("WAY", "COST", "WHY"), [(way.what, seconds(way.cost_s), way.why) for way in found.rejected]
             )
@@ -224,7 +225,7 @@ def export_incident(incident: str, file: Path) -> None:
     if wants_json():
         emit_item("IncidentExport", found.incident)
         return
-    click.echo(str(file))
+    emit_line(str(file))
     note(
         f"{found.incident.id}: {count(len(found.past.changes), 'change')} "
         f"from {clock(found.past.snapshot.at)} to {clock(found.past.until)}"

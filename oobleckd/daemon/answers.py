@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -15,6 +16,8 @@ from oobleckd.core.state import JobRecord
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
 from oobleckd.protocol.api import API_VERSION, Items
+from oobleckd.protocol.text import shown_json
+from oobleckd.protocol.units import parse_seconds
 
 _MAX_DIGITS = 18
 
@@ -22,17 +25,24 @@ _MAX_DIGITS = 18
 def one(answer: msgspec.Struct) -> web.Response:
     """A document of one thing."""
     data = msgspec.to_builtins(answer) | {"apiVersion": API_VERSION}
-    return web.Response(body=msgspec.json.encode(data), content_type="application/json")
+    return _json(data)
 
 
 def whole(answer: msgspec.Struct) -> web.Response:
     """The same, of a struct that bears its ``apiVersion``, or has raw parts."""
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    return _json(answer)
 
 
 def items(found: Iterable[msgspec.Struct]) -> web.Response:
     """A list."""
     return whole(Items(tuple(found)))
+
+
+def _json(answer: Any) -> web.Response:
+    """What others wrote and nobody may change, such as a path, means the same, and does nothing to a
+    terminal.
+    """
+    return web.Response(body=shown_json(msgspec.json.encode(answer)), content_type="application/json")
 
 
 def number(request: web.Request, name: str) -> int | None:
@@ -56,7 +66,7 @@ def seconds(request: web.Request, name: str, default: float) -> float:
     """``name`` of the query in seconds."""
     text = request.query.get(name, "")
     try:
-        value = float(text) if text else default
+        value = parse_seconds(text) if text else default
     except ValueError:
         value = math.nan
     if not math.isfinite(value):

@@ -8,6 +8,7 @@ SIGTERM and SIGINT end it (workers go on training), SIGHUP reads configuration a
 from __future__ import annotations
 
 import asyncio
+import errno
 import faulthandler
 import logging
 import os
@@ -32,6 +33,7 @@ from oobleckd.daemon.journal import JournalError, JournalLocked
 from oobleckd.daemon.keys import KeyFileError
 from oobleckd.daemon.place import CopiedState
 from oobleckd.daemon.service import Service, open_service, status_of
+from oobleckd.daemon.socketfile import keep_at, open_at
 from oobleckd.daemon.tls import context_of
 from oobleckd.daemon.tokens import TokenError
 from oobleckd.daemon.traces import TracesMissing
@@ -49,6 +51,7 @@ way.
 _PLACES_HINT = (
     "choose places that this user may use with --state-dir, --keys-dir, --socket, --endpoint and --metrics"
 )
+_ROOM_HINT = "make room on that file system (`df -h`, `df -i`), and start again: nothing is lost"
 _log = logging.getLogger("oobleckd")
 
 
@@ -104,8 +107,10 @@ def main(*, adopt: bool, **flags: Any) -> None:
     def load() -> LoadedSettings[Config]:
         return load_config(flags, os.environ, config_files(Path.home(), Path.cwd()))
 
+    place = ""
     try:
         loaded = load()
+        place = str(loaded.config.state_path)
         # A daemon that hangs is ended by SIGABRT: then its log has where it stood.
         faulthandler.enable()
         _set_up_logging(loaded.config.log_level)
@@ -122,15 +127,15 @@ def main(*, adopt: bool, **flags: Any) -> None:
     except (JournalError, KeyFileError, TokenError, HubError) as error:
         end(error.problem, error.hint, FAILED)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        end(f"{where}{error.strerror or error}", _PLACES_HINT, FAILED)
+        hint = _ROOM_HINT if error.errno in {errno.ENOSPC, errno.EDQUOT} else _PLACES_HINT
+        end(f"{error.filename or place}: {error.strerror or error}", hint, FAILED)
 
 
 def _set_up_logging(level: str) -> None:
     """One line an entry on stderr: time (UTC), level, who, what. Where that is the journal, it has fields
     instead.
     """
-    formatter = logging.Formatter(
+    formatter = journald.LineFormatter(
         "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime
@@ -152,7 +157,11 @@ async def _serve(config: Config, load: Callable[[], LoadedSettings[Config]], *, 
             runners.append(await _open_api(service))
             if config.metrics:
                 runners.append(await _open_metrics(service))
-            await _live(service, load)
+            keeping = asyncio.create_task(keep_at(runners[0], service.config.socket_path))
+            try:
+                await _live(service, load)
+            finally:
+                keeping.cancel()
         finally:
             sd.notify("STOPPING=1")
             await _close_apis(service, runners)
@@ -226,10 +235,7 @@ async def _open_api(service: Service) -> web.AppRunner:
         return runner
     path = service.config.socket_path
     _check_free(path)
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    await web.UnixSite(runner, str(path)).start()
-    # Everybody may connect and read; who may act is decided by the kernel's word on the peer.
-    path.chmod(0o666)
+    await open_at(runner, path)
     return runner
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from oobleckd.protocol.changes import Change, DaemonTrouble
+from oobleckd.protocol.text import visible
 
 Listener = Callable[[Change], None]
 
@@ -48,7 +49,7 @@ class History:
 
     def notice(self, text: str, data: DaemonTrouble, level: Literal["info", "warn", "error"]) -> Change:
         """Add a notice of the shell; it is not durable and cannot be asked for by number."""
-        change = Change(self.last, time.time(), data.kind, level, text, (), data)
+        change = Change(self.last, time.time(), data.kind, level, visible(text), (), data)
         self._push(change)
         self._tell(change)
         return change

@@ -33,6 +33,7 @@ from oobleckd.protocol.api import AnyRequest, Control, Denied, Drain, Forget, Ki
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import JobError, parse_job, same_data
+from oobleckd.protocol.text import all_visible, shown_json, visible
 from oobleckd.protocol.unreadable import UNREADABLE
 
 HEARTBEAT_S = 10.0
@@ -95,7 +96,7 @@ class Api:
     async def healthz(self, _request: web.Request) -> web.StreamResponse:
         """200 while the daemon can do its work, 503 while its journal cannot be written."""
         trouble = self._service.journal.trouble
-        return web.Response(status=503 if trouble else 200, text=f"{trouble or 'ok'}\n")
+        return web.Response(status=503 if trouble else 200, text=f"{visible(trouble) or 'ok'}\n")
 
     async def openapi(self, _request: web.Request) -> web.StreamResponse:
         """What this API is, for programs."""
@@ -307,15 +308,12 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _readable(problem: Problem) -> Problem:
-    """What a request had in its path may be no text at all."""
-    texts = {
-        name: getattr(problem, name).encode(errors="replace").decode() for name in ("title", "detail", "hint")
-    }
-    return msgspec.structs.replace(problem, **texts)
+    """What a request had in its path may be no text at all, or do something to a terminal."""
+    return all_visible(problem)
 
 
 def _sse(change: Change) -> bytes:
-    data = msgspec.json.encode(change)
+    data = shown_json(msgspec.json.encode(change))
     # A notice has no number of its own: it must not become what a reader resumes from.
     number = b"" if change.kind == "daemon" else b"id: %d\n" % change.seq
     return b"%sevent: %s\ndata: %s\n\n" % (number, change.kind.encode(), data)

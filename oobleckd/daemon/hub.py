@@ -33,6 +33,7 @@ from oobleckd.planner.plan import node_of
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello, Refused, ToWorker, Welcome
 from oobleckd.protocol.parts import RefusalCause
+from oobleckd.protocol.text import visible
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.protocol.versions import OLDEST, spoken, words
 
@@ -282,6 +283,12 @@ class Hub:
             return ""
         if spoken(hello.protocol, hello.oldest) is None:
             self._refuse_protocol(peer, hello.protocol, hello.oldest)
+            return ""
+        if not hello.node or visible(hello.node) != hello.node:
+            hint = (
+                "start it with another --node: small characters a to z, digits, dots, dashes and underscores"
+            )
+            self._refuse(peer, f"{hello.node!r} is no name for a node", hint, "other-node")
             return ""
         owner = self._allowed[peer.key] if self._curve else peer.node or hello.node
         if hello.node != owner:

@@ -16,6 +16,7 @@ Errors::
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import math
@@ -50,6 +51,7 @@ from oobleckd.protocol.unreadable import UNREADABLE
 FORMAT = 5
 _OLDER = (4, 3)
 _PLACE = "place"
+_LEAST_BYTES = 256 * 1024  # of a journal with nothing in it: the file, its log and the log's index
 _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _log = logging.getLogger(__name__)
 
@@ -113,7 +115,12 @@ class Journal:
         self.trouble = ""
         self._step_of = step_of
         self._on_trouble = on_trouble
-        self._lock_fd = _lock(folder)
+        try:
+            self._lock_fd = _lock(folder)
+        except OSError as error:
+            if _is_full(folder, error):
+                raise _unusable(self.path, error) from error
+            raise
         try:
             copy = self.path.with_suffix(".copy")
             self.damage = mend(self.path, copy, FORMAT)
@@ -361,7 +368,25 @@ def _upgrade(path: Path, copy: Path) -> None:
 def _unusable(path: Path, error: Exception) -> JournalError:
     if isinstance(error, JournalError):
         return error
+    if _is_full(path.parent, error):
+        hint = "make room on that file system (`df -h`, `df -i`), and start again: nothing is lost"
+        return JournalError(f"there is no room for the journal {path}: {error}", hint)
     return JournalError(
         f"the journal {path} cannot be read: {error}",
         "restore it from a copy, or start with another state folder",
     )
+
+
+def _is_full(folder: Path, error: Exception) -> bool:
+    """Whether ``error`` comes of a disk that is full: SQLite says that of its files by a dozen codes."""
+    if isinstance(error, OSError):
+        return error.errno in {errno.ENOSPC, errno.EDQUOT}
+    if not isinstance(error, sqlite3.OperationalError):
+        return False
+    if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+        return True
+    try:
+        left = os.statvfs(folder)
+    except OSError:
+        return False
+    return left.f_bavail * left.f_frsize < _LEAST_BYTES

@@ -14,12 +14,12 @@ import hashlib
 import hmac
 import re
 import secrets
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from oobleckd.host import anyfile
 from oobleckd.host.durable import make_folder, write_whole
 
 Role = Literal["read", "act"]
@@ -84,12 +84,12 @@ def load_tokens(keys: Path) -> tuple[Token, ...]:
     """All tokens of a key folder, by name. Raises TokenError."""
     path = tokens_path(keys)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = anyfile.toml(path)
     except FileNotFoundError:
         return ()
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except anyfile.FileError as error:
         raise TokenError(
-            f"{path}: cannot be read: {error}", "mend the line, or remove the file and make tokens anew"
+            f"{path}: {error}", "mend the line, or remove the file and make tokens anew"
         ) from error
     return tuple(_token(path, name, table) for name, table in sorted(raw.items()))
 

@@ -39,16 +39,16 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 
 @lru_cache(maxsize=4096)
 def clean(text: str) -> str:
-    """``text`` without what a terminal would obey: control characters become spaces, wide ones ``?``. Kept:
-    most of a picture stays.
+    """``text`` without what a terminal would obey: control characters are written as escapes, wide ones
+    become ``?``. Kept: most of a picture stays.
     """
     return "".join(map(_clean, text)) if not text.isascii() or not text.isprintable() else text
 
 
 def _clean(char: str) -> str:
     if not char.isprintable():
-        return " "
-    wide = unicodedata.east_asian_width(char) in "WF" or unicodedata.combining(char)
+        return " " if unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
+    wide = unicodedata.east_asian_width(char) in "WF" or unicodedata.category(char).startswith("M")
     return "?" if wide else char
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
+from oobleckd.host import anyfile
 from oobleckd.protocol.job import Job, JobError, parse_job, reject_old_names
 
 
 def load_job(path: Path) -> Job:
     """The job of a file. Raises JobError with the path of the key that is wrong."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = anyfile.toml(path, "see docs/job-toml.md")
     except FileNotFoundError as error:
         raise JobError("", f"{path}: no such file", "name a job.toml; examples/ has some") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError("", f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise JobError("", f"{path}: not TOML: {error}", "see docs/job-toml.md") from error
+    except anyfile.FileError as error:
+        raise JobError("", f"{path}: {error}", error.hint) from error
     reject_old_names(raw)
     return parse_job(raw)

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from oobleckd.protocol.text import visible
+
 SOCKET = Path("/run/systemd/journal/socket")
 FIELDS = "journal"
 """The attribute of a log record that holds its own fields, as pairs: ``extra={FIELDS: …}``."""
@@ -56,12 +58,33 @@ def of_story(kind: str, story: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return ((f"{_PREFIX}KIND", kind), *((_PREFIX + what.upper(), name) for what, name in pairs))
 
 
+class LineFormatter(logging.Formatter):
+    """An entry is one line, and what others wrote does nothing to a terminal. A traceback follows it in lines
+    that are set in by ``margin``, so that none of it looks like an entry.
+    """
+
+    def __init__(self, fmt: str, datefmt: str | None = None, margin: str = "    ") -> None:
+        super().__init__(fmt, datefmt)
+        self._margin = margin
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The entry. Nothing is taken from what another formatter has left in ``record``."""
+        record.message = record.getMessage()
+        if self.usesTime():
+            record.asctime = self.formatTime(record, self.datefmt)
+        below = self.formatException(record.exc_info) if record.exc_info else ""
+        lines = [line for text in (below, record.stack_info or "") if text for line in text.split("\n")]
+        return "\n".join(
+            [visible(self.formatMessage(record)), *(self._margin + visible(line) for line in lines)]
+        )
+
+
 class JournalHandler(logging.Handler):
     """Sends entries to the journal's socket at ``path``; to stderr where it is gone."""
 
     def __init__(self, path: Path, own: Mapping[str, str]) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter("%(message)s"))  # level, time and logger are fields
+        self.setFormatter(LineFormatter("%(message)s", margin=""))  # level, time and logger are fields
         self._path = str(path)
         self._own = tuple(own.items())
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -81,7 +104,7 @@ class JournalHandler(logging.Handler):
         super().close()
 
     def _standard(self, record: logging.LogRecord) -> Pairs:
-        message = self.format(record).encode()[:_MAX_BYTES].decode(errors="ignore")
+        message = self.format(record).encode(errors="backslashreplace")[:_MAX_BYTES].decode(errors="ignore")
         priority = next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
         return (
             ("MESSAGE", message),
@@ -98,7 +121,7 @@ def _entry(pairs: Pairs) -> bytes:
     """A value of several lines has its length in front, in eight bytes, the lowest first."""
     parts = []
     for name, value in pairs:
-        data = value.encode()
+        data = value.encode(errors="backslashreplace")
         if b"\n" in data:
             parts.append(b"%s\n%s%s\n" % (name.encode(), len(data).to_bytes(8, "little"), data))
         else:

@@ -8,22 +8,43 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from oobleckd.host.settings import PREFIX, ConfigError, check_renamed, config_files, read_table
+from oobleckd.protocol.text import visible
+from oobleckd.protocol.units import parse_seconds
 
 EXIT_USAGE = 2
 
 
 def end(problem: str, hint: str, code: int) -> NoReturn:
     """Say what is wrong and what to do next, and end the program."""
-    click.echo(f"error: {problem}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
+    with suppress(OSError):  # nobody reads it; the exit code says it, too
+        click.echo(f"error: {visible(problem)}", err=True)
+        if hint:
+            click.echo(f"hint: {visible(hint)}", err=True)
     sys.exit(code)
+
+
+class Seconds(click.FloatRange):
+    """A time: a number of seconds, or one with units, such as 90s, 5m or 1h30m."""
+
+    name = "time"
+
+    def __init__(self, min: float = 0.0, *, min_open: bool = False) -> None:  # noqa: A002 - click's name
+        super().__init__(min=min, min_open=min_open)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Seconds."""
+        try:
+            seconds = parse_seconds(str(value))
+        except ValueError as error:
+            self.fail(f"{error}; write seconds, or 90s, 5m, 2h", param, ctx)
+        return super().convert(seconds, param, ctx)
 
 
 class Program(click.Command):

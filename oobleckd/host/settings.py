@@ -10,13 +10,16 @@ Errors: ConfigError (a ValueError) with ``hint``.
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 import msgspec
+
+from oobleckd.host import anyfile
+from oobleckd.protocol.units import parse_seconds
 
 PREFIX = "OOBLECK_"
 RENAMED = {"OOBLECK_BEAT_S": "OOBLECK_HEARTBEAT_S", "OOBLECK_ROAD": "OOBLECK_BACKEND"}
@@ -117,13 +120,11 @@ def suggest(key: str, known: Iterable[str]) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return anyfile.toml(path, "mend this line, or remove it")
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"cannot be read: {error}", "mend its mode, or remove it") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), f"not TOML: {error}", "mend this line, or remove it") from error
+    except anyfile.FileError as error:
+        raise ConfigError(str(path), str(error), error.hint) from error
 
 
 def _file_origin(path: Path) -> Callable[[str], str]:
@@ -151,6 +152,9 @@ def _from_env(fields: Iterable[str], env: Mapping[str, str]) -> dict[str, str]:
 
 def _convert(model: type[Model], where: str, key: str, value: Any, *, text: bool) -> Any:
     kind = get_type_hints(model, include_extras=True)[key]
+    if key.endswith("_s") and isinstance(value, str):
+        with suppress(ValueError):  # what is no time is refused below
+            value = parse_seconds(value)
     try:
         return msgspec.convert(value, kind, strict=not text)
     except msgspec.ValidationError as error:

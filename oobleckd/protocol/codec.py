@@ -7,6 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.protocol.messages import FromWorker, ToWorker
+from oobleckd.protocol.text import all_visible
 from oobleckd.protocol.unreadable import UNREADABLE
 
 _encoder = msgspec.msgpack.Encoder()
@@ -25,7 +26,10 @@ class UnknownTagError(CodecError):
 
 def encode(message: msgspec.Struct) -> bytes:
     """Bytes of one message."""
-    return _encoder.encode(message)
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:  # the name of a file that is no UTF-8, in a sentence
+        return _encoder.encode(all_visible(message))
 
 
 def decode_from_worker(data: bytes) -> FromWorker:

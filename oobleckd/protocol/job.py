@@ -343,7 +343,7 @@ class Checkpoint(_Table, frozen=True):
 class Job(_Table, frozen=True):
     """A training job."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$", description="Name of the job.")]
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$(?!\n)", description="Name of the job.")]
     train: Train
     model: Model = Model()
     data: Data = Data()

@@ -17,7 +17,10 @@ from typing import Literal
 
 import msgspec
 
+from oobleckd.host import anyfile
+
 Kind = Literal["fail", "leave", "join"]
+_MAX_BYTES = 64 * 2**20
 _HOW = (
     "lines are `t_seconds,fail|leave|join,node,notice_seconds,zone`, or `ms,add|remove,node` "
     "(docs/simulator.md)"
@@ -82,9 +85,9 @@ def read_trace(path: Path, *, num_nodes: int = 0, duration_s: float = 0.0) -> Tr
     line.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets begin with a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not text"
+        lines = anyfile.text(path, _MAX_BYTES).splitlines()
+    except (FileNotFoundError, anyfile.FileError) as error:
+        reason = error.strerror if isinstance(error, FileNotFoundError) else error
         raise TraceError(f"{path}: {reason}", "name a file of events; " + _HOW) from error
     # A column of the trace and no option: zones make a difference where they are lost together, and only a
     # trace tells that. (D-simulator-014)

@@ -6,8 +6,10 @@ import http.client
 import os
 import pwd
 import re
+import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -330,3 +332,13 @@ def test_an_absent_daemon_and_a_strange_one(tmp_path: Path) -> None:
             with pytest.raises(BadAnswer, match="cannot be read"):
                 Client(tmp_path / "strange.sock").status()
         server.join(120)
+
+
+def test_a_socket_that_was_removed_is_there_again(running: Daemon, agent: Agent) -> None:
+    path = running.client.socket_path
+    path.unlink()
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        select.select([], [], [], 0.05)
+    assert path.stat().st_mode & 0o777 == 0o666
+    assert running.client.healthy()

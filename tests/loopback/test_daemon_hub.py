@@ -135,6 +135,22 @@ async def test_the_key_decides_which_node_a_peer_is(world: World) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_name_that_a_terminal_obeys_is_none(world: World) -> None:
+    """Without keys a node calls itself what it likes."""
+    world.curve = False
+    hub = world.open()
+    agent = world.agent("node-1")
+    for name in ("", "node-1\r\nnode-2", "\x1b[2J", "node\u202e"):
+        agent.say(hello(name))
+        answer = await agent.heard()
+        assert isinstance(answer, Refused)
+        assert answer.cause == "other-node"
+    agent.say(hello("node-1"))
+    assert await world.next() == ("node-1", hello("node-1"))
+    assert hub.counters.refused == 4
+
+
+@pytest.mark.asyncio
 async def test_a_chosen_zeromq_identity_is_refused(world: World) -> None:
     world.open()
     agent = world.agent("node-1", identity=b"node-1")

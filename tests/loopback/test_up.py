@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -107,6 +108,20 @@ def test_up_that_is_interrupted_leaves_nothing(cluster: Cluster) -> None:
         assert up.wait() == 130
     assert not processes.outlive(family, 10.0)
     assert not cluster.home.alive()
+
+
+def test_up_goes_on_when_the_terminal_and_whoever_reads_are_gone(cluster: Cluster) -> None:
+    """The cluster runs, and the exit code says that nobody was told."""
+    words = [OOBLECKCTL, "up", "--nodes", "1", "--no-spare"]
+    with Path("/dev/full").open("w", encoding="ascii") as full:
+        up = subprocess.Popen(words, stdout=full, stderr=full, env=cluster.environ)
+    while DAEMON not in processes.recall(cluster.home.run):
+        assert up.poll() is None
+        select.select([], [], [], 0.02)
+    up.send_signal(signal.SIGHUP)
+    assert up.wait(120) == 1
+    (node,) = json.loads(cluster.ctl("get", "nodes", "-o", "json").stdout)["items"]
+    assert node["state"] == "standby"
 
 
 def test_a_program_that_cannot_start_is_named_with_its_log(cluster: Cluster) -> None:

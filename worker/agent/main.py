@@ -23,7 +23,7 @@ import zmq
 import zmq.auth
 
 from oobleckd.host import journald, sd, urgency
-from oobleckd.host.program import ConfiguredProgram
+from oobleckd.host.program import ConfiguredProgram, Seconds
 from oobleckd.protocol.z85 import why_none
 from oobleckd.worker.agent.daemon_link import CurveKeys
 from oobleckd.worker.agent.node import Agent, AgentConfig
@@ -118,7 +118,7 @@ class AgentError(Exception):
 )
 @click.option(
     "--notice-s",
-    type=click.FloatRange(min=0.0),
+    type=Seconds(),
     default=0.0,
     show_default=True,
     help="Seconds between SIGTERM and the end: what the node holds moves elsewhere first. 0: leave at once.",
@@ -362,7 +362,7 @@ def _only_one(config: AgentConfig) -> Iterator[None]:
 
 def _set_up_logging(node: str, level: str) -> None:
     journald.set_up(
-        level, logging.Formatter(f"%(asctime)s %(levelname).1s {node} %(name)s: %(message)s"), node=node
+        level, journald.LineFormatter(f"%(asctime)s %(levelname).1s {node} %(name)s: %(message)s"), node=node
     )
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from oobleckd.host.journald import LineFormatter
 from oobleckd.protocol import codec
 from oobleckd.protocol.messages import LastWords, SpareUp, TakePlace
 from oobleckd.worker.processes.children import die_with_parent
@@ -81,7 +82,10 @@ def main(
         from oobleckd.worker.device.context import DeviceContext
         from oobleckd.worker.device.device import DeviceProcess
 
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        # Its stderr is the agent's, whose log it is.
+        handler = logging.StreamHandler()
+        handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
         process = DeviceProcess(
             DeviceContext(device, kind, host, bind, run_dir, urgent), fd, ActivityPage(activity)
         )

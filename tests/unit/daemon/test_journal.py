@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 
 from oobleckd.daemon.journal import Journal, JournalClosed, JournalError, JournalLocked, StepRow
+from tests.helpers.smalldisk import SmallDisk
 from tests.helpers.troubles import Troubles
 
 WAIT_S = 120.0
@@ -184,3 +186,14 @@ def test_a_journal_that_is_removed_under_it_acknowledges_nothing(tmp_path: Path)
     (tmp_path / "moved").rename(tmp_path / "state")
     held.result(WAIT_S)
     journal.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own needs root")
+@pytest.mark.parametrize("room", [0, 20_000])
+def test_no_room_at_the_start_is_said_as_that(tmp_path: Path, room: int) -> None:
+    with SmallDisk(tmp_path / "disk", 2**17 + room) as disk:
+        (disk.path / "other").write_bytes(bytes(2**17))
+        with pytest.raises(JournalError) as caught:
+            Journal(disk.path, step_of=lambda _entry: None, on_trouble=lambda _text: None)
+    assert "df" in caught.value.hint
+    assert str(disk.path) in caught.value.problem

@@ -1,0 +1,93 @@
+"""Whatever a person names as a file: it is read, or one sentence says why not, and soon."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oobleckd.host import anyfile
+from oobleckd.host.anyfile import FileError
+from oobleckd.host.jobfile import load_job
+from oobleckd.protocol.job import JobError
+
+JOB = 'name = "d"\n[train]\nsteps = 3\nglobal_batch = 4\nmicro_batch = 2\nsequence = 8\n'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a = " + b"[" * 3000 + b"]" * 3000,
+        b"a = " + b"{b=" * 3000 + b"1" + b"}" * 3000,
+        b".".join([b"a"] * 3000) + b" = 1",
+        b"[" + b".".join([b"a"] * 3000) + b"]",
+        b"a = " + b"9" * 5000,
+        b"a = 0x" + b"f" * 5000 + b"\nb = " + b"9" * 5000,
+        b'a = "\xff"',
+        b"\0",
+        JOB.encode("utf-16"),
+        b"#" * (2 * anyfile.MAX_BYTES),
+    ],
+    ids=["lists", "tables", "dots", "head", "digits", "hex", "bytes", "nul", "utf-16", "size"],
+)
+def test_what_is_no_table_of_ours_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    """Of any depth, size and encoding."""
+    file = tmp_path / "job.toml"
+    file.write_bytes(content)
+    with pytest.raises(JobError) as caught:
+        load_job(file)
+    assert str(caught.value).startswith(str(file))
+    assert "\n" not in str(caught.value)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=60) | st.text(alphabet="[]{}=.\"'\n\r a1-:T_", max_size=60).map(str.encode))
+def test_any_bytes_are_a_table_or_one_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    """Nothing else comes out of it."""
+    file = tmp_path_factory.getbasetemp() / "any.toml"
+    file.write_bytes(content)
+    with suppress(FileError):
+        assert isinstance(anyfile.toml(file), dict)
+
+
+def test_the_mark_of_an_editor_is_no_part_of_the_text(tmp_path: Path) -> None:
+    """UTF-8 with a byte order mark."""
+    file = tmp_path / "job.toml"
+    file.write_text(JOB, encoding="utf-8-sig")
+    assert load_job(file).name == "d"
+
+
+def test_files_without_an_end_folders_and_sockets_are_refused(tmp_path: Path) -> None:
+    """None of them is read to the end of the memory, or waited for."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(tmp_path / "s"))
+        for path in (Path("/dev/zero"), tmp_path, tmp_path / "s"):
+            with pytest.raises(FileError):
+                anyfile.read(path)
+    with pytest.raises(FileNotFoundError):
+        anyfile.read(tmp_path / "none")
+    with pytest.raises(FileError):
+        anyfile.read(tmp_path / "nul\0")
+    with pytest.raises(FileError):
+        anyfile.read(tmp_path / ("x" * 300))
+
+
+def test_a_pipe_is_read_to_its_end_and_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shell's ``<(…)`` gives one; nobody may ever write into it."""
+    pipe = tmp_path / "p"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(JOB,))
+    writer.start()
+    assert load_job(pipe).name == "d"
+    writer.join()
+    monkeypatch.setattr(anyfile, "_PIPE_S", 0.01)
+    with pytest.raises(FileError):
+        anyfile.read(pipe)
