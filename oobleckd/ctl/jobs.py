@@ -9,7 +9,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.folder import notes_on
+from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.nodes import told
 from oobleckd.ctl.output import (
@@ -24,12 +24,11 @@ from oobleckd.ctl.output import (
     fail,
     note,
 )
-from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
+from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
 from oobleckd.draw.lines import size, skipped
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, JobError
-from oobleckd.protocol.modelnotes import words
 
 
 def read_job(path: Path) -> Job:
@@ -76,29 +75,47 @@ def _existing(key: str, text: str, source: Path) -> str:
     "--resume", is_flag=False, flag_value="latest", default="", metavar="[DIR]",
     help="Start from a checkpoint folder, or from the newest of the job of the same name.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Check the file and stop.")
+@click.option("--dry-run", is_flag=True, help="Look at the file, the model and the data, and stop.")
 @click.option(
-    "--wait", "wait_", is_flag=True, help="Stay until the job is over; exit 1, 6, 7 or 8 unless it is done."
-)
+    "--wait/--no-wait", "wait_", default=None,
+    help="Stay until the job is over; exit 1, 6, 7 or 8 unless it is done. Or go at once, before it is "
+    "planned.",
+)  # fmt: skip
 @connected
-def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool) -> None:
-    """Hand in the job of FILE, a job.toml. Prints the job's id."""
+def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool | None) -> None:
+    """Hand in the job of FILE, a job.toml. Prints the job's id.
+
+    A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
+    waits until it is planned or queued: exit 2, with the reason, if it cannot be planned.
+    """
     job = read_job(file)
-    notes = notes_on(job, file)
-    if not resume:  # else the checkpoint has the weights
-        for each in notes:
-            note(f"{job.model.checkpoint}: {words(each)}")
+    look(job, file, folder=not resume)  # else the checkpoint has the weights
     if dry_run:
         _show_plan(job, file)
         return
     if resume and resume != "latest":
         resume = _existing("--resume", resume, file)
     answer = client.submit(job, resume=resume)
-    if not wait_:
-        _say_submitted(answer.id, answer.message)
+    if wait_:
+        note(f"{job.name}: {answer.message or answer.id}")
+        _end_with(until_final(client, answer.id))
         return
-    note(f"{job.name}: {answer.message or answer.id}")
-    _end_with(until_final(client, answer.id))
+    _say_submitted(answer.id, answer.message)
+    if wait_ is None:
+        _say_planned(answer.id, until_planned(client, answer.id))
+
+
+def _say_planned(job: str, view: JobView | None) -> None:
+    """How far a job has come that was handed in; None: nobody says."""
+    if view is None:
+        note(f"nobody says yet how {job} is planned: `oobleckctl describe job {job}`")
+    elif view.state == "failed":
+        # As if it had been refused at once: what was handed in cannot run. (D-service-018)
+        fail(f"{view.id} cannot be trained: {view.reason}", "mend that, and submit it again", USAGE)
+    elif view.state == "cancelled":
+        fail(f"{view.id} is cancelled", view.reason, FAILED)
+    elif view.state == "waiting":
+        note(f"{view.id} waits: {view.reason}")
 
 
 def _say_submitted(job: str, message: str) -> None:
