@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.folder import notes_on
+from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.nodes import told
 from oobleckd.ctl.output import (
@@ -27,13 +29,14 @@ from oobleckd.ctl.output import (
     fail,
     note,
 )
-from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
+from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
 from oobleckd.draw.lines import size, skipped
 from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, JobError
-from oobleckd.protocol.modelnotes import words
+
+View = TypeVar("View")
 
 
 def read_job(path: Path) -> Job:
@@ -80,34 +83,56 @@ def _existing(key: str, text: str, source: Path) -> str:
     "--resume", is_flag=False, flag_value="latest", default="", metavar="[DIR]",
     help="Start from a checkpoint folder, or from the newest of the job of the same name.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Check the file and stop.")
+@click.option("--dry-run", is_flag=True, help="Look at the file, the model and the data, and stop.")
 @click.option(
-    "--wait", "wait_", is_flag=True, help="Stay until the job is over; exit 1, 6, 7 or 8 unless it is done."
-)
+    "--wait/--no-wait", "wait_", default=None,
+    help="Stay until the job is over; exit 1, 6, 7 or 8 unless it is done. Or go at once, before it is "
+    "planned.",
+)  # fmt: skip
 @connected
-def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool) -> None:
-    """Hand in the job of FILE, a job.toml. Prints the job's id."""
+def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool | None) -> None:
+    """Hand in the job of FILE, a job.toml. Prints the job's id.
+
+    A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
+    waits until it is planned or queued: exit 2, with the reason, if it cannot be planned.
+    """
     job = read_job(file)
-    notes = notes_on(job, file)
-    if not resume:  # else the checkpoint has the weights
-        for each in notes:
-            note(f"{job.model.checkpoint}: {words(each)}")
+    look(job, file, folder=not resume)  # else the checkpoint has the weights
     if dry_run:
         _show_plan(job, file)
         return
     if resume and resume != "latest":
         resume = _existing("--resume", resume, file)
     answer = client.submit(job, resume=resume)
-    if not wait_:
-        _say_submitted(answer.id, answer.message)
+    if wait_:
+        note(f"{job.name}: {answer.message or answer.id}")
+        _end_with(_followed(answer.id, until_final, client))
         return
-    note(f"{job.name}: {answer.message or answer.id}")
+    _say_submitted(answer.id, answer.message)
+    if wait_ is None:
+        _say_planned(answer.id, _followed(answer.id, until_planned, client))
+
+
+def _followed(job: str, wait: Callable[[Client, str], View], client: Client) -> View:
+    """What ``wait`` finds. Ctrl-C ends this command and not the job, and says so."""
     try:
-        view = until_final(client, answer.id)
+        return wait(client, job)
     except KeyboardInterrupt:
-        note(f"{answer.id} goes on without this command; `oobleckctl cancel {answer.id}` would end it")
+        note(f"{job} goes on without this command; `oobleckctl cancel {job}` would end it")
         raise
-    _end_with(view)
+
+
+def _say_planned(job: str, view: JobView | None) -> None:
+    """How far a job has come that was handed in; None: nobody says."""
+    if view is None:
+        note(f"nobody says yet how {job} is planned: `oobleckctl describe job {job}`")
+    elif view.state == "failed":
+        # As if it had been refused at once: what was handed in cannot run. (D-service-018)
+        fail(f"{view.id} cannot be trained: {view.reason}", "mend that, and submit it again", USAGE)
+    elif view.state == "cancelled":
+        fail(f"{view.id} is cancelled", view.reason, FAILED)
+    elif view.state == "waiting":
+        note(f"{view.id} waits: {view.reason}")
 
 
 def _say_submitted(job: str, message: str) -> None:

@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobs import loaded
+from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
 
 if TYPE_CHECKING:
@@ -67,14 +68,17 @@ def plan(
     """Plan the job of FILE, a job.toml, for nodes that need not be there. Asks no daemon.
 
     Prints templates, the plan, the guarantee, what follows after each possible loss, and the schedule. Nodes
-    are called node-1, node-2, ... Times are modelled.
+    are called node-1, node-2, ... Times are modelled. A process of its own looks at model and data
+    first, as a node would.
     """
     from oobleckd.ctl.forecast import forecast
     from oobleckd.ctl.planwords import show
     from oobleckd.planner.policy import PlanError
 
     job = loaded(file)
-    question = _question(job, num_nodes, devices_per_node, device, profile, _known(without, num_nodes))
+    lost = _known(without, num_nodes)
+    look(job, file)
+    question = _question(job, num_nodes, devices_per_node, device, profile, lost)
     try:
         answer = forecast(question)
     except PlanError as error:

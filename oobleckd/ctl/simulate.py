@@ -17,6 +17,7 @@ import click
 
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobs import loaded
+from oobleckd.ctl.look import look
 from oobleckd.ctl.output import (
     FAILED,
     USAGE,
@@ -150,6 +151,7 @@ def simulate(
     if plot is not None:
         _check_plot(plot)
     traces = _traces(trace, num_nodes, mtbf, repair, duration, range(first_seed, first_seed + num_seeds))
+    look(job, file)
     questions = _questions(job, devices_per_node, device, profile, traces, _policies(job, policy), costs)
     found_price = _price(
         instance, price, spot_price, device or ("" if profile else _DEFAULT), devices_per_node

@@ -20,10 +20,12 @@ from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item
 from oobleckd.draw.lines import skipped
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobState, JobView
-from oobleckd.unixhttp import Unreachable
+from oobleckd.unixhttp import ClientError, Unreachable
 
 FINAL: tuple[JobState, ...] = ("done", "failed", "cancelled")
+_BEFORE_A_PLAN: tuple[JobState, ...] = ("profiling", "planning")
 _LOOK_EVERY_S = 0.2
+_PLANNED_S = 300.0  # a model is measured first, layer by layer
 
 
 class TimedOut(Exception):
@@ -34,15 +36,17 @@ class TimedOut(Exception):
         self.job = job
 
 
-def views(client: Client, job: str, timeout_s: float | None) -> Iterator[JobView]:
-    """The job again and again, until the caller has seen enough. Raises TimedOut."""
+def views(client: Client, job: str, timeout_s: float | None, *, patient: bool = True) -> Iterator[JobView]:
+    """The job again and again, until the caller has seen enough. ``patient``: also while the daemon is away.
+    Raises TimedOut.
+    """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     view: JobView | None = None
     while True:
         try:
             view = client.job(job)
         except Unreachable:
-            if view is None:
+            if view is None or not patient:
                 raise
         else:
             yield view
@@ -58,6 +62,19 @@ def until_final(client: Client, job: str, told: Callable[[JobView], None] = lamb
         if view.state in FINAL:
             return view
     raise AssertionError("views never ends by itself")
+
+
+def until_planned(client: Client, job: str) -> JobView | None:
+    """The job once it is planned, or known to wait or to have failed; None where that takes too long, or
+    the daemon is away: the job goes on without us.
+    """
+    try:
+        for view in views(client, job, _PLANNED_S, patient=False):
+            if view.state not in _BEFORE_A_PLAN:
+                return view
+    except (TimedOut, ClientError):
+        pass
+    return None
 
 
 Condition = Callable[[JobView], bool]

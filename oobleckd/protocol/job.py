@@ -17,6 +17,7 @@ from msgspec import Meta
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
 from oobleckd.protocol.units import parse_rate, parse_size
+from oobleckd.protocol.wishes import wish_of
 
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
@@ -544,6 +545,8 @@ def _reject_unknown(raw: dict[str, Any], table: type[msgspec.Struct], path: str)
         where = f"{path}.{key}" if path else key
         if key not in fields:
             names = [field.name for field in fields.values()]
+            if wish := wish_of(key, path):
+                raise JobError(where, f"unknown key: {wish.problem}", f"see {wish.page}")
             close = difflib.get_close_matches(key, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(names)}"
             raise JobError(where, "unknown key", hint)

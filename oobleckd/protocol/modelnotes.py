@@ -1,5 +1,5 @@
-"""What is to be said of a folder of a model that a job starts from: what of it is not used, and what it
-lacks.
+"""What is to be said of a job before it is handed in: of the folder that its model starts from (what of it is
+not used, and what it lacks), and of its text.
 """
 
 from __future__ import annotations
@@ -23,6 +23,22 @@ class FolderNote(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
 
+class DataNote(msgspec.Struct, frozen=True):
+    """``count`` of the ``files`` that are read as text are none, such as ``name``, which is ``what``."""
+
+    count: int
+    files: int
+    name: str
+    what: str
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """What came of a look at a job that can be trained."""
+
+    notes: tuple[FolderNote, ...] = ()
+    data: tuple[DataNote, ...] = ()
+
+
 def note_of(kind: Literal["unread", "fresh", "apart"], names: Sequence[str]) -> FolderNote:
     """A note about all of ``names``."""
     return FolderNote(kind, len(names), tuple(names[:_MAX_NAMES]))
@@ -40,3 +56,11 @@ def words(note: FolderNote) -> str:
     }[note.kind]
     more = note.count - len(note.names)
     return f"{what}: {', '.join(note.names)}{f' and {more:,} more' if more else ''}"
+
+
+def data_words(note: DataNote) -> str:
+    """A note for people, on one line."""
+    if note.files == 1:
+        return f"{note.name} is {note.what}: it is trained on byte by byte"
+    some = f"{note.count:,} of {note.files:,} files {'is' if note.count == 1 else 'are'} no plain text"
+    return f"{some}, and trained on byte by byte: {note.name} is {note.what}"

@@ -195,7 +195,11 @@ def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tm
 
     job = tiny_job("long", train={"steps": 100_000})
     file.write_text(to_toml(table_of(job)), encoding="utf-8")
-    assert base.run("oobleckd.worker.tools.look", ["--job", str(file)], ONE_THREAD) == (0, "[]\n", "")
+    assert base.run("oobleckd.worker.tools.look", ["--job", str(file)], ONE_THREAD) == (
+        0,
+        '{"notes":[],"data":[]}\n',
+        "",
+    )
     process = base.process()
     assert process is not None
     words = ["--job", str(file), "--out", str(tmp_path)]

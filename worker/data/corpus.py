@@ -157,27 +157,41 @@ def open_corpus(job: Job) -> Corpus:
     match job.data.source:
         case "stdlib":
             name = "the standard library"
-            inputs, tokens = _joined(_stdlib_files, name, Path(sysconfig.get_path("stdlib")))
+            inputs, tokens = _joined(stdlib_files, name, Path(sysconfig.get_path("stdlib")))
         case "text" if Path(name).is_dir():
-            inputs, tokens = _joined(lambda: _files_in(Path(name)), name, Path(name))
+            inputs, tokens = _joined(lambda: files_in(Path(name)), name, Path(name))
         case "text":
             inputs, tokens = _held(name, _text)
         case "tokens":
             inputs, tokens = _held(name, lambda path: read_tokens(path, job.data.dtype))
-    if len(tokens) < job.train.sequence:
-        raise UserError(
-            f"data.path: {name} has {len(tokens)} tokens, fewer than train.sequence = {job.train.sequence}",
-            "name a longer text, or make train.sequence smaller",
-        )
+    check_length(job, name, len(tokens))
     vocab_size = load_config(job).vocab_size
-    masked = job.model.family in MASKED
-    spare, text = int(masked and job.data.mask_token < 0), job.data.source != "tokens"
+    spare, text = spare_of(job), is_text(job)
     checked = partial(check_vocabulary, name=name, vocab_size=vocab_size, spare=spare, text=text)
-    masking = _masking(job, vocab_size) if masked else None
+    masking = masking_of(job, vocab_size)
     if not inputs.small:  # to look at all of it takes minutes
         return Corpus(tokens, job, name, masking, inputs, partial(checked, part=True))
     checked(tokens)
     return Corpus(tokens, job, name, masking, inputs)
+
+
+def check_length(job: Job, name: str, num_tokens: int) -> None:
+    """Whether ``num_tokens`` of ``name`` make a sequence. Raises UserError."""
+    if num_tokens < job.train.sequence:
+        raise UserError(
+            f"data.path: {name} has {num_tokens} tokens, fewer than train.sequence = {job.train.sequence}",
+            "name a longer text, or make train.sequence smaller",
+        )
+
+
+def is_text(job: Job) -> bool:
+    """Whether its tokens are bytes."""
+    return job.data.source != "tokens"
+
+
+def spare_of(job: Job) -> int:
+    """How many numbers at the vocabulary's end are not for data: the mask token's."""
+    return int(job.model.family in MASKED and job.data.mask_token < 0)
 
 
 def _held(name: str, read: Callable[[Path], _Tokens]) -> tuple[Opened, _Tokens]:
@@ -190,7 +204,10 @@ def _held(name: str, read: Callable[[Path], _Tokens]) -> tuple[Opened, _Tokens]:
         ) from error
 
 
-def _masking(job: Job, vocab_size: int) -> Masking:
+def masking_of(job: Job, vocab_size: int) -> Masking | None:
+    """What hides tokens of ``job``; None where it names the next one. Raises UserError."""
+    if job.model.family not in MASKED:
+        return None
     mask_token = job.data.mask_token if job.data.mask_token >= 0 else vocab_size - 1
     if mask_token >= vocab_size:
         raise UserError(
@@ -200,7 +217,8 @@ def _masking(job: Job, vocab_size: int) -> Masking:
     return Masking(job.train.seed, mask_token, vocab_size)
 
 
-def _files_in(path: Path) -> list[Path]:
+def files_in(path: Path) -> list[Path]:
+    """All files of a folder, in the order in which they are read. Raises UserError where there is none."""
     files = sorted((file for file in path.rglob("*") if file.is_file()), key=Path.as_posix)
     if not files:
         raise UserError(f"data.path: {path} has no files", "name a folder with text, or a file")
@@ -220,7 +238,8 @@ def _mapped(path: Path) -> _Tokens:
         ) from error
 
 
-def _stdlib_files() -> list[Path]:
+def stdlib_files() -> list[Path]:
+    """The source files of Python's standard library, in the order in which they are read."""
     root = sysconfig.get_path("stdlib")
     found: list[str] = []
     for folder, subfolders, names in os.walk(root):

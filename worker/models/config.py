@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job
 from oobleckd.worker.models import rope
+from oobleckd.worker.models.sizes import check_sizes
+from oobleckd.worker.models.unsupported import unsupported
 from oobleckd.worker.runtime.errors import UserError
 
 CAUSAL = (
@@ -58,6 +61,9 @@ _REFUSED = frozenset(
 _SHOWS = ("add_cross_attention", "chunk_size_feed_forward", "is_encoder_decoder", "layerdrop")
 """Of these, what a config.json may not have set: the model of transformers would compute something else."""
 
+_PREFIX = re.compile(r"^(Class validation error for validator|Validation error for field) '\w+': \w+: ")
+"""What huggingface_hub puts before the reason."""
+
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -66,9 +72,7 @@ def load_config(job: Job) -> PretrainedConfig:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     family = job.model.family
     if family not in FAMILIES:
-        raise UserError(
-            f"model.family: {family!r} is not supported", _nearest(family, FAMILIES, "supported families")
-        )
+        raise unsupported(family, FAMILIES)
     kind: type[PretrainedConfig] = CONFIG_MAPPING[family]
     _check_keys(kind, job.model.config)
     config = _made(kind, _fields(kind, _stored(job), job.model.config))
@@ -188,6 +192,7 @@ def _check_config(job: Job, config: PretrainedConfig) -> None:
             raise UserError(f"model.config.{name}: {value!r} is no whole number", "write one")
     if config.num_hidden_layers < 1:
         raise UserError("model.config: the model has no blocks", "set the number of layers to 1 or more")
+    check_sizes(config, job.model.config)
     family = job.model.family
     if family in TIED and not config.tie_word_embeddings:
         raise UserError(
@@ -198,7 +203,7 @@ def _check_config(job: Job, config: PretrainedConfig) -> None:
     if positions is not None and job.train.sequence > positions:
         raise UserError(
             f"train.sequence = {job.train.sequence}, but the model has only {positions} positions",
-            f"set train.sequence to {positions} or less, or raise model.config.max_position_embeddings",
+            f"set train.sequence to {positions} or less, or raise model.config.{_named(config)}",
         )
     for name, value in sorted(vars(config).items()):
         if name.endswith(("dropout", "pdrop")) and isinstance(value, int | float) and not 0 <= value < 1:
@@ -207,9 +212,14 @@ def _check_config(job: Job, config: PretrainedConfig) -> None:
             )
 
 
+def _named(config: PretrainedConfig) -> str:
+    """The field that says how many positions there are."""
+    return "max_seq_len" if hasattr(config, "max_seq_len") else "max_position_embeddings"
+
+
 def _num_positions(family: str, config: PretrainedConfig) -> int | None:
     """The longest sequence that the model has positions for; None where there is no such bound."""
-    positions: int | None = getattr(config, "max_position_embeddings", None)
+    positions: int | None = getattr(config, "max_position_embeddings", getattr(config, "max_seq_len", None))
     if positions is None or family not in _ROBERTAS:
         return positions
     if config.pad_token_id is None:
@@ -230,4 +240,4 @@ def _one_line(error: Exception) -> str:
     words = (
         error.args[0] if isinstance(error, KeyError) and error.args else error
     )  # a KeyError's own text is quoted
-    return " ".join(str(words).split())
+    return _PREFIX.sub("", " ".join(str(words).split()))

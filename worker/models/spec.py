@@ -69,6 +69,10 @@ class ModelSpec:
         """The class in transformers whose parameters the buckets name."""
         return type(self._split.model).__name__
 
+    def try_blocks(self) -> None:
+        """Find out without any numbers whether its blocks can compute. Raises UserError."""
+        self._split.try_blocks()
+
     def buckets_of(self, layer: int) -> tuple[int, ...]:
         """The buckets that ``layer`` uses, ascending."""
         return self._of_layer[layer]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from oobleckd.worker.models import light
 from oobleckd.worker.models.config import MASKED
+from oobleckd.worker.models.sizes import misfit
 from oobleckd.worker.models.strict import WholeSums
 from oobleckd.worker.runtime.errors import UserError
 
@@ -70,6 +71,21 @@ class Split:
         """What each block is called with for micro-batches of (batch, sequence) tokens."""
         return _rehearse(self.model, self.body, self.blocks, (batch, sequence), device)[0]
 
+    def try_blocks(self) -> None:
+        """Call a block of each kind on the meta device, which computes shapes alone. Raises UserError where
+        they do not fit.
+        """
+        calls = _rehearse(self.model, self.body, self.blocks, (1, 2), torch.device("cpu"))[0]
+        tried: set[str] = set()
+        shape = (1, 2, self.model.config.hidden_size)
+        for block, (args, kwargs) in zip(self.blocks, calls, strict=True):
+            if (kind := str(block)) in tried:
+                continue
+            tried.add(kind)
+            x = torch.empty(shape, device="meta")
+            with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError):
+                block(x, *(_on_meta(each) for each in args), **_on_meta(kwargs))
+
     def layer_of(self, name: str) -> int:
         """The layer that computes with the parameter called ``name`` in the undivided model."""
         owner = self.model.get_submodule(name.rpartition(".")[0])
@@ -92,7 +108,7 @@ class Split:
 def split(config: PretrainedConfig) -> Split:
     """Build the structure of ``config``'s model and find its cut. Raises UserError if it has none."""
     auto = AutoModelForMaskedLM if config.model_type in MASKED else AutoModelForCausalLM
-    with _buildable():
+    with _buildable(config):
         with light.without_heavy_parts(), light.without_values(), torch.device("meta"):
             model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         model.train()
@@ -102,11 +118,13 @@ def split(config: PretrainedConfig) -> Split:
 
 
 @contextmanager
-def _buildable() -> Iterator[None]:
+def _buildable(config: PretrainedConfig) -> Iterator[None]:
     """Fields that do not fit together show as whatever transformers' and torch's code makes of them."""
     try:
         yield
     except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError, AttributeError) as error:
+        if known := misfit(config):
+            raise UserError(known, "change one of the two") from error
         raise UserError(
             "model.config: the model cannot be built: "
             f"{' '.join(str(error).split()) or type(error).__name__}",
@@ -241,6 +259,19 @@ def _buffers(model: PreTrainedModel, module: nn.Module, device: torch.device) ->
                 "choose another model family",
             )
     return {key: value.to(device) for key, value in tries[0].items()}
+
+
+def _on_meta(value: Any) -> Any:
+    """Tensors of a call, wherever they stand in it, without their numbers."""
+    match value:
+        case Tensor():
+            return value.to("meta")
+        case tuple():
+            return tuple(_on_meta(each) for each in value)
+        case dict():
+            return {key: _on_meta(each) for key, each in value.items()}
+        case _:
+            return value
 
 
 def _within(module: nn.Module, outer: nn.Module) -> bool:

@@ -1,8 +1,8 @@
-"""What is to be said of the folder that a job's model starts from, before it is handed in:
+"""Whether a job could be trained, and what is to be said of it, before it is handed in:
 ``python -m oobleckd.worker.tools.look``.
 
-Reads configuration and headers, as every device will; prints the notes as JSON. Owns no rule of its own
-(``oobleckd.worker.models``).
+Reads configurations, headers and sizes, as every device will, and runs nothing that lies in them; prints what
+it found as JSON. Owns no rule of its own (``oobleckd.worker.models``, ``oobleckd.worker.data``).
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ import msgspec
 
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.job import JobError
+from oobleckd.protocol.modelnotes import Looked
+from oobleckd.worker.data.look import look_at
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.runtime.errors import UserError
 
 
 @click.command()
 @click.option("--job", "job_file", type=click.Path(path_type=Path), required=True)
-def main(job_file: Path) -> None:
-    """Look at the folder of the model of a job.toml."""
+@click.option("--data/--no-data", default=True, help="Whether its text lies on this machine.")
+def main(job_file: Path, data: bool) -> None:
+    """Look at the model and the text of a job.toml."""
     try:
-        notes = load_spec(load_job(job_file)).notes
+        job = load_job(job_file)
+        spec = load_spec(job)
+        spec.try_blocks()
+        looked = Looked(spec.notes, look_at(job, spec.config.vocab_size) if data else ())
     except (JobError, UserError) as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         sys.exit(1)
-    print(msgspec.json.encode(notes).decode())
+    print(msgspec.json.encode(looked).decode())
 
 
 if __name__ == "__main__":

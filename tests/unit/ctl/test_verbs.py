@@ -144,6 +144,7 @@ def test_status(ctl: Ctl) -> None:
 
 
 def test_submit_sends_the_job(ctl: Ctl, job_file: Callable[..., Path]) -> None:
+    ctl.api.jobs = [job_view(state="deploying")]
     result = ctl("submit", str(job_file()))
     assert (result.exit_code, result.stdout, result.stderr) == (0, "job-1\n", "queued\n")
     path, body = ctl.api.asked[0]

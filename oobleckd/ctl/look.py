@@ -1,0 +1,63 @@
+"""A look at a job before it is handed in, or planned: whether a node would take its model and its text.
+
+Owns the question alone, and the process that answers it: what is wrong with a job, and what is to be said of
+it, the worker knows (``oobleckd.worker.tools.look``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from oobleckd.ctl.output import USAGE, Failure, note
+from oobleckd.ctl.programs import run_worker
+from oobleckd.protocol.job import Job, table_of
+from oobleckd.protocol.modelnotes import Looked, data_words, words
+
+_NEEDED = ("torch", "transformers")
+
+
+def look(job: Job, source: Path, *, folder: bool = True) -> None:
+    """Say what is to be said of ``job``, a job of the file ``source``; ``folder``: of the folder that its
+    model starts from, too. Nothing can be said where there is no torch.
+
+    Raises Failure with exit code 2 where no device would take it.
+    """
+    if not all(importlib.util.find_spec(name) for name in _NEEDED):
+        note("the nodes look at model and data: there is no torch here")
+        return
+    from oobleckd.ctl.reference import to_toml  # no other verb needs what comes with it
+
+    job = _from_here(job)
+    here = job.data.source == "stdlib" or Path(job.data.path).exists()
+    if not here:
+        note(f"data.path: {job.data.path} is not on this machine, so nobody has looked at it")
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "job.toml"
+        file.write_text(to_toml(table_of(job)), encoding="utf-8")
+        try:
+            # torch is not loaded here: it takes seconds and 200 MB, and a node's own program is what
+            # decides. (D-service-017)
+            told = run_worker(
+                "oobleckd.worker.tools.look", "--job", str(file), *(() if here else ("--no-data",))
+            )
+        except Failure as failure:
+            raise Failure(f"{source}: {failure}", failure.hint, USAGE) from failure
+    looked = msgspec.json.decode(told, type=Looked)
+    for each in looked.notes if folder else ():
+        note(f"{job.model.checkpoint}: {words(each)}")
+    for remark in looked.data:
+        note(f"data.path: {data_words(remark)}")
+
+
+def _from_here(job: Job) -> Job:
+    """With paths that mean the same in any folder."""
+    data, model = job.data, job.model
+    if data.path:
+        data = msgspec.structs.replace(data, path=str(Path(data.path).expanduser().absolute()))
+    if model.checkpoint:
+        model = msgspec.structs.replace(model, checkpoint=str(Path(model.checkpoint).expanduser().absolute()))
+    return msgspec.structs.replace(job, data=data, model=model)

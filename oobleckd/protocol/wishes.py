@@ -1,0 +1,120 @@
+"""Keys that a job.toml does not have and that others' configurations do: what is there instead, and the page
+that speaks of it.
+
+Owns the list. A key is looked up by its name alone, in whichever table it stands.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Wish(NamedTuple):
+    """What to say of a key: why it is not there, and where to read on."""
+
+    problem: str
+    page: str
+
+
+_DATA = "docs/limits.md#training"
+_LOOP = "docs/limits.md#training"
+_PARALLEL = "docs/limits.md#parallelism-and-plans"
+_STEPS = "docs/observability.md#prometheus"
+
+_TOKENIZER = Wish("there is no tokenizer here: data is bytes, or a file of token numbers", _DATA)
+_SOURCES = Wish("data is local files of text or token numbers: no data sets by name, no streams", _DATA)
+_EVAL = Wish("nothing is evaluated while training", _LOOP)
+_LOGGER = Wish("there is no logger to set: figures are read from the daemon", _STEPS)
+_COMPILE = Wish("models are not compiled", _LOOP)
+_RECOMPUTE = Wish("activations are not recomputed", _PARALLEL)
+_ADAPTER = Wish("all parameters are trained: there are no adapters", _LOOP)
+_QUANTIZED = Wish("weights are float32 and are not quantized", _LOOP)
+_OPTIMIZER = Wish("the optimizer is AdamW, with decay of all parameters", _LOOP)
+_RATE = Wish("the learning rate warms up and follows half a cosine", "docs/job-toml.md#optimizer")
+_SPLIT = Wish("the planner splits the model by layers, and nothing else splits it", _PARALLEL)
+_PIPELINES = Wish("the planner chooses the pipelines", _PARALLEL)
+_MOE = Wish("there is no mixture of experts", _LOOP)
+_TUNING = Wish("every token is trained on: there are no labels, chats or rewards", _LOOP)
+_NODES = Wish("devices belong to nodes, and a job takes what has joined", "docs/job-toml.md#resources")
+_CHANGED = Wish("this key has another name here", "docs/job-toml.md")
+
+_GROUPS: tuple[tuple[Wish, str], ...] = (
+    (_TOKENIZER, """
+        tokenizer tokenizer_path tokenizer_name tokenizer_name_or_path vocab_file bos eos eos_token
+    """),
+    (_SOURCES, """
+        dataset datasets dataset_name dataset_path hf_dataset streaming mixture jsonl parquet num_workers
+        shuffle packing data_collator
+    """),
+    (_EVAL, """
+        eval evaluation validation eval_every eval_steps eval_interval eval_iters eval_strategy
+        evaluation_strategy val_data val_check_interval early_stopping metrics
+    """),
+    (_LOGGER, """
+        wandb tensorboard mlflow logger loggers logging log_every log_interval logging_steps report_to
+        tracker aim comet run_name
+    """),
+    (_COMPILE, "compile torch_compile"),
+    (_RECOMPUTE, """
+        gradient_checkpointing activation_checkpointing activation_checkpoint recompute
+        recompute_activations cpu_offload offload
+    """),
+    (_ADAPTER, "lora qlora peft adapter adapters lora_r lora_alpha freeze"),
+    (_QUANTIZED, "quantization quantize load_in_8bit load_in_4bit fp8 fp16 amp scaler grad_scaler"),
+    (_OPTIMIZER, """
+        optim optimizer_type optimizer_name param_groups no_decay muon adafactor adam momentum fused
+    """),
+    (_RATE, "scheduler lr_scheduler lr_scheduler_type lr_schedule decay_steps wsd"),
+    (_SPLIT, """
+        tensor_parallel tensor_parallel_size tp tp_size tensor_model_parallel_size sequence_parallel
+        context_parallel cp fsdp zero zero_stage deepspeed ddp distributed parallelism
+    """),
+    (_PIPELINES, """
+        pipeline_parallel pipeline_parallel_size pp pp_size pipeline_model_parallel_size data_parallel
+        data_parallel_size dp num_stages
+    """),
+    (_MOE, "moe experts num_experts expert_parallel ep"),
+    (_TUNING, """
+        sft dpo rlhf reward_model loss_mask labels chat_template prompt_template loss loss_fn callbacks
+    """),
+    (_NODES, """
+        num_nodes nnodes devices gpus num_gpus nproc_per_node num_devices accelerator device partition
+    """),
+)  # fmt: skip
+_NAMES = {
+    "learning_rate": "optimizer.lr", "beta1": "optimizer.betas", "beta2": "optimizer.betas",
+    "grad_clip": "optimizer.clip_norm", "gradient_clip": "optimizer.clip_norm",
+    "gradient_clip_val": "optimizer.clip_norm", "max_grad_norm": "optimizer.clip_norm",
+    "warmup": "optimizer.warmup_steps", "warmup_ratio": "optimizer.warmup_steps",
+    "min_lr": "optimizer.min_lr_ratio", "epochs": "train.steps", "num_epochs": "train.steps",
+    "num_train_epochs": "train.steps", "max_steps": "train.steps", "train_iters": "train.steps",
+    "max_iters": "train.steps", "batch_size": "train.global_batch", "global_batch_size": "train.global_batch",
+    "per_device_train_batch_size": "train.micro_batch", "micro_batch_size": "train.micro_batch",
+    "gradient_accumulation": "train.micro_batch", "gradient_accumulation_steps": "train.micro_batch",
+    "grad_accum": "train.micro_batch", "seq_len": "train.sequence", "seq_length": "train.sequence",
+    "sequence_length": "train.sequence", "max_length": "train.sequence", "max_seq_length": "train.sequence",
+    "block_size": "train.sequence", "context_length": "train.sequence", "dtype": "train.precision",
+    "bf16": "train.precision", "mixed_precision": "train.precision", "save_steps": "checkpoint.every",
+    "save_every": "checkpoint.every", "save_interval": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep", "output_dir": "checkpoint.dir", "save_dir": "checkpoint.dir",
+    "resume": "submit --resume", "resume_from_checkpoint": "submit --resume", "model_type": "model.family",
+    "architecture": "model.family", "pretrained": "model.checkpoint",
+    "model_name_or_path": "model.checkpoint", "hidden_size": "model.config", "n_layer": "model.config",
+    "n_embd": "model.config", "num_layers": "model.config", "vocab_size": "model.config",
+}  # fmt: skip
+"""What others call it -> where it is set here."""
+
+WISHES: dict[str, Wish] = {key: wish for wish, keys in _GROUPS for key in keys.split()}
+WISHES |= {key: _CHANGED._replace(problem=f"this is {name} here") for key, name in _NAMES.items()}
+
+
+def wish_of(key: str, table: str = "") -> Wish | None:
+    """What is known of a key that does not exist, in ``table``; None where nothing is."""
+    plain = key.lower().replace("-", "_")
+    if table == "optimizer" and plain in {"name", "type"}:
+        return _OPTIMIZER
+    if table == "optimizer" and plain == "schedule":
+        return _RATE
+    if table == "data" and plain in {"format", "type", "name", "split", "text_column"}:
+        return _SOURCES
+    return WISHES.get(plain)

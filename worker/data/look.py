@@ -1,0 +1,88 @@
+"""A look at a job's text before it is handed in: what ``open_corpus`` would refuse on a node, and what is to
+be said of files that are trained on as bytes.
+
+Reads sizes and beginnings; more only where the vocabulary is too small for some byte. Writes nothing: no copy
+of a folder is made, as a device makes it.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.modelnotes import DataNote
+from oobleckd.worker.data import foreign
+from oobleckd.worker.data.corpus import (
+    check_length,
+    files_in,
+    is_text,
+    masking_of,
+    open_corpus,
+    spare_of,
+    stdlib_files,
+)
+from oobleckd.worker.data.token_file import check_vocabulary
+from oobleckd.worker.runtime.errors import UserError
+
+_MAX_LOOKS = 1000
+"""Files of a folder: of more the first ones."""
+_PIECE = 1 << 20
+_PLAIN = frozenset({"", "text"})
+
+
+def look_at(job: Job, vocab_size: int) -> tuple[DataNote, ...]:
+    """What is to be said of the text of ``job``. Raises UserError where no device would take it."""
+    masking_of(job, vocab_size)
+    path = Path(job.data.path)
+    if job.data.source == "stdlib":
+        name = "the standard library"
+        _look_at_files(job, name, Path(sysconfig.get_path("stdlib")), stdlib_files(), vocab_size)
+        return ()
+    if job.data.source == "text" and path.is_dir():
+        files = files_in(path)
+        _look_at_files(job, job.data.path, path, files, vocab_size)
+        return _notes(path, files)
+    open_corpus(job).inputs.close()
+    return _notes(path.parent, [path]) if is_text(job) else ()
+
+
+def _look_at_files(job: Job, name: str, root: Path, files: Sequence[Path], vocab_size: int) -> None:
+    try:
+        check_length(job, name, sum(file.stat().st_size for file in files))
+        if vocab_size - spare_of(job) > np.iinfo(np.uint8).max:
+            return
+        largest = np.zeros(1, np.uint8)
+        for file in files:
+            largest = np.maximum(largest, _largest(file))
+    except OSError as error:
+        where = Path(error.filename or root)
+        raise UserError(
+            f"data: {where}: {error.strerror}", "make it readable for the worker's user"
+        ) from error
+    check_vocabulary(largest, name, vocab_size, spare_of(job), text=True)
+
+
+def _largest(file: Path) -> int:
+    with file.open("rb") as opened:
+        return max((max(piece) for piece in iter(partial(opened.read, _PIECE), b"")), default=0)
+
+
+def _notes(root: Path, files: Sequence[Path]) -> tuple[DataNote, ...]:
+    looked = files[:_MAX_LOOKS]
+    odd = [(file, what) for file in looked if (what := _what(file)) not in _PLAIN]
+    if not odd:
+        return ()
+    file, what = odd[0]
+    return (DataNote(len(odd), len(looked), str(file.relative_to(root)), what),)
+
+
+def _what(file: Path) -> str:
+    try:
+        return foreign.name_of(file) if file.is_file() else ""
+    except OSError:
+        return ""  # whoever reads it will say so
