@@ -166,10 +166,20 @@ def resume(client: Client, job: str) -> None:
 
 @click.command()
 @click.argument("job", shell_complete=job_names)
+@click.option("--discard", is_flag=True, help="End it at once, without a checkpoint of its last steps.")
+@click.option("--wait", "wait_", is_flag=True, help="Stay until it is over.")
 @connected
-def cancel(client: Client, job: str) -> None:
-    """End JOB for good. Its checkpoints stay."""
-    told(client.control(job, "cancel"))
+def cancel(client: Client, job: str, discard: bool, wait_: bool) -> None:
+    """End JOB for good, with a checkpoint of its last step. Its checkpoints stay."""
+    answer = client.control(job, "cancel", discard=discard)
+    if not wait_:
+        told(answer)
+        return
+    view = until_final(client, answer.id)
+    if wants_json():
+        emit_item("Job", view)
+    kept = f"; its checkpoint: {view.checkpoint}" if view.checkpoint else "; it has no checkpoint"
+    note(f"{view.id} is {view.state} at step {view.step}{kept}")
 
 
 @click.command()
@@ -183,7 +193,7 @@ def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
         told(client.control(job, "checkpoint"))
         return
     try:
-        view = new_checkpoint(client, client.job(job), timeout_s)
+        view = new_checkpoint(client, client.job(job, unique=True), timeout_s)
     except TimedOut as error:
         hint = f"it comes at a step's boundary: `oobleckctl describe job {job}` says what holds that up"
         raise Failure(f"{job}: no checkpoint within {timeout_s:g} s", hint, TIMED_OUT) from error
