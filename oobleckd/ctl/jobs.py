@@ -25,7 +25,7 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
-from oobleckd.draw.lines import size, skipped
+from oobleckd.draw.lines import count, size, skipped
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, JobError
@@ -116,16 +116,21 @@ def _end_with(view: JobView) -> None:
     else:
         click.echo(view.id)
     if view.state != "done":
-        fail(f"{view.name} is {view.state} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
+        fail(f"{view.name} {ended(view)} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
     note(done(view))
+
+
+def ended(view: JobView) -> str:
+    """What became of a job that is over and not done."""
+    return "failed" if view.state == "failed" else f"is {view.state}"
 
 
 def done(view: JobView) -> str:
     """How a job ended that is done."""
     without = f"{skipped(view.steps_skipped)}, " if view.steps_skipped else ""
     return (
-        f"{view.name} is done: {view.step} steps, {without}{view.incidents} incidents, {view.steps_lost} "
-        "steps lost"
+        f"{view.name} is done: {count(view.step, 'step')}, {without}{count(view.incidents, 'incident')}, "
+        f"{count(view.steps_lost, 'step')} lost"
     )
 
 
@@ -133,7 +138,7 @@ def _show_plan(job: Job, file: Path) -> None:
     if wants_json():
         emit_item("JobSpec", job)
         return
-    train, memory = job.train, job.resources.device_memory_bytes
+    train, memory, tolerance = job.train, job.resources.device_memory_bytes, job.fault_tolerance
     emit_fields({
         "job": job.name,
         "file": str(file),
@@ -141,7 +146,7 @@ def _show_plan(job: Job, file: Path) -> None:
         "data": f"{job.data.source} {job.data.path}".strip(),
         "steps": f"{train.steps} of {train.global_batch} sequences of {train.sequence} tokens",
         "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
-        "survives": f"{job.fault_tolerance.f} nodes lost at once (policy {job.fault_tolerance.policy})",
+        "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",
         "memory": f"{size(memory)} a device" if memory else "all of each device",
         "exact": "yes" if train.exact else "no: verify cannot compare runs bit by bit",
     })  # fmt: skip
@@ -219,5 +224,5 @@ def new_checkpoint(client: Client, before: JobView, timeout_s: float) -> JobView
                 "the job goes on and tries again; make room there, or mend what it says",
             )
         if view.state in FINAL:
-            fail(f"{view.name} is {view.state}, and no checkpoint was written", view.reason)
+            fail(f"{view.name} {ended(view)}, and no checkpoint was written", view.reason)
     raise AssertionError("views never ends by itself")
