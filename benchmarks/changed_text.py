@@ -234,7 +234,7 @@ def resumed(case: Case) -> None:
     case.at(0.4)
     case.cluster.client.control(job, "checkpoint")
     case.at(0.5)
-    case.cluster.client.control(job, "cancel")
+    case.cluster.client.control(job, "cancel", discard=True)
     case.ended()
     case.replace()
     case.begin(resume="latest")

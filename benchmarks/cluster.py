@@ -111,7 +111,7 @@ class Cluster:
 
     def end(self, job: str) -> None:
         """Cancel a job and wait for its end."""
-        self.client.control(job, "cancel")
+        self.client.control(job, "cancel", discard=True)
         self.in_state(job, "cancelled")
 
     def in_state(self, job: str, *states: str) -> JobView:

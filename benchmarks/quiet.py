@@ -91,7 +91,7 @@ def _until_done(cluster: Cluster, job: str, deadline: float) -> int:
 
     steps = cluster.until(check, f"{job} done", timeout_s=7200.0)
     if cluster.client.job(job).state != "done":
-        cluster.client.control(job, "cancel")
+        cluster.client.control(job, "cancel", discard=True)
     return steps
 
 

@@ -117,9 +117,11 @@ class Client:
         """All jobs, oldest first."""
         return self._get("/v1/jobs", Items[JobView]).items
 
-    def job(self, job: str) -> JobView:
-        """The job with this id, or the newest one with this name. ApiProblem 404 when there is none."""
-        return self._get(f"/v1/jobs/{quote(job, safe='')}", JobView)
+    def job(self, job: str, *, unique: bool = False) -> JobView:
+        """The job with this id, or the newest one with this name. ApiProblem 404 when there is none, and
+        with ``unique`` 409 when there are several of that name.
+        """
+        return self._get(f"/v1/jobs/{quote(job, safe='')}", JobView, unique=int(unique) or "")
 
     def steps(self, job: str, since: int = 0) -> tuple[StepView, ...]:
         """Committed steps of a job from step number ``since`` on, in order."""
@@ -204,9 +206,12 @@ class Client:
         """Queue ``job``; ``resume`` is a checkpoint folder or "latest". ApiProblem 422 for a bad job."""
         return self._post("/v1/jobs", {"job": job, "resume": resume})
 
-    def control(self, job: str, act: Act) -> Accepted:
-        """Pause, resume, cancel or checkpoint a job."""
-        return self._post(f"/v1/jobs/{quote(job, safe='')}/{act}", {})
+    def control(self, job: str, act: Act, *, discard: bool = False) -> Accepted:
+        """Pause, resume, cancel or checkpoint a job; a cancel writes a checkpoint before, unless
+        ``discard``. ApiProblem 409 for a name that several jobs have.
+        """
+        how = "?discard=1" if discard else ""
+        return self._post(f"/v1/jobs/{quote(job, safe='')}/{act}{how}", {})
 
     def drain(self, node: str, reason: str = "") -> Accepted:
         """Take a node out of the plan at a step's boundary."""

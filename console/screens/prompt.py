@@ -152,7 +152,7 @@ class Confirm(_Asking[bool]):
             painted = impact.paint(view, 0.0, _PREVIEW_WIDTH, _PREVIEW_ROWS, self._about)
             lines += [*map(plain, painted), ""]
         if self.act.verb == "cancel":
-            lines += ["the job ends, and nobody can let it go on", ""]
+            lines += ["the job ends with a checkpoint of its last step, and nobody can let it go on", ""]
         if self.wanted:
             lines += [f"this may stop the job or take it back: type its name, {self.wanted}"]
         return self.legible("\n".join(lines))

@@ -178,7 +178,7 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             if entry.state in FINAL:
                 job.finished_at = entry.at
         case PauseAsked():
-            job.paused = entry.paused
+            job.paused, job.ending = entry.paused, entry.ending
         case FolderTaken():
             job.folder = entry.folder
         case TemplatesMade():

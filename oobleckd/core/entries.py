@@ -72,10 +72,13 @@ class JobStateChanged(Entry, frozen=True):
 
 
 class PauseAsked(Entry, frozen=True):
-    """Whether a user wants the job to stand still."""
+    """Whether a user wants the job to stand still, or (``ending``) to end once its state is in a
+    checkpoint.
+    """
 
     job: str
     paused: bool
+    ending: bool = False
 
 
 class ProfileMeasured(Entry, frozen=True):

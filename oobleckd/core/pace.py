@@ -15,6 +15,7 @@ from oobleckd.planner.plan import Layout, Range
 from oobleckd.planner.profile import LayerCost
 
 _ROUNDS = 8  # whose median counts: one slow step is nothing
+_LASTS_S = 5.0  # before it is said: rounds of some ms pass in the time slice that another program takes
 _SLOW, _WELL = 2.0, 1.5  # times the peers' median: from here on slow, and down to here well again
 
 
@@ -23,7 +24,8 @@ class Paces:
     """Paces of the devices of the layout of epoch ``layout``.
 
     ``rounds``: the last rounds of which every device has told: device -> busy over modelled seconds.
-    ``telling``: rounds of which some have. ``slow``: device -> times slower than its peers.
+    ``telling``: rounds of which some have. ``slow``: device -> times slower than its peers. ``turning``:
+    device -> since when it is no longer what it was said to be.
     """
 
     layout: int = 0
@@ -31,6 +33,7 @@ class Paces:
     rounds: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
     telling: dict[int, dict[str, float]] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
+    turning: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, layout: Layout, layers: tuple[LayerCost, ...]) -> Paces:
@@ -46,8 +49,10 @@ class Paces:
                 work[segment.device] = work.get(segment.device, 0.0) + takes_s[segment.layers]
         return cls(layout.epoch, {device: seconds for device, seconds in work.items() if seconds > 0.0})
 
-    def note(self, device: str, round_: int, busy_s: float) -> dict[str, str]:
-        """A device was busy for ``busy_s`` in a round; what is new of which device's pace, for people."""
+    def note(self, device: str, round_: int, busy_s: float, at: float) -> dict[str, str]:
+        """A device was busy for ``busy_s`` in a round, told ``at``; what is new of which device's pace, for
+        people.
+        """
         if device not in self.work_s:
             return {}
         told = self.telling.setdefault(round_, {})
@@ -59,14 +64,20 @@ class Paces:
         if len(self.rounds) < _ROUNDS:
             return {}
         typical = {d: statistics.median(paces[d] for paces in self.rounds) for d in sorted(self.work_s)}
-        return {d: news for d in typical if (news := self._judge(d, typical))}
+        return {d: news for d in typical if (news := self._judge(d, typical, at))}
 
-    def _judge(self, device: str, typical: dict[str, float]) -> str:
+    def _judge(self, device: str, typical: dict[str, float], at: float) -> str:
         peers = [pace for other, pace in typical.items() if other != device]
         if not peers or statistics.median(peers) <= 0.0:
             return ""
         factor, was_slow = typical[device] / statistics.median(peers), device in self.slow
-        if factor >= (_WELL if was_slow else _SLOW):
+        is_slow = factor >= (_WELL if was_slow else _SLOW)
+        # A count of rounds is no time: on tiny steps slow and well alternated five times in 6 s, and each
+        # would have drained a healthy node. (D-corruption-009)
+        if is_slow != was_slow and at - self.turning.setdefault(device, at) < _LASTS_S:
+            return ""
+        self.turning.pop(device, None)
+        if is_slow:
             self.slow[device] = factor
             return "" if was_slow else f"is slow: {factor:.1f} times its peers"
         self.slow.pop(device, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import assert_never, get_args
 
-from oobleckd.core import jobs, lastcopy, room, view
+from oobleckd.core import ending, jobs, lastcopy, room, view
 from oobleckd.core.context import Core
 from oobleckd.core.entries import (
     InputsFixed,
@@ -167,10 +167,11 @@ def _control(core: Core, request: Control) -> Response:
         problem, hint = room.refusal(core, job)
     if problem:
         return Denied("conflict", f"{job.id} is {job.state}: {problem}", hint)
-    _audit(core, f"{request.act} {job.id}", Audited(request.who, request.act, job.id))
+    without = ", without a checkpoint" if request.discard and request.act == "cancel" else ""
+    _audit(core, f"{request.act} {job.id}{without}", Audited(request.who, request.act, job.id))
     match request.act:
         case "cancel":
-            message = _cancel(core, job)
+            message = ending.cancel(core, job, discard=request.discard)
         case "pause":
             core.record(PauseAsked(job.id, paused=True))
             message = f"{job.id} stops after the present step"
@@ -191,8 +192,9 @@ def _control(core: Core, request: Control) -> Response:
 
 def _refusal(job: JobRecord, act: str) -> tuple[str, str]:
     """Why ``act`` makes no sense now, and what does; empty if it does."""
-    if job.final:
-        return "it is over", "submit it anew; with --resume it starts from its checkpoint"
+    if job.final or (job.ending and act in {"pause", "resume"}):
+        over = "it is over" if job.final else "it was cancelled, and ends"
+        return over, _anew(job) if job.final else f"`oobleckctl cancel {job.id} --discard` ends it at once"
     if act == "pause" and job.paused:
         return "it stands still already", f"`oobleckctl resume {job.id}` lets it go on"
     if act == "pause" and job.layout is None:
@@ -207,12 +209,13 @@ def _refusal(job: JobRecord, act: str) -> tuple[str, str]:
     return "", ""
 
 
-def _cancel(core: Core, job: JobRecord) -> str:
-    if core.run is not None and core.run.job is job:
-        jobs.end(core, core.run, "cancel")
-    else:
-        core.move(job, "cancel")
-    return f"{job.id} is cancelled"
+def _anew(job: JobRecord) -> str:
+    """What is possible with a job that is over."""
+    if not job.checkpoint:
+        return "submit it anew: it has no checkpoint to start from"
+    kept = _newest(job)  # by its folder: "latest" may be another job's of that name
+    more = ", and more train.steps" if kept.counters.step >= job.spec.train.steps else ""
+    return f"submit it anew; with --resume {kept.directory}{more} it goes on from step {kept.counters.step}"
 
 
 # ---------------------------------------------------------------------- nodes

@@ -108,7 +108,8 @@ class _Survivors(NamedTuple):
 class JobRecord:
     """A job. ``counters``: the first round and step not known to be committed; ``start``: where it began.
 
-    ``source``: where the state comes from when no device holds it. ``dead``: lost devices of ``layout``,
+    ``source``: where the state comes from when no device holds it. ``ending``: it was cancelled, and is over
+    once its state is in a checkpoint. ``dead``: lost devices of ``layout``,
     ``incarnations``: device -> the incarnation of it that is in ``layout``. ``detours`` stand beside the
     routes of ``layout``; ``settled``: the dead whom they, or nothing more, take care of. ``losses``: round ->
     loss, of every round ever committed, for the check of late and double reports. ``fence``: rounds told
@@ -136,6 +137,7 @@ class JobRecord:
     cause: JobCause = ""
     finished_at: float | None = None
     paused: bool = False
+    ending: bool = False
     epoch: int = 0
     dead: tuple[str, ...] = ()
     settled: tuple[str, ...] = ()

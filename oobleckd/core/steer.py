@@ -15,6 +15,7 @@ from oobleckd.core import (
     checkpoints,
     corruption,
     deploy,
+    ending,
     failures,
     incidents,
     inputs,
@@ -135,7 +136,9 @@ def _while_running(core: Core, run: Run) -> None:
                 precopy.over(core, run, found[1])
         return  # the decision already holds everybody at the boundary
     use = None
-    if _wants_change(core, run) and not _needs_room(core, run):
+    if job.ending:
+        hold, checkpoint = ending.flagged(core, run)
+    elif _wants_change(core, run) and not _needs_room(core, run):
         nodes = core.candidates(job)
         if len(nodes) >= job.n0:
             use = _has_use_for(core, run)
@@ -237,6 +240,7 @@ def _at_boundary(core: Core, run: Run) -> None:
     if run.finished():
         steps = job.spec.train.steps
         if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
+            inputs.note_checks(core, run)  # who was to say it may have died since the others did
             if inputs.is_checked(job):
                 jobs.end(core, run, "finish", notfinite.at_the_end(job))
             else:
@@ -244,13 +248,15 @@ def _at_boundary(core: Core, run: Run) -> None:
         elif room.rewrites(core, run):
             recovery.ask_anew(core, run, "the last checkpoint is to be written anew")
         return
+    if ending.at_boundary(core, run):
+        return
     if job.paused:
         if run.incident is not None and not job.unsettled:
             incidents.close(core, run)
         if job.state != "paused":
             core.move(job, "hold")
         return
-    if job.unsettled or _wants_change(core, run):
+    if job.unsettled or (not job.ending and _wants_change(core, run)):
         _change_plan(core, run)
     else:
         _go_on(core, run)

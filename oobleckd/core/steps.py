@@ -70,7 +70,8 @@ def _note_pace(core: Core, run: Run, message: StepDone) -> None:
         found = Paces.of(layout, setup.profile.layers)
         found.slow = {d: factor for d, factor in run.paces.slow.items() if d in found.work_s}  # said once
         run.paces = found
-    slow.tell(core, run, run.paces.note(message.device, message.counters.round, message.busy_s))
+    news = run.paces.note(message.device, message.counters.round, message.busy_s, core.now)
+    slow.tell(core, run, news)
 
 
 def _in_order(core: Core, job: JobRecord, message: StepDone) -> None:

@@ -105,7 +105,7 @@ def _bytes_of(shard_size: str) -> int:
 
 def _with_checkpoint(client: Client, job: str, timeout_s: float) -> JobView:
     """``job`` with the checkpoint to export: a new one where it is in training, else its last."""
-    view = client.job(job)
+    view = client.job(job, unique=True)
     if view.state not in FINAL:
         try:
             view = new_checkpoint(client, view, timeout_s)

@@ -30,7 +30,7 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
-from oobleckd.draw.lines import size, skipped
+from oobleckd.draw.lines import count, size, skipped
 from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
@@ -152,16 +152,21 @@ def _end_with(view: JobView) -> None:
         else:
             emit_line(view.id)
     if failed:
-        fail(f"{view.name} is {view.state} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
+        fail(f"{view.name} {ended(view)} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
     note(done(view))
+
+
+def ended(view: JobView) -> str:
+    """What became of a job that is over and not done."""
+    return "failed" if view.state == "failed" else f"is {view.state}"
 
 
 def done(view: JobView) -> str:
     """How a job ended that is done."""
     without = f"{skipped(view.steps_skipped)}, " if view.steps_skipped else ""
     return (
-        f"{view.name} is done: {view.step} steps, {without}{view.incidents} incidents, {view.steps_lost} "
-        "steps lost"
+        f"{view.name} is done: {count(view.step, 'step')}, {without}{count(view.incidents, 'incident')}, "
+        f"{count(view.steps_lost, 'step')} lost"
     )
 
 
@@ -169,7 +174,7 @@ def _show_plan(job: Job, file: Path) -> None:
     if wants_json():
         emit_item("JobSpec", job)
         return
-    train, memory = job.train, job.resources.device_memory_bytes
+    train, memory, tolerance = job.train, job.resources.device_memory_bytes, job.fault_tolerance
     emit_fields({
         "job": job.name,
         "file": str(file),
@@ -177,7 +182,7 @@ def _show_plan(job: Job, file: Path) -> None:
         "data": f"{job.data.source} {job.data.path}".strip(),
         "steps": f"{train.steps} of {train.global_batch} sequences of {train.sequence} tokens",
         "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
-        "survives": f"{job.fault_tolerance.f} nodes lost at once (policy {job.fault_tolerance.policy})",
+        "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",
         "memory": f"{size(memory)} a device" if memory else "all of each device",
         "exact": "yes" if train.exact else "no: verify cannot compare runs bit by bit",
     })  # fmt: skip
@@ -202,10 +207,20 @@ def resume(client: Client, job: str) -> None:
 
 @click.command()
 @click.argument("job", shell_complete=job_names)
+@click.option("--discard", is_flag=True, help="End it at once, without a checkpoint of its last steps.")
+@click.option("--wait", "wait_", is_flag=True, help="Stay until it is over.")
 @connected
-def cancel(client: Client, job: str) -> None:
-    """End JOB for good. Its checkpoints stay."""
-    told(client.control(job, "cancel"))
+def cancel(client: Client, job: str, discard: bool, wait_: bool) -> None:
+    """End JOB for good, with a checkpoint of its last step. Its checkpoints stay."""
+    answer = client.control(job, "cancel", discard=discard)
+    if not wait_:
+        told(answer)
+        return
+    view = until_final(client, answer.id)
+    if wants_json():
+        emit_item("Job", view)
+    kept = f"; its checkpoint: {view.checkpoint}" if view.checkpoint else "; it has no checkpoint"
+    note(f"{view.id} is {view.state} at step {view.step}{kept}")
 
 
 @click.command()
@@ -219,7 +234,7 @@ def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
         told(client.control(job, "checkpoint"))
         return
     try:
-        view = new_checkpoint(client, client.job(job), timeout_s)
+        view = new_checkpoint(client, client.job(job, unique=True), timeout_s)
     except TimedOut as error:
         hint = f"it comes at a step's boundary: `oobleckctl describe job {job}` says what holds that up"
         raise Failure(f"{job}: no checkpoint within {timeout_s:g} s", hint, TIMED_OUT) from error
@@ -245,5 +260,5 @@ def new_checkpoint(client: Client, before: JobView, timeout_s: float) -> JobView
                 "the job goes on and tries again; make room there, or mend what it says",
             )
         if view.state in FINAL:
-            fail(f"{view.name} is {view.state}, and no checkpoint was written", view.reason)
+            fail(f"{view.name} {ended(view)}, and no checkpoint was written", view.reason)
     raise AssertionError("views never ends by itself")

@@ -32,7 +32,7 @@ def verify(client: Client, job: str, single: bool, fresh: bool) -> None:
 
     Exit 0: identical. Exit 1: different, or not comparable; the first difference is named.
     """
-    view = client.job(job)
+    view = client.job(job, unique=True)
     ours, verdict = judge(client, view, single=single, fresh=fresh)
     _say(view, ours, verdict)
 

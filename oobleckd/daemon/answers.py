@@ -6,7 +6,7 @@ Owns no route and no right.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from oobleckd.protocol.text import shown_json
 from oobleckd.protocol.units import parse_seconds
 
 _MAX_DIGITS = 18
+_NAMED = 8  # jobs, in a sentence
 
 
 def one(answer: msgspec.Struct) -> web.Response:
@@ -82,14 +83,25 @@ def flag(request: web.Request, name: str, *, default: bool = False) -> bool:
     return text == "1"
 
 
-def find_job(service: Service, name: str) -> JobRecord:
-    """The job with this id, or the newest one with this name."""
+def find_job(service: Service, name: str, *, unique: bool = False) -> JobRecord:
+    """The job with this id, or the newest one with this name; with ``unique`` the only one."""
     jobs = service.core.state.jobs
     named = [job for job in jobs.values() if job.spec.name == name]
+    # Who looks wants the newest; who acts on the newest where another was meant cannot take it back.
+    # (D-service-019)
+    if unique and name not in jobs and len(named) > 1:
+        raise _shared(name, named)
     found = jobs.get(name) or (named[-1] if named else None)
     if found is None:
         raise Refusal(404, "not-found", f"no job {name}", "`oobleckctl get jobs` lists them")
     return found
+
+
+def _shared(name: str, named: Sequence[JobRecord]) -> Refusal:
+    newest = [f"{job.id} ({job.state})" for job in named[-_NAMED:]]
+    others = len(named) - len(newest)
+    ids = f"{', '.join(newest)}{f' and {others} older' if others else ''}"
+    return Refusal(409, "conflict", f"{len(named)} jobs are called {name}: {ids}", "name one by its id")
 
 
 def asked_or_active(service: Service, request: web.Request) -> JobRecord | None:

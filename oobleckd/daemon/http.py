@@ -120,7 +120,9 @@ class Api:
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         """One job, by id or by name."""
-        return answers.one(view.job_view(self._service.core, self._find(request.match_info["job"])))
+        unique = answers.flag(request, "unique")
+        job = answers.find_job(self._service, request.match_info["job"], unique=unique)
+        return answers.one(view.job_view(self._service.core, job))
 
     async def steps(self, request: web.Request) -> web.StreamResponse:
         """Committed steps from ``since`` on."""
@@ -203,9 +205,12 @@ class Api:
 
     async def control(self, request: web.Request) -> web.StreamResponse:
         """Pause, resume, cancel, checkpoint."""
-        job = self._find(request.match_info["job"])
+        job = answers.find_job(self._service, request.match_info["job"], unique=True)
         act = cast("Any", request.match_info["act"])
-        return await self._ask(Control(job.id, act, _who(request)))
+        discard = answers.flag(request, "discard")
+        if discard and act != "cancel":
+            raise Refusal(422, "invalid", f"discard is not for {act}", "it is for cancel")
+        return await self._ask(Control(job.id, act, _who(request), discard))
 
     async def drain(self, request: web.Request) -> web.StreamResponse:
         """Drain and undrain."""

@@ -59,11 +59,12 @@ OPERATIONS = (
     Operation("get", "/v1/status", "The headline.", api.Status),
     Operation("get", "/v1/jobs", "All jobs.", api.JobView, many=True),
     Operation("post", "/v1/jobs", "Queue a job.", api.Accepted, body=SubmitBody),
-    Operation("get", "/v1/jobs/{job}", "A job, by id or by name.", api.JobView),
+    Operation("get", "/v1/jobs/{job}", "A job, by id or by name.", api.JobView, query={"unique": _FLAG}),
     Operation("get", "/v1/jobs/{job}/steps", "Committed steps.", api.StepView, many=True, query={"since": _NUMBER}),
     Operation("get", "/v1/jobs/{job}/goodput", "Where the time of its devices went.", watch.GoodputView),
     *(
-        Operation("post", f"/v1/jobs/{{job}}/{act}", f"{act.capitalize()} a job.", api.Accepted)
+        Operation("post", f"/v1/jobs/{{job}}/{act}", f"{act.capitalize()} a job.", api.Accepted,
+                  query={"discard": _FLAG} if act == "cancel" else None)
         for act in _ACTS
     ),
     Operation("get", "/v1/nodes", "All nodes.", api.NodeView, many=True),

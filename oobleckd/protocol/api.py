@@ -60,11 +60,12 @@ class Submit(Request, frozen=True):
 
 
 class Control(Request, frozen=True):
-    """pause, resume, cancel or checkpoint a job."""
+    """pause, resume, cancel or checkpoint a job. ``discard``: a cancel writes no checkpoint before."""
 
     job: str
     act: Literal["pause", "resume", "cancel", "checkpoint"]
     who: str = ""
+    discard: bool = False
 
 
 class Drain(Request, frozen=True):

@@ -130,7 +130,7 @@ class Cluster:
                 self.client.undrain(node.name)
         for job in self.client.jobs():
             if job.state not in FINAL:
-                self.client.control(job.id, "cancel")
+                self.client.control(job.id, "cancel", discard=True)
         self.usable(self.num_nodes)
 
     def restart(self) -> None:

@@ -98,6 +98,24 @@ def test_a_jobs_life_by_requests(running: Daemon, agent: Agent) -> None:
     assert (caught.value.status, caught.value.title) == (409, "conflict")
 
 
+@pytest.mark.parametrize("act", ["cancel", "pause", "resume", "checkpoint", "look"])
+def test_a_name_that_two_jobs_share_is_no_name_to_act_on(running: Daemon, agent: Agent, act: Any) -> None:
+    client, name = running.client, f"twice-{act}"
+    first, second = (client.submit(job(name)).id for _ in range(2))
+    for state in ("both wait", "one is over"):
+        with pytest.raises(ApiProblem) as caught:
+            client.job(name, unique=True) if act == "look" else client.control(name, act)
+        assert (caught.value.status, caught.value.title) == (409, "conflict"), state
+        assert first in caught.value.problem
+        assert second in caught.value.problem
+        assert client.job(name).id == second, "who only looks gets the newest"
+        assert client.job(first, unique=True).id == first
+        if state == "both wait":
+            client.control(first, "cancel")
+    client.control(second, "cancel", discard=True)
+    assert {client.job(each).state for each in (first, second)} == {"cancelled"}
+
+
 def test_a_job_has_a_folder_that_nobody_else_has(running: Daemon, agent: Agent, tmp_path: Path) -> None:
     number = len(running.client.jobs()) + 1
     (tmp_path / "ck" / f"small-{number}" / "step-00000001").mkdir(parents=True)

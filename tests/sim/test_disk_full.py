@@ -119,7 +119,7 @@ def test_at_the_end_a_loss_a_restart_and_a_cancel_are_what_they_always_are() -> 
     other = training(steps=20)
     other.disk_full = True
     other.run(lambda: waits_at_its_end(other), limit_s=30.0)
-    other.ask(Control("job-1", "cancel"))
+    other.ask(Control("job-1", "cancel", discard=True))
     other.run_for(5.0)
     assert other.state() == "cancelled"
     assert not other.partial

@@ -221,7 +221,7 @@ def test_people_may_act_meanwhile(act: str) -> None:
     until_waited_for(world)
     world.ask(Drain("n03"))
     world.ask(Drain("n03", undo=True))
-    world.ask(Control("job-1", act))
+    world.ask(Control("job-1", act, discard=act == "cancel"))
     if act == "cancel":
         assert world.state() == "cancelled"
         world.run(lambda: world.node("n02").state == "joining", limit_s=3.0)

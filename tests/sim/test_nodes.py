@@ -206,6 +206,7 @@ def test_cancel_gives_the_place_to_the_next():
     world.submit(make_job("two", steps=4, memory=350))
     world.until_step(2, "one-1")
     world.ask(Control("one-1", "cancel"))
+    world.until_state("cancelled", job_id="one-1")
     world.until_state("done", job_id="two-2")
     world.check_done("two-2")
 

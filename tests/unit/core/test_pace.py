@@ -20,14 +20,16 @@ def paces(*cuts):
     return Paces.of(Layout(7, 6, holdings, tuple(routes)), LAYERS)
 
 
-def run(found, rounds, **slower):
-    """So many rounds, each device as busy as its work says times its factor; what was said."""
+def run(found, rounds, step_s=1.0, **slower):
+    """So many rounds of ``step_s``, each device as busy as its work says times its factor; what was said."""
     said = []
     for _ in range(rounds):
         number = next(ROUND)
         for device, work_s in found.work_s.items():
             busy_s = work_s * slower.get(device.partition("/")[0], 1.0) * 1.3
-            said += [f"{slow} {news}" for slow, news in found.note(device, number, busy_s).items()]
+            said += [
+                f"{slow} {news}" for slow, news in found.note(device, number, busy_s, number * step_s).items()
+            ]
     return said
 
 
@@ -50,11 +52,23 @@ def test_one_slow_step_a_slow_cluster_and_an_idle_device_are_nothing():
     found = paces(3, 3)
     assert run(found, 10) + run(found, 1, a0=50.0) + run(found, 10) == []
     assert run(found, 20, a0=3.0, b0=3.0, a1=3.0, b1=3.0) == []
-    assert found.note("spare/0", next(ROUND), 1.0) == {}
+    assert found.note("spare/0", next(ROUND), 1.0, 0.0) == {}
 
 
 def test_a_round_that_one_device_never_told_is_left_out():
     found = paces(3, 3)
-    assert found.note("a0/0", next(ROUND), 1.0) == {}
+    assert found.note("a0/0", next(ROUND), 1.0, 0.0) == {}
     assert run(found, 20, b1=3.0) == ["b1/0 is slow: 3.0 times its peers"]
     assert found.telling == {}
+
+
+def test_what_does_not_last_is_not_said_however_many_steps_it_takes():
+    """Steps of 2 ms, and another program takes the core now and then for as long as a thousand of them."""
+    found = paces(3, 3)
+    for _ in range(3):
+        assert run(found, 1000, step_s=0.002, b1=3.0) + run(found, 100, step_s=0.002) == []
+        assert found.slow == {}
+    assert len(run(found, 4000, step_s=0.002, b1=3.0)) == 1
+    for _ in range(3):
+        assert run(found, 1000, step_s=0.002) + run(found, 100, step_s=0.002, b1=3.0) == []
+    assert run(found, 4000, step_s=0.002) == ["b1/0 is as fast as its peers again"]

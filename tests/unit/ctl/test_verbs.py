@@ -189,7 +189,7 @@ def test_submit_wait_ends_as_the_job_ends(ctl: Ctl, job_file: Callable[..., Path
     ctl.api.jobs = [job_view(state="failed", reason="too big a model", step=1)]
     result = ctl("submit", str(job_file()), "--wait")
     assert result.exit_code == 1
-    assert "error: small is failed at step 1\nhint: too big a model" in result.stderr
+    assert "error: small failed at step 1\nhint: too big a model" in result.stderr
     ctl.api.jobs = [job_view()]
     assert ctl("submit", str(job_file()), "--wait").exit_code == 0
 
