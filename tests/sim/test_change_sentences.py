@@ -47,6 +47,7 @@ def of_people() -> World:
     world.kill("n04")
     world.run_for(3.0)
     world.ask(Control("job-1", "cancel", "kim"))
+    world.until_state("cancelled")
     return world
 
 
