@@ -6,7 +6,6 @@ Owns no route and no right.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import msgspec
 from aiohttp import web
@@ -14,7 +13,7 @@ from aiohttp import web
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
-from oobleckd.protocol.api import API_VERSION, Items
+from oobleckd.protocol.api import API_VERSION
 
 _MAX_DIGITS = 18
 
@@ -28,11 +27,6 @@ def one(answer: msgspec.Struct) -> web.Response:
 def whole(answer: msgspec.Struct) -> web.Response:
     """The same, of a struct that bears its ``apiVersion``, or has raw parts."""
     return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
-
-
-def items(found: Iterable[msgspec.Struct]) -> web.Response:
-    """A list."""
-    return whole(Items(tuple(found)))
 
 
 def number(request: web.Request, name: str) -> int | None:
