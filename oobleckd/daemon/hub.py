@@ -340,6 +340,7 @@ class Hub:
             return False
         if event["event"] == zmq.EVENT_LISTENING:
             self._listening.append(socket.socket(fileno=event["value"]))
+            self._listening[-1].setblocking(False)  # else draining it would wait for the next one
             return True
         if event["event"] == zmq.EVENT_ACCEPT_FAILED:
             # Else its thread tries again for ever, as fast as it can. (D-service-018)
