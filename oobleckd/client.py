@@ -10,6 +10,7 @@ import http.client
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +63,7 @@ TIMEOUT_S = 10.0
 STREAM_TIMEOUT_S = 30.0
 _RETRY_FIRST_S = 0.1
 _MAX_RETRY_S = 2.0
+_MAX_WAITS = 20
 
 
 def state_dir() -> Path:
@@ -115,7 +117,7 @@ class Client:
 
     def jobs(self) -> tuple[JobView, ...]:
         """All jobs, oldest first."""
-        return self._get("/v1/jobs", Items[JobView]).items
+        return self._list("/v1/jobs", JobView)
 
     def job(self, job: str, *, unique: bool = False) -> JobView:
         """The job with this id, or the newest one with this name. ApiProblem 404 when there is none, and
@@ -125,28 +127,28 @@ class Client:
 
     def steps(self, job: str, since: int = 0) -> tuple[StepView, ...]:
         """Committed steps of a job from step number ``since`` on, in order."""
-        rows = self._get(f"/v1/jobs/{quote(job, safe='')}/steps", Items[_StepRow], since=since).items
+        rows = self._list(f"/v1/jobs/{quote(job, safe='')}/steps", _StepRow, since=since)
         return tuple(row.view() for row in rows)
 
     def nodes(self) -> tuple[NodeView, ...]:
         """All nodes the daemon has ever heard of, by name."""
-        return self._get("/v1/nodes", Items[NodeView]).items
+        return self._list("/v1/nodes", NodeView)
 
     def incidents(self) -> tuple[IncidentView, ...]:
         """All incidents, oldest first."""
-        return self._get("/v1/incidents", Items[IncidentView]).items
+        return self._list("/v1/incidents", IncidentView)
 
     def pipelines(self, job: str = "") -> tuple[PipelineView, ...]:
         """Pipelines of ``job``, or of the job that is deployed."""
-        return self._get("/v1/pipelines", Items[PipelineView], job=job).items
+        return self._list("/v1/pipelines", PipelineView, job=job)
 
     def templates(self, job: str = "") -> tuple[TemplateView, ...]:
         """Templates of ``job``, or of the job that is deployed."""
-        return self._get("/v1/templates", Items[TemplateView], job=job).items
+        return self._list("/v1/templates", TemplateView, job=job)
 
     def layers(self, job: str = "") -> tuple[LayerView, ...]:
         """Who holds each layer of ``job``, or of the job that is deployed."""
-        return self._get("/v1/layers", Items[LayerView], job=job).items
+        return self._list("/v1/layers", LayerView, job=job)
 
     def schedules(self, job: str = "") -> SampledSteps:
         """The steps whose op times the daemon has."""
@@ -180,7 +182,7 @@ class Client:
 
     def story(self, key: str) -> tuple[Change, ...]:
         """The causal chain of ``node:NAME``, ``incident:ID`` or ``job:ID``, as far back as is kept."""
-        return self._get("/v1/story", Items[Change], key=key).items
+        return self._list("/v1/story", Change, key=key)
 
     def debug(self) -> DebugView:
         """The daemon itself, as it stands. ApiProblem 403 for who may not act."""
@@ -245,6 +247,24 @@ class Client:
         asked = {key: value for key, value in query.items() if value != ""}
         target = f"{path}?{urlencode(asked)}" if asked else path
         return decode(self._request("GET", target), kind)
+
+    def _list(self, path: str, kind: type[Answer], **query: str | int) -> tuple[Answer, ...]:
+        """All pages of a list. Who has asked for many is told to wait now and then, and does."""
+        found: list[Answer] = []
+        cursor, tries = "", 0
+        while True:
+            try:
+                page = self._get(path, Items[kind], **query, cursor=cursor)  # type: ignore[valid-type]
+            except ApiProblem as problem:
+                tries += 1
+                if not cursor or not problem.retry_s or tries > _MAX_WAITS:
+                    raise
+                time.sleep(problem.retry_s)
+                continue
+            found += page.items
+            if not page.cursor:
+                return tuple(found)
+            cursor, tries = page.cursor, 0
 
     def _post(self, path: str, body: dict[str, Any]) -> Accepted:
         return decode(self._request("POST", path, msgspec.json.encode(body)), Accepted)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from oobleckd.protocol.unreadable import UNREADABLE
 
 Answer = TypeVar("Answer")
 
+_FULL_S = 0.02
 _START_HINT = "start it with `oobleckctl up`, or `systemctl start oobleckd` where it is a service"
 
 
@@ -39,10 +41,13 @@ class Unreachable(ClientError):
 
 
 class ApiProblem(ClientError):
-    """The daemon refused. ``status`` is the HTTP status (403, 404, 409, 422, 503), ``title`` its kind."""
+    """The daemon refused. ``status`` is the HTTP status (403, 404, 409, 422, 503), ``title`` its kind.
+    ``retry_s``: after which it may be asked again (0: it was not asked too often).
+    """
 
-    def __init__(self, status: int, title: str, detail: str, hint: str = "") -> None:
+    def __init__(self, status: int, title: str, detail: str, hint: str = "", retry_s: float = 0.0) -> None:
         super().__init__(detail or title, hint)
+        self.retry_s = retry_s
         self.status = status
         self.title = title
 
@@ -63,7 +68,15 @@ class UnixConnection(http.client.HTTPConnection):
         """Connect. Raises OSError."""
         self._raw = self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+        patience_s = self.timeout if isinstance(self.timeout, int | float) else 0.0
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return self.sock.connect(str(self._path))
+            except BlockingIOError:  # so many wait to be let in that there is no room for one more
+                if time.monotonic() > until:
+                    raise TimeoutError from None
+                time.sleep(_FULL_S)
 
     def hang_up(self) -> None:
         """Wake a blocked reader in another thread."""
@@ -97,7 +110,7 @@ def problem_of(status: int, reason: str, data: bytes) -> ApiProblem:
         told = msgspec.json.decode(data, type=Problem)
     except UNREADABLE:
         return ApiProblem(status, reason, data.decode(errors="replace").strip())
-    return ApiProblem(status, told.title, told.detail, told.hint)
+    return ApiProblem(status, told.title, told.detail, told.hint, told.retry_s)
 
 
 def unreachable(path: Path, error: Exception) -> Unreachable:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -72,16 +72,29 @@ def node_views(core: Core) -> list[NodeView]:
     """Every node, in name order; after a restart also those that should be here and have not said
     Hello yet.
     """
+    return list(map(node_viewer(core), node_names(core)))
+
+
+def node_names(core: Core) -> list[str]:
+    """Those that have a view, in order."""
+    inside = core.run.job.surviving_nodes() if core.run is not None else frozenset()
+    here = {name for name, node in core.members.nodes.items() if not node.forgotten}
+    missing = (inside | core.state.nodes.keys()) - core.members.nodes.keys()
+    return sorted(here | missing)
+
+
+def node_viewer(core: Core) -> Callable[[str], NodeView]:
+    """What makes the view of a node by its name: what all nodes share is looked up once."""
     inside = core.run.job.surviving_nodes() if core.run is not None else frozenset()
     held, use = _by_node(core), nodecauses.use(core)
-    found = [
-        _node_view(core, node, held.get(name), use, inside=name in inside)
-        for name, node in sorted(core.members.nodes.items())
-        if not node.forgotten
-    ]
-    missing = (inside | core.state.nodes.keys()) - core.members.nodes.keys()
-    found += [_missing_view(core, name, inside=name in inside) for name in missing]
-    return sorted(found, key=lambda view: view.name)
+
+    def made(name: str) -> NodeView:
+        node = core.members.nodes.get(name)
+        if node is None:
+            return _missing_view(core, name, inside=name in inside)
+        return _node_view(core, node, held.get(name), use, inside=name in inside)
+
+    return made
 
 
 def _missing_view(core: Core, name: str, *, inside: bool) -> NodeView:
@@ -294,7 +307,12 @@ def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
     """Committed steps from number ``since`` (the first is 1) on, one each: tries that were repeated do not
     count.
     """
-    return [_step_view(step) for step in job.steps if step.step + 1 >= since]
+    return [step_view(step) for step in job.steps[first_step(job, since) :]]
+
+
+def first_step(job: JobRecord, since: int) -> int:
+    """Where among the job's steps those from number ``since`` on begin."""
+    return bisect_left(job.steps, since, key=lambda step: step.step + 1)
 
 
 def steps_by(job: JobRecord, at: float, max_steps: int) -> list[StepView]:
@@ -302,10 +320,11 @@ def steps_by(job: JobRecord, at: float, max_steps: int) -> list[StepView]:
     not among them.
     """
     end = bisect_right(job.steps, at, key=lambda step: step.at)
-    return [_step_view(step) for step in job.steps[max(0, end - max_steps) : end]]
+    return [step_view(step) for step in job.steps[max(0, end - max_steps) : end]]
 
 
-def _step_view(s: Step) -> StepView:
+def step_view(s: Step) -> StepView:
+    """One committed step."""
     return StepView(
         s.step + 1,
         s.loss,

@@ -32,7 +32,7 @@ curl --unix-socket /run/oobleck/oobleckd.sock http://d/v1/status
 curl --cacert cert.pem -H "Authorization: Bearer $TOKEN" https://HOST:PORT/v1/nodes
 ```
 
-- Answers are JSON with an `apiVersion`; lists are `{"apiVersion": …, "items": […]}`. Fields may be added, so readers skip what they do not know. A query or a body with a value that is none of those below is refused.
+- Answers are JSON with an `apiVersion`; lists are `{"apiVersion": …, "items": […], "cursor": …}`, in pages of `limit` rows (1000) and 256 KB at most: who sends the answer's `cursor` with the same question gets the next page, and the last page has an empty one. Fields may be added, so readers skip what they do not know. A query or a body with a value that is none of those below is refused.
 - Errors are `application/problem+json` (RFC 9457) with a `hint` that says what to do next: 401 and 403 who is not let in, 404 what is not there, 409 what does not go now, 422 what cannot be read, 429 too often
   (`Retry-After` says how long to wait), 503 while the daemon stops or its disk does not take what it must write.
 - An act is answered once it is durable. Answered by 503 it may still happen: look before asking again.
@@ -54,7 +54,7 @@ def page() -> str:
 
 
 def _row(op: Operation) -> str:
-    query = ", ".join(f"`{name}`{_values(schema)}" for name, schema in (op.query or {}).items())
+    query = ", ".join(f"`{name}`{_values(schema)}" for name, schema in op.asks.items())
     answer = f"`{op.answer}`" if isinstance(op.answer, str) else _link(op.answer)
     cells = (
         f"`{op.method.upper()} {op.path}`",

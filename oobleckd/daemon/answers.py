@@ -6,7 +6,7 @@ Owns no route and no right.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from aiohttp import web
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
-from oobleckd.protocol.api import API_VERSION, Items
+from oobleckd.protocol.api import API_VERSION
 from oobleckd.protocol.text import shown_json
 from oobleckd.protocol.units import parse_seconds
 
@@ -32,11 +32,6 @@ def one(answer: msgspec.Struct) -> web.Response:
 def whole(answer: msgspec.Struct) -> web.Response:
     """The same, of a struct that bears its ``apiVersion``, or has raw parts."""
     return _json(answer)
-
-
-def items(found: Iterable[msgspec.Struct]) -> web.Response:
-    """A list."""
-    return whole(Items(tuple(found)))
 
 
 def _json(answer: Any) -> web.Response:

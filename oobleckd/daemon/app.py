@@ -26,6 +26,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from oobleckd import __version__
+from oobleckd.daemon.accepting import HEAD_S, GuardedSite, Guests
+from oobleckd.daemon.busy import MeasuredLoop
 from oobleckd.daemon.config import Config, load_config
 from oobleckd.daemon.http import Api
 from oobleckd.daemon.hub import HubError
@@ -117,7 +119,8 @@ def main(*, adopt: bool, **flags: Any) -> None:
         _raise_file_limit()
         if loaded.config.realtime and not urgency.hurry():
             _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
-        asyncio.run(_serve(loaded.config, load, adopt=adopt))
+        with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
+            runner.run(_serve(loaded.config, load, adopt=adopt))
     except ConfigError as error:
         end(str(error), error.hint, USAGE)
     except (JournalLocked, SocketTaken, CopiedState) as error:
@@ -222,31 +225,43 @@ async def _open_api(service: Service) -> web.AppRunner:
     """
     logging.getLogger("aiohttp.server").addFilter(_of_daemon)
     app = Api(service).application()
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_STREAMS_END_S)
-    await runner.setup()
+    runner, guests = await _runner(app), Guests(service.hub.spares)
     if service.config.api:
-        host, _, port = service.config.api.rpartition(":")
-        site = web.TCPSite(runner, host.strip("[]"), int(port), ssl_context=context_of(service.config))
-        await site.start()
+        context = context_of(service.config)
+        await GuardedSite(runner, _bound(service.config.api), guests, context=context).start()
     given = sd.listen_sockets()
     if given:
         for sock in given:
-            await web.SockSite(runner, sock).start()
+            await GuardedSite(runner, sock, guests).start()
         return runner
     path = service.config.socket_path
     _check_free(path)
-    await open_at(runner, path)
+    await open_at(runner, path, guests)
     return runner
 
 
 async def _open_metrics(service: Service) -> web.AppRunner:
     """Metrics over TCP, for a Prometheus on this machine. Raises OSError."""
-    host, _, port = service.config.metrics.rpartition(":")
-    runner = web.AppRunner(Api(service).scraped(), access_log=None, shutdown_timeout=_STREAMS_END_S)
-    await runner.setup()
-    await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+    runner = await _runner(Api(service).scraped())
+    await GuardedSite(runner, _bound(service.config.metrics), Guests(service.hub.spares)).start()
     _log.info("metrics on http://%s/metrics", service.config.metrics)
     return runner
+
+
+async def _runner(app: web.Application) -> web.AppRunner:
+    """Of an application whose callers say what they want within a time."""
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=_STREAMS_END_S, keepalive_timeout=HEAD_S, lingering_time=HEAD_S
+    )
+    await runner.setup()
+    return runner
+
+
+def _bound(address: str) -> socket.socket:
+    """A socket on ``HOST:PORT``. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host.strip("[]"), int(port)), family=family)
 
 
 async def _close_apis(service: Service, runners: Sequence[web.AppRunner]) -> None:

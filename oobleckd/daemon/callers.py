@@ -12,6 +12,7 @@ import math
 import socket
 from dataclasses import dataclass, field
 
+import msgspec
 from aiohttp import web
 
 from oobleckd.daemon import tokens
@@ -21,18 +22,25 @@ from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.tokens import Token
 
 _log = logging.getLogger(__name__)
-_READING = frozenset({"GET", "HEAD"})
+READING = frozenset({"GET", "HEAD"})
+_LEAST_S = 0.05
 _HOW_TO_GET_IN = "make one with `oobleckctl token NAME`, and send it as Authorization: Bearer"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Somebody who asks; ``name`` is what the audit has. ``acts``: whether they may, which is looked up where
-    they want to.
+    they want to. ``ours``: root, or the daemon's own user, on this machine.
     """
 
     name: str
     acts: bool
+    ours: bool = False
+
+
+def _allowance(factor: float) -> tuple[Limit, Limit]:
+    """Bytes of answers, and seconds of the loop, for each caller."""
+    return Limit(factor * 8 * 2**20, factor * 64 * 2**20), Limit(factor * 0.1, factor * 1.0)
 
 
 @dataclass(slots=True)
@@ -44,20 +52,34 @@ class Callers:
     reads: Limit = field(default_factory=lambda: Limit(per_s=1000.0, burst=4000.0))
     acts: Limit = field(default_factory=lambda: Limit(per_s=20.0, burst=200.0))
     strangers: Limit = field(default_factory=lambda: Limit(per_s=5.0, burst=20.0))
+    # What somebody asked for is paid for afterwards, in bytes and in time: how often they ask says little of
+    # what it costs. (D-service-020)
+    others: tuple[Limit, Limit] = field(default_factory=lambda: _allowance(1.0))
+    ours: tuple[Limit, Limit] = field(default_factory=lambda: _allowance(8.0))
 
     def admit(self, request: web.Request, now: float, mono_s: float) -> Caller:
         """Who asks, if they may ask this now. ``now``: POSIX seconds; ``mono_s``: of a clock that nobody
         sets. Raises Refusal.
         """
-        acting = request.method not in _READING
+        acting = request.method not in READING
         caller = self._caller(request, now, mono_s, acting=acting)
         if acting and not caller.acts:
             _log.warning("refused %s %s: %s may not act", request.method, request.raw_path, caller.name)
             raise Refusal(403, "forbidden", f"{caller.name} may read, but not act", self._how_to_act(request))
         wait_s = (self.acts if acting else self.reads).take(caller.name, mono_s)
+        if not acting:
+            wait_s = max(wait_s, *(each.owes_s(caller.name, mono_s) for each in self._allowed(caller)))
         if wait_s:
             raise _too_often(caller.name, wait_s)
         return caller
+
+    def spent(self, caller: Caller, seconds: float, num_bytes: int, mono_s: float) -> None:
+        """What an answer did cost: seconds of the loop and bytes."""
+        for limit, cost in zip(self._allowed(caller), (num_bytes, seconds), strict=True):
+            limit.charge(caller.name, cost, mono_s)
+
+    def _allowed(self, caller: Caller) -> tuple[Limit, Limit]:
+        return self.ours if caller.ours else self.others
 
     def _caller(self, request: web.Request, now: float, mono_s: float, *, acting: bool) -> Caller:
         if request.transport is None:
@@ -65,7 +87,7 @@ class Callers:
         sock = request.transport.get_extra_info("socket")
         if sock.family == socket.AF_UNIX:
             peer = peer_of(sock)
-            return Caller(str(peer), acting and may_act(peer, self.group))
+            return Caller(str(peer), acting and may_act(peer, self.group), peer.ours)
         return self._bearer(request, now, mono_s)
 
     def _bearer(self, request: web.Request, now: float, mono_s: float) -> Caller:
@@ -96,4 +118,6 @@ def _unknown(why: str) -> Refusal:
 def _too_often(name: str, wait_s: float) -> Refusal:
     seconds = math.ceil(wait_s)
     said = f"ask again in {seconds} s"
-    return Refusal(429, "too many requests", f"{name} asks too often", said, {"Retry-After": str(seconds)})
+    refusal = Refusal(429, "too many requests", f"{name} asks too often", said, {"Retry-After": str(seconds)})
+    refusal.problem = msgspec.structs.replace(refusal.problem, retry_s=max(wait_s, _LEAST_S))
+    return refusal

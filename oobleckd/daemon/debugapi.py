@@ -16,7 +16,7 @@ from dataclasses import asdict
 from aiohttp import web
 
 from oobleckd import __version__
-from oobleckd.daemon import answers
+from oobleckd.daemon import answers, busy
 from oobleckd.daemon.peers import may_act, peer_of
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
@@ -53,6 +53,7 @@ def _debug_view(service: Service) -> DebugView:
         tasks=dict(_tasks()),
         counters={
             "events": loop.num_events,
+            "loop_longest_us": round(1e6 * busy.longest_s()),
             "manifest_errors": loop.num_manifest_errors,
             "refused_keys": service.hub.num_refused_keys,
             **asdict(service.hub.counters),

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Literal
 
 from oobleckd.protocol.changes import Change, DaemonTrouble
@@ -105,20 +106,26 @@ class Cursor:
             return False
         return not self._history.closed
 
-    def take(self) -> Iterator[Change]:
-        """What is new, in order, with a change of kind "gap" wherever numbers are missing."""
-        new = []
-        for index, change in reversed(self._history.ring):
-            if index < self._position:
-                break
-            new.append(change)
-        self._position = self._history.position
-        for change in reversed(new):
+    @property
+    def behind(self) -> bool:
+        """Whether something is there to take."""
+        return self._position < self._history.position
+
+    def take(self, most: int | None = None) -> Iterator[Change]:
+        """What is new, in order and ``most`` at once, with a change of kind "gap" wherever numbers are
+        missing.
+        """
+        ring, oldest = self._history.ring, self._history.position - len(self._history.ring)
+        begin = max(0, self._position - oldest)
+        end = len(ring) if most is None else min(len(ring), begin + most)
+        new = [change for _, change in islice(ring, begin, end)]
+        self._position = oldest + end
+        for change in new:
             if change.seq > self._seen + 1 or change.seq < self._seen:
                 yield _gap(change.seq - 1)
             self._seen = change.seq
             yield change
-        if self._seen != self._history.last:
+        if not self.behind and self._seen != self._history.last:
             # Numbers beyond the newest change kept, or a reader that comes from another state folder.
             self._seen = self._history.last
             yield _gap(self._seen)

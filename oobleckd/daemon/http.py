@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,15 +22,17 @@ from aiohttp import web
 from oobleckd.core import view
 from oobleckd.core.requests import latest
 from oobleckd.core.state import JobRecord
-from oobleckd.daemon import answers, openapi
+from oobleckd.daemon import answers, openapi, paging, sending
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
+from oobleckd.daemon.callers import READING
 from oobleckd.daemon.debugapi import DebugApi
 from oobleckd.daemon.loop import Stopped
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service, status_of
+from oobleckd.daemon.turns import Took, Turns, metered
 from oobleckd.daemon.watchapi import WatchApi
 from oobleckd.host.folder import disclaim
-from oobleckd.protocol.api import AnyRequest, Control, Denied, Drain, Forget, Kill, Problem, Submit
+from oobleckd.protocol.api import AnyRequest, Control, Denied, Drain, Forget, Kill, NodeView, Problem, Submit
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import JobError, parse_job, same_data
@@ -39,8 +42,12 @@ from oobleckd.protocol.unreadable import UNREADABLE
 HEARTBEAT_S = 10.0
 # Shorter than the client's patience, so that it hears why an act is not durable yet.
 ANSWER_S = 8.0
+BODY_S = 10.0
 _MAX_BODY_BYTES = 2**20
+_CHANGES_AT_ONCE = 256
 _FOLDER_S = 4.0
+# Who asks too often does not ask again at once, whatever their program does with the answer.
+_REFUSED_LATE_S = 0.25
 _TAKEN = 503  # or it may have been
 _STATUS_OF = {"not-found": 404, "conflict": 409, "forbidden": 403, "invalid": 422}
 _log = logging.getLogger(__name__)
@@ -55,6 +62,7 @@ class Api:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._submitting = asyncio.Lock()
+        self._turns = Turns()
 
     def application(self) -> web.Application:
         """The routes."""
@@ -114,9 +122,10 @@ class Api:
         """Headline."""
         return answers.one(status_of(self._service))
 
-    async def jobs(self, _request: web.Request) -> web.StreamResponse:
+    async def jobs(self, request: web.Request) -> web.StreamResponse:
         """All jobs."""
-        return answers.items(view.job_views(self._service.core))
+        core = self._service.core
+        return paging.page(request, list(core.state.jobs.values()), lambda job: view.job_view(core, job))
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         """One job, by id or by name."""
@@ -127,36 +136,45 @@ class Api:
     async def steps(self, request: web.Request) -> web.StreamResponse:
         """Committed steps from ``since`` on."""
         job = self._find(request.match_info["job"])
-        return answers.items(view.step_views(job, answers.number(request, "since") or 0))
+        since = answers.number(request, "since") or 0
+        begin = view.first_step(job, max(since, int(paging.after(request) or 0) + 1))
+        rows = job.steps[begin : begin + paging.MAX_ROWS + 1]
+        return paging.page(request, rows, view.step_view, lambda step: step.step + 1)
 
-    async def nodes(self, _request: web.Request) -> web.StreamResponse:
+    async def nodes(self, request: web.Request) -> web.StreamResponse:
         """All nodes, with ages as of now."""
         core, now = self._service.core, self._service.clock.now()
-        return answers.items(
-            msgspec.structs.replace(node, heartbeat_age_s=node.heartbeat_age_s + now - core.now)
-            for node in view.node_views(core)
-        )
+        made, names = view.node_viewer(core), view.node_names(core)
+        begin = bisect_right(names, paging.after(request, names=True))
 
-    async def incidents(self, _request: web.Request) -> web.StreamResponse:
+        def aged(name: str) -> NodeView:
+            node = made(name)
+            return msgspec.structs.replace(node, heartbeat_age_s=node.heartbeat_age_s + now - core.now)
+
+        return paging.page(request, names[begin:], aged, str)
+
+    async def incidents(self, request: web.Request) -> web.StreamResponse:
         """All incidents."""
-        return answers.items(view.incident_views(self._service.core))
+        return paging.page(request, view.incident_views(self._service.core), _as_is)
 
     async def pipelines(self, request: web.Request) -> web.StreamResponse:
         """Pipelines of ``job``, or of the active one."""
         job = self._asked_or_active(request)
-        return answers.items(view.pipeline_views(job) if job is not None else ())
+        return paging.page(request, view.pipeline_views(job) if job is not None else [], _as_is)
 
     async def templates(self, request: web.Request) -> web.StreamResponse:
         """Templates of ``job``, or of the active one."""
         job = self._asked_or_active(request)
-        return answers.items(view.template_views(job) if job is not None else ())
+        return paging.page(request, view.template_views(job) if job is not None else [], _as_is)
 
     async def story(self, request: web.Request) -> web.StreamResponse:
         """Changes that concern ``key``."""
         key = request.query.get("key", "")
         if not key:
             raise Refusal(422, "invalid", "key is missing", "ask for ?key=node:NAME, incident:ID or job:ID")
-        return answers.items(view.story(self._service.core, key))
+        since = int(paging.after(request) or -1)
+        found = [change for change in view.story(self._service.core, key) if change.seq > since]
+        return paging.page(request, found, _as_is, lambda change: change.seq)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Changes as server-sent events, after ``since`` or Last-Event-ID; ``follow=0`` ends with
@@ -174,11 +192,15 @@ class Api:
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):  # the client has gone, which is how a stream ends
             while not history.closed:
-                await response.write(b"".join(map(_sse, cursor.take())))
+                await sending.within(
+                    request, response.write(b"".join(map(_sse, cursor.take(_CHANGES_AT_ONCE))))
+                )
+                if cursor.behind:
+                    continue
                 if not follow:
                     break
                 if not await cursor.wait(HEARTBEAT_S) and not history.closed:
-                    await response.write(b": beat\n\n")
+                    await sending.within(request, response.write(b": beat\n\n"))
         return response
 
     # ------------------------------------------------------------------- acting
@@ -248,10 +270,23 @@ class Api:
 
     @web.middleware
     async def _rights(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        service = self._service
-        caller = service.callers.admit(request, service.clock.now(), time.monotonic())
+        service, callers = self._service, self._service.callers
+        try:
+            caller = callers.admit(request, service.clock.now(), time.monotonic())
+        except Refusal as refusal:
+            if refusal.problem.retry_s:
+                await asyncio.sleep(_REFUSED_LATE_S)
+            raise
         request["who"] = caller.name
-        return await handler(request)
+        if not caller.ours and request.method in READING:
+            await self._turns.wait()
+        took = Took()
+        try:
+            response = await metered(_called(handler, request), took)
+        finally:
+            callers.spent(caller, took.seconds, 0, time.monotonic())
+        callers.spent(caller, 0.0, sending.size(response), time.monotonic())
+        return response
 
     async def _ask(self, asked: AnyRequest) -> web.StreamResponse:
         # Shielded: the act was taken, and happens even when the answer comes too late for this client.
@@ -279,7 +314,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
     """Every error as problem+json."""
     headers: dict[str, str] = {}
     try:
-        return await handler(request)
+        return await sending.sent(request, await handler(request))
     except Refusal as refusal:
         problem, headers = refusal.problem, refusal.headers
     except JobError as error:
@@ -317,6 +352,14 @@ def _readable(problem: Problem) -> Problem:
     return all_visible(problem)
 
 
+async def _called(handler: Handler, request: web.Request) -> web.StreamResponse:
+    return await handler(request)
+
+
+def _as_is(made: Body) -> Body:
+    return made
+
+
 def _sse(change: Change) -> bytes:
     data = shown_json(msgspec.json.encode(change))
     # A notice has no number of its own: it must not become what a reader resumes from.
@@ -325,7 +368,11 @@ def _sse(change: Change) -> bytes:
 
 
 async def _body(request: web.Request, kind: type[Body]) -> Body:
-    data = await request.read()
+    try:
+        data = await asyncio.wait_for(request.read(), BODY_S)
+    except TimeoutError as error:
+        hint = "send head and body at once"
+        raise Refusal(408, "too slow", f"the body did not come within {BODY_S:g} s", hint) from error
     return msgspec.json.decode(data or b"{}", type=kind)
 
 

@@ -14,6 +14,7 @@ Errors: HubError with ``hint``.
 from __future__ import annotations
 
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from oobleckd.daemon.connections import Connection, Connections
 from oobleckd.daemon.heartbeats import Heartbeats
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
+from oobleckd.daemon.spares import Spares
 from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.host import tcp, urgency
 from oobleckd.planner.plan import node_of
@@ -42,6 +44,8 @@ _BACKLOG = 4096
 _LINGER_MS = 200
 _ZERO_COPY_RECV = 10  # of zmq_ctx_set; pyzmq has no name for it
 _MAX_BAD = 64
+_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_LISTENING | zmq.EVENT_ACCEPT_FAILED
+_HANDSHAKE_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -119,7 +123,9 @@ class Hub:
             self._context.set(zmq.THREAD_PRIORITY, urgency.priority())
         self._door = Door(self._context, lambda key: key in self._allowed)
         self._router = self._open_router(pair, endpoint)
-        self._monitor = self._router.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.spares = Spares()
+        self._listening: list[socket.socket] = []
+        self._monitor = self._router.get_monitor_socket(_EVENTS)
         self._messages = Readiness(self._router, self._take_message, self._is_calm)
         self._num_heartbeats = self._num_others = 0  # since it was asked whether all is calm
         self._closings = Readiness(self._monitor, self._take_closing)
@@ -161,10 +167,13 @@ class Hub:
         self.heartbeats.close()
         self._messages.stop()
         self._closings.stop()
+        for each in self._listening:
+            each.detach()  # it is the router's
         self._router.disable_monitor()
         self._monitor.close(linger=0)
         self._router.close(linger=_LINGER_MS)
         self._door.close()
+        self.spares.close()
         self._context.term()
 
     def allow(self, allowed: Mapping[str, str]) -> None:
@@ -336,6 +345,15 @@ class Hub:
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
         except zmq.Again:
             return False
+        if event["event"] == zmq.EVENT_LISTENING:
+            self._listening.append(socket.socket(fileno=event["value"]))
+            self._listening[-1].setblocking(False)  # else draining it would wait for the next one
+            return True
+        if event["event"] == zmq.EVENT_ACCEPT_FAILED:
+            # Else its thread tries again for ever, as fast as it can. (D-service-021)
+            for each in self._listening:
+                self.spares.drain(each)
+            return True
         self._closed_fds.append(event["value"])
         # Told when the router is empty: what a node said before its end is heard before its end.
         self._messages.look()
@@ -357,6 +375,7 @@ class Hub:
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         router.setsockopt(zmq.BACKLOG, _BACKLOG)
+        router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * _HANDSHAKE_S))
         tcp.speak(router, endpoint)
         # ZeroMQ's own heartbeats are off: with 10,000 connections its thread took 71 % of a core, now 13 %.
         # Leases tell who is alive, then as now. (D-daemon-010)

@@ -20,13 +20,25 @@ class Limit:
 
     def take(self, name: str, now: float) -> float:
         """Seconds until ``name`` may ask again; 0.0: it may now, and has one less to ask."""
-        left, at = self._left.pop(name, (self.burst, now))
-        left = min(self.burst, left + max(0.0, now - at) * self.per_s)
+        left = self._now(name, now)
         allowed = left >= 1.0
-        self._left[name] = (
-            left - allowed,
-            now,
-        )  # put last: the one that was quiet for longest is forgotten first
+        self._keep(name, left - allowed, now)
+        return 0.0 if allowed else (1.0 - left) / self.per_s
+
+    def charge(self, name: str, cost: float, now: float) -> None:
+        """What ``name`` was given did cost so much, which was not known before."""
+        self._keep(name, self._now(name, now) - cost, now)
+
+    def owes_s(self, name: str, now: float) -> float:
+        """Seconds until what ``name`` was given is paid for; 0.0: it is."""
+        return max(0.0, -self._now(name, now)) / self.per_s
+
+    def _now(self, name: str, now: float) -> float:
+        left, at = self._left.get(name, (self.burst, now))
+        return min(self.burst, left + max(0.0, now - at) * self.per_s)
+
+    def _keep(self, name: str, left: float, now: float) -> None:
+        self._left.pop(name, None)
+        self._left[name] = (left, now)  # put last: the one that was quiet for longest is forgotten first
         while len(self._left) > _MAX_KNOWN:
             del self._left[next(iter(self._left))]
-        return 0.0 if allowed else (1.0 - left) / self.per_s

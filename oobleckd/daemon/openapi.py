@@ -14,6 +14,7 @@ import msgspec
 
 from oobleckd import __version__
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
+from oobleckd.daemon.paging import MAX_ROWS
 from oobleckd.daemon.watchapi import MAX_SPAN_S
 from oobleckd.protocol import api, changes, watch
 from oobleckd.protocol.api import API_VERSION, Problem
@@ -27,6 +28,10 @@ _FLAG = {"type": "string", "enum": ["0", "1"]}
 _TEXT = {"type": "string"}
 _SOME_TEXT = {"type": "string", "minLength": 1}
 _JOB = {"job": _TEXT}
+_PAGE: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_ROWS},
+    "cursor": _TEXT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,11 @@ class Operation:
     needs: tuple[str, ...] = ()
     body: Struct | None = None
     deprecated: bool = False
+
+    @property
+    def asks(self) -> dict[str, dict[str, Any]]:
+        """All that its query may have: lists come in pages."""
+        return {**(self.query or {}), **(_PAGE if self.many else {})}
 
 
 _OTHER: dict[str, dict[str, Any]] = {
@@ -167,7 +177,7 @@ def _content(op: Operation) -> dict[str, Any]:
     version = {"const": API_VERSION}
     listed = {
         "type": "object",
-        "properties": {"apiVersion": version, "items": {"type": "array", "items": one}},
+        "properties": {"apiVersion": version, "items": {"type": "array", "items": one}, "cursor": _TEXT},
         "required": ["items"],
     }
     return {"application/json": {"schema": listed}}
@@ -181,7 +191,7 @@ def _path_parameters(op: Operation) -> list[dict[str, Any]]:
 def _query_parameters(op: Operation) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "query", "required": name in op.needs, "schema": schema}
-        for name, schema in (op.query or {}).items()
+        for name, schema in op.asks.items()
     ]
 
 

@@ -31,6 +31,11 @@ class SocketPeer:
     uid: int
     gid: int
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is root's, or of the daemon's own user."""
+        return self.uid in {0, os.geteuid()}
+
     def __str__(self) -> str:
         try:
             return pwd.getpwuid(self.uid).pw_name
@@ -46,7 +51,7 @@ def peer_of(sock: PeerSocket) -> SocketPeer:
 
 def may_act(peer: SocketPeer, group: str) -> bool:
     """Whether ``peer`` may change anything."""
-    if peer.uid in {0, os.geteuid()}:
+    if peer.ours:
         return True
     try:
         wanted = grp.getgrnam(group).gr_gid

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from pathlib import Path
 
 from aiohttp import web
+
+from oobleckd.daemon.accepting import GuardedSite, Guests
 
 _LOOK_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-async def open_at(runner: web.AppRunner, path: Path) -> web.UnixSite:
-    """Serve at ``path``. Raises OSError."""
+async def open_at(runner: web.AppRunner, path: Path, guests: Guests) -> GuardedSite:
+    """Serve at ``path``, where nobody listens, to whom ``guests`` admits. Raises OSError."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    site = web.UnixSite(runner, str(path))
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    site = GuardedSite(runner, listening, guests, path=path)
     await site.start()
     # Everybody may connect and read; who may act is decided by the kernel's word on the peer.
     _let_all(path)
@@ -28,14 +34,15 @@ async def open_at(runner: web.AppRunner, path: Path) -> web.UnixSite:
 
 async def keep_at(runner: web.AppRunner, path: Path) -> None:
     """Serve there again whenever the file is gone, until cancelled. Nothing to do for systemd's socket."""
-    site = next((each for each in runner.sites if isinstance(each, web.UnixSite)), None)
+    sites = (each for each in runner.sites if isinstance(each, GuardedSite))
+    site = next((each for each in sites if each.path == path), None)
     failing = False
     while site is not None:
         await asyncio.sleep(_LOOK_EVERY_S)
         if _is_there(path):
             continue
         try:
-            made = await open_at(runner, path)
+            made = await open_at(runner, path, site.guests)
         except OSError as error:
             if not failing:
                 _log.error("%s is gone, and cannot be made again: %s", path, error)

@@ -17,7 +17,7 @@ from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
 from oobleckd.core.schedules import sampled_view
 from oobleckd.core.state import JobRecord
-from oobleckd.daemon import answers
+from oobleckd.daemon import answers, paging
 from oobleckd.daemon.past import PastError
 from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.refusal import Refusal
@@ -114,7 +114,9 @@ class WatchApi:
     async def layers(self, request: web.Request) -> web.StreamResponse:
         """Who holds each layer of ``job``, or of the active one."""
         job = answers.asked_or_active(self._service, request)
-        return answers.items(watching.layer_views(job) if job is not None else ())
+        return paging.page(
+            request, list(watching.layer_views(job)) if job is not None else [], lambda each: each
+        )
 
     async def goodput(self, request: web.Request) -> web.StreamResponse:
         """Where the time of the job's devices went."""

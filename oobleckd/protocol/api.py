@@ -459,17 +459,21 @@ Item = TypeVar("Item")
 
 
 class Items(msgspec.Struct, Generic[Item], frozen=True):
-    """A list as the API answers it."""
+    """A page of a list. ``cursor``: what to ask for the next one with ("": this is the last)."""
 
     items: tuple[Item, ...]
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+    cursor: str = ""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """RFC 9457 problem+json."""
+    """RFC 9457 problem+json. ``retry_s``: after which the same question may be answered (0: it was not asked
+    too often).
+    """
 
     title: str
     status: int
     detail: str
     hint: str = ""
     type: str = "about:blank"
+    retry_s: float = 0.0

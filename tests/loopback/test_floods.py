@@ -1,0 +1,70 @@
+"""What anybody may do to the daemon from outside: ask for all, begin and never end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oobleckd.protocol.job import parse_job
+from tests.helpers.daemons import Daemon, daemon
+
+HALVES = (b"", b"G", b"GET /v1/jobs HTTP/1.1\r\nHost:", b"GET /v1/jobs HTTP/1.1\r\nHost: d\r\nX: ")
+_PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("floods")
+    with daemon(folder) as made:
+        folder.chmod(0o755)
+        yield made
+
+
+def connected(running: Daemon, said: bytes = b"") -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(_PATIENCE_S)
+    sock.connect(str(running.client.socket_path))
+    sock.sendall(said)
+    return sock
+
+
+def asked(running: Daemon, target: str) -> tuple[int, dict[str, Any]]:
+    sock = connected(running, f"GET {target} HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n".encode())
+    with sock:
+        response = http.client.HTTPResponse(sock)
+        response.begin()
+        return response.status, json.loads(response.read())
+
+
+def test_every_list_comes_in_pages(running: Daemon) -> None:
+    train = {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 8}
+    ids = [running.client.submit(parse_job({"name": f"j{n}", "train": train})).id for n in range(5)]
+    for target in ("/v1/jobs", f"/v1/story?key=job:{ids[0]}"):
+        sign = "&" if "?" in target else "?"
+        whole = asked(running, target)[1]["items"]
+        found, cursor = [], ""
+        while cursor or not found:
+            _, page = asked(running, f"{target}{sign}limit=1&cursor={cursor}")
+            assert len(page["items"]) == 1
+            found, cursor = [*found, *page["items"]], page["cursor"]
+        assert found == whole
+    for path in ("jobs", "nodes", "incidents", "pipelines", "templates", "layers", f"jobs/{ids[0]}/steps"):
+        assert asked(running, f"/v1/{path}?limit=0")[0] == 422
+        assert asked(running, f"/v1/{path}?limit=5")[1]["cursor"] == ""
+    assert [job.id for job in running.client.jobs()] == ids
+
+
+def test_what_begins_and_does_not_end_is_closed(running: Daemon) -> None:
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: d\r\nContent-Length: 100\r\n\r\n{"
+    halves = [connected(running, said) for said in HALVES]
+    body = connected(running, head)
+    assert b" 408 " in body.recv(4096)
+    for sock in halves:
+        assert sock.recv(4096) == b""
+        sock.close()
+    body.close()
