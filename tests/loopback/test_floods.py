@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import resource
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +70,22 @@ def test_what_begins_and_does_not_end_is_closed(running: Daemon) -> None:
         assert sock.recv(4096) == b""
         sock.close()
     body.close()
+
+
+def test_without_descriptors_it_says_so_once_and_goes_on(tmp_path: Path) -> None:
+    with daemon(tmp_path) as running:
+        pid = running.process.pid
+        now = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (now + 4, now + 4))
+        url = running.endpoint.removeprefix("tcp://").rpartition(":")
+        held = [socket.create_connection((url[0], int(url[2]))) for _ in range(50)]
+        held += [connected(running) for _ in range(50)]
+        assert running.log_until("no file descriptor is free")
+        for sock in held:
+            sock.close()
+        assert running.client.healthy()
+        running.process.terminate()
+        assert running.process.stderr is not None
+        rest = running.process.stderr.readlines()
+        assert len(rest) < 20, rest
+        assert not [line for line in rest if "Traceback" in line]
