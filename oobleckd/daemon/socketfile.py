@@ -21,11 +21,7 @@ _log = logging.getLogger(__name__)
 
 async def open_at(runner: web.AppRunner, path: Path, guests: Guests) -> GuardedSite:
     """Serve at ``path``, where nobody listens, to whom ``guests`` admits. Raises OSError."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(str(path))
-    site = GuardedSite(runner, listening, guests, path=path)
+    site = GuardedSite(runner, _bound(path), guests, path=path)
     await site.start()
     # Everybody may connect and read; who may act is decided by the kernel's word on the peer.
     _let_all(path)
@@ -51,6 +47,14 @@ async def keep_at(runner: web.AppRunner, path: Path) -> None:
             await site.stop()
             site, failing = made, False
             _log.warning("%s was removed, and is there again", path)
+
+
+def _bound(path: Path) -> socket.socket:
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(path))
+    return listening
 
 
 def _let_all(path: Path) -> None:
