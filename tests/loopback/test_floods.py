@@ -6,12 +6,15 @@ import http.client
 import json
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oobleckd.daemon.accepting import MAX_EACH
 from oobleckd.protocol.job import parse_job
 from tests.helpers.daemons import Daemon, daemon
 
@@ -70,6 +73,36 @@ def test_what_begins_and_does_not_end_is_closed(running: Daemon) -> None:
         assert sock.recv(4096) == b""
         sock.close()
     body.close()
+
+
+AS_NOBODY = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+held = []
+for _ in range(int(sys.argv[2])):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].settimeout(60)
+    held[-1].connect(sys.argv[1])
+print(sum(b" 429 " in each.recv(4096) for each in held[int(sys.argv[3]):]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_user_has_so_many_connections_and_root_its_own(running: Daemon) -> None:
+    path = running.client.socket_path
+    for folder in path.parents:  # those of pytest are its user's alone
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o001)
+    command = [sys.executable, "-c", AS_NOBODY, path, str(2 * MAX_EACH), str(MAX_EACH)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nobody:
+        assert nobody.stdout is not None
+        assert int(nobody.stdout.readline()) == MAX_EACH
+        ours = [connected(running) for _ in range(2 * MAX_EACH)]
+        assert running.client.healthy()
+        for sock in ours:
+            sock.close()
+        nobody.communicate()
+    assert nobody.returncode == 0
 
 
 def test_without_descriptors_it_says_so_once_and_goes_on(tmp_path: Path) -> None:
