@@ -76,4 +76,4 @@ def _alike(one: str, other: str) -> float:
 
 def _plain(name: str) -> str:
     """Without what people write in different ways: ``GPT-2`` is ``gpt2``."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    return "".join(char for char in name.lower() if char.isalnum())

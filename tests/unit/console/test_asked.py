@@ -18,7 +18,7 @@ from oobleckd.console.model import View, fold
 from oobleckd.console.past import Walk
 from oobleckd.console.screens.prompt import word
 from oobleckd.console.screens.steps import StepCursor
-from oobleckd.protocol.api import Accepted
+from oobleckd.protocol.api import Accepted, Items
 from oobleckd.protocol.watch import SampledSteps
 from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.unit.console import build, watching
@@ -46,7 +46,7 @@ class Daemon(Client):
         if path == "/v1/schedule":
             return watching.modelled() if query["modelled"] else watching.schedule(query["step"])
         if path == "/v1/layers":
-            return type("Items", (), {"items": watching.layers()})
+            return Items(watching.layers())
         if path == "/v1/impact":
             return watching.impact(*query["nodes"].split(","))
         return watching.goodput()

@@ -14,6 +14,7 @@ from tests.unit.test_imports import loaded_by
 HOME = Path(console.__file__).parent
 ALLOWED = (
     "oobleckd.console",
+    "oobleckd.host.anyfile",
     "oobleckd.host.interpreter",
     "oobleckd.protocol",
     "oobleckd.client",

@@ -336,7 +336,7 @@ def test_a_guest_of_a_deployment_that_was_dropped_is_not_released_before_the_nex
     assert told_releases(hear(world, again, "n05")) == []
 
     # But it is at the job's end, as all that have anything of it.
-    ended = world.machine.handle(Asked(1, Control("job-1", "cancel")), world.now)
+    ended = world.machine.handle(Asked(1, Control("job-1", "cancel", discard=True)), world.now)
     assert ("n05", "n05/0") in told_releases(ended)
 
 

@@ -176,8 +176,8 @@ def test_a_checkpoint_that_is_gone_before_it_is_held_is_asked_for_anew(
 
     asked: list[int] = []
 
-    def again(client: object, name: str) -> JobView:
-        view = job(client, name)
+    def again(client: object, name: str, **how: bool) -> JobView:
+        view = job(client, name, **how)
         asked.append(1)
         return view
 
