@@ -4,7 +4,9 @@ set -u
 node=$SLURMD_NODENAME-$SLURM_LOCALID
 kind=cpu
 [ -z "${SLURM_GPUS_ON_NODE:-}" ] || kind=cuda
-address=$(getent ahostsv4 "$SLURMD_NODENAME" | awk 'NR == 1 { print $1 }')
+daemon=${1#tcp://}
+# OOBLECK_ADDRESS is the first machine's: here it is always the route's.
+address=$("$(dirname "$0")/address.py" "${daemon%:*}")
 # SIGTERM, which Slurm sends to all processes of the step, leaves the agent that long to move elsewhere what it holds, or into a checkpoint.
 export OOBLECK_NOTICE_S=${OOBLECK_NOTICE_S:-90}
 

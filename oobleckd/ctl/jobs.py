@@ -83,6 +83,11 @@ def _existing(key: str, text: str, source: Path) -> str:
     "--resume", is_flag=False, flag_value="latest", default="", metavar="[DIR]",
     help="Start from a checkpoint folder, or from the newest of the job of the same name.",
 )  # fmt: skip
+@click.option(
+    "--if-new",
+    is_flag=True,
+    help="Hand in nothing where the same job, of this name, is here: done, or on its way. Prints its id.",
+)
 @click.option("--dry-run", is_flag=True, help="Look at the file, the model and the data, and stop.")
 @click.option(
     "--wait/--no-wait", "wait_", default=None,
@@ -90,13 +95,17 @@ def _existing(key: str, text: str, source: Path) -> str:
     "planned.",
 )  # fmt: skip
 @connected
-def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool | None) -> None:
+def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool, wait_: bool | None) -> None:
     """Hand in the job of FILE, a job.toml. Prints the job's id.
 
     A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
     waits until it is planned or queued: exit 2, with the reason, if it cannot be planned.
     """
     job = read_job(file)
+    here = _the_same(client, job) if if_new else None
+    if here is not None:
+        _go_by(client, here, wait_=wait_)
+        return
     look(job, file, folder=not resume)  # else the checkpoint has the weights
     if dry_run:
         _show_plan(job, file)
@@ -111,6 +120,22 @@ def submit(client: Client, file: Path, resume: str, dry_run: bool, wait_: bool |
     _say_submitted(answer.id, answer.message)
     if wait_ is None:
         _say_planned(answer.id, _followed(answer.id, until_planned, client))
+
+
+def _the_same(client: Client, job: Job) -> JobView | None:
+    """The newest job with the name and all that is in ``job``, unless it has failed or was cancelled."""
+    same = [view for view in client.jobs() if view.spec == job and view.state not in {"failed", "cancelled"}]
+    return same[-1] if same else None
+
+
+def _go_by(client: Client, here: JobView, *, wait_: bool | None) -> None:
+    """As if ``here`` had just been handed in."""
+    message = f"{here.id} is the same job, and is {here.state}"
+    if wait_:
+        note(message)
+        _end_with(_followed(here.id, until_final, client))
+        return
+    _say_submitted(here.id, message)
 
 
 def _followed(job: str, wait: Callable[[Client, str], View], client: Client) -> View:
