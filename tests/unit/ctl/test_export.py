@@ -171,7 +171,7 @@ def test_a_checkpoint_that_is_gone_before_it_is_held_is_asked_for_anew(
     ctl.api.jobs = [job_view(state="done", checkpoint=str(folders[0]))]
     ran: list[str] = []
 
-    def job(_client: object, _name: str) -> JobView:
+    def job(_client: object, _name: str, **_how: bool) -> JobView:
         return job_view(state="done", checkpoint=str(folders[min(len(asked), 2)]))
 
     asked: list[int] = []
