@@ -15,7 +15,8 @@ from oobleckd.planner.plan import Layout, Range
 from oobleckd.planner.profile import LayerCost
 
 _ROUNDS = 8  # whose median counts: one slow step is nothing
-_LASTS_S = 5.0  # before it is said: rounds of some ms pass in the time slice that another program takes
+# Before it is said: rounds of some ms pass in the time slice that another program takes.
+_LASTS_SLOW_S, _LASTS_WELL_S = 1.5, 5.0
 _SLOW, _WELL = 2.0, 1.5  # times the peers' median: from here on slow, and down to here well again
 
 
@@ -74,7 +75,8 @@ class Paces:
         is_slow = factor >= (_WELL if was_slow else _SLOW)
         # A count of rounds is no time: on tiny steps slow and well alternated five times in 6 s, and each
         # would have drained a healthy node. (D-corruption-009)
-        if is_slow != was_slow and at - self.turning.setdefault(device, at) < _LASTS_S:
+        lasts_s = _LASTS_SLOW_S if is_slow else _LASTS_WELL_S
+        if is_slow != was_slow and at - self.turning.setdefault(device, at) < lasts_s:
             return ""
         self.turning.pop(device, None)
         if is_slow:
