@@ -171,7 +171,7 @@ class Hub:
             each.detach()  # it is the router's
         self._router.disable_monitor()
         self._monitor.close(linger=0)
-        self._router.close(linger=_LINGER_MS)
+        self._router.close()
         self._door.close()
         self.spares.close()
         self._context.term()
@@ -372,6 +372,9 @@ class Hub:
 
     def _open_router(self, pair: KeyPair | None, endpoint: str) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
+        # Now, and not when it is closed: a connection that is just being made would not hear of it, and the
+        # context would wait for its messages for ever. (D-daemon-019)
+        router.linger = _LINGER_MS
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
         router.setsockopt(zmq.BACKLOG, _BACKLOG)

@@ -28,6 +28,7 @@ class StubDaemon:
     ) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
         if keys is not None:
             self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys[0])
@@ -71,5 +72,5 @@ class StubDaemon:
 
     def close(self) -> None:
         """As if the process had ended."""
-        self._socket.close(linger=0)
+        self._socket.close()
         self._context.term()

@@ -24,6 +24,7 @@ RECONNECT_MAX_MS = 2000
 # It was 5 s: when 10,000 agents came back at once those who had waited for that began again, and all were
 # back after 90 s and more, not 23. (D-daemon-012)
 HANDSHAKE_MS = 30_000
+_LINGER_MS = 500
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -116,18 +117,21 @@ class Uplink:
             self.blocked = False
             self._on_connected()
 
-    def close(self, linger_s: float = 0.5) -> None:
-        """Close; what is on its way gets ``linger_s`` seconds."""
+    def close(self) -> None:
+        """Close; what is on its way gets ``_LINGER_MS``."""
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_reader(self._monitor.fileno())
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=int(1000 * linger_s))
+        self._socket.close()
         self._context.term()
 
     def _set_options(self, keys: CurveKeys | None) -> None:
         sock = self._socket
         sock.setsockopt(zmq.IMMEDIATE, 1)
+        # Now, and not when it is closed: a connection that is just being made would not hear of it, and the
+        # context would wait for its messages for ever. (D-daemon-019)
+        sock.setsockopt(zmq.LINGER, _LINGER_MS)
         sock.setsockopt(zmq.SNDHWM, 0)
         sock.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         sock.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)

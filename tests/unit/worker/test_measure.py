@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oobleckd.worker.device.measure import measure, profile_key, state_bytes
-from oobleckd.worker.models import load_spec
+from oobleckd.worker.models import ModelSpec, load_config, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.sums import Chunked
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
@@ -102,7 +102,9 @@ def test_exact_sums_cost_memory(exact: bool) -> None:
 
 
 def test_a_block_that_cannot_compute_is_a_users_error() -> None:
-    job = small_job("olmo2", small_config("olmo2", num_attention_heads=3))
+    job = small_job("olmo2", small_config("olmo2"))
+    config = load_config(job)
+    config.num_attention_heads = 3  # which the checks of a file would find
     with pytest.raises(UserError, match="cannot compute a micro-batch: The size of tensor a") as raised:
-        measure(load_spec(job), job, CPU)
+        measure(ModelSpec(job, config), job, CPU)
     assert "mend the sizes" in raised.value.hint
