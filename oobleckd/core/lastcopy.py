@@ -22,7 +22,7 @@ from oobleckd.core.run import Run, Wait
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.planner.policy import ROLLING_BACK
-from oobleckd.protocol.api import ReasonView
+from oobleckd.protocol.api import LossView, ReasonView
 from oobleckd.protocol.changes import LastCopyAwaited, LastCopyWaitOver
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
 
@@ -204,7 +204,8 @@ def _begin(core: Core, run: Run, name: str, wait: Wait, how: str, act: str, budg
         f"`oobleckctl kill-node {node}` ends the wait"
     )
     if run.incident is None and run.phase == "run":
-        incidents.loss(core, run, [node], f"{name} {how}", wait.since, job.epoch)
+        lost = LossView(node, "device-stopped", name) if node_of(name) else LossView(node, "silent")
+        incidents.loss(core, run, [node], f"{name} {how}", wait.since, job.epoch, (lost,))
         assert run.incident is not None
         wait.incident = run.incident.id
     run.waits[name] = wait

@@ -49,9 +49,10 @@ of its end, by an operator, since its links stayed down (``evicted``), since it 
 plan) or computed or kept wrong bits. It stands by: it would read other data than the job, the plan has no
 place for it, the job may use no more nodes, it has fewer devices than the others.
 """
-LossCause = NodeCause | Literal["device-replaced", "device-renewed"]
+LossCause = NodeCause | Literal["device-replaced", "device-renewed", "device-stopped"]
 """Of what a node, or a device of it, was lost, for programs: the node's cause; its spare took a dead device's
-place (``device-replaced``); a device of it came back as another process (``device-renewed``).
+place (``device-replaced``); a device of it came back as another process (``device-renewed``), or was stopped
+by a signal and is waited for, as it has a last copy (``device-stopped``).
 """
 RefusalCause = Literal["", "key-revoked", "chosen-identity", "other-protocol", "other-node"]
 """Why an agent is refused, for programs: its key is not allowed any more, it chose a ZeroMQ identity, it

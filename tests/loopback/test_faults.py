@@ -102,7 +102,7 @@ def test_a_stopped_device_with_the_last_copy_is_woken(cluster: Cluster) -> None:
     view = cluster.at_step(job, 2)
     node = view.pipelines[0].nodes[0]
     os.kill(cluster.device_pids(node)[0], signal.SIGSTOP)
-    incident = finish(cluster, job, node, "device-lost")
+    incident = finish(cluster, job, node, "device-stopped")
     assert incident.parts.way == "stay"
 
 
