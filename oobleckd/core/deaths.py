@@ -38,8 +38,7 @@ def died(core: Core, message: DeviceLost, measuring: str) -> None:
     if run is None or death is None or not (death.job == run.job.id or message.device == measuring):
         return
     job = run.job
-    plan = run.candidate.plan if run.candidate is not None else job.plan
-    found = Died(message.device, death, job.counters.step, planned_bytes(job, plan, message.device), core.now)
+    found = Died(message.device, death, job.counters.step, _planned(run, message.device), core.now)
     # The second of a kind fails the job: a model that does not fit kills device after device, each with a
     # recovery, and nothing else would end it. One may be anybody's. (D-devices-014)
     before = _before(job, death)
@@ -56,6 +55,16 @@ def died(core: Core, message: DeviceLost, measuring: str) -> None:
             f"{node_of(found.device)} has where it came from"
         )
         jobs.fail(core, job, error, hint, "same-error")
+
+
+def _planned(run: Run, device: str) -> int:
+    """The same of the plan that is deployed, in force, or to come, whichever has a place for ``device``: it
+    may die of what it is sent ahead, or of what the plan before gave it.
+    """
+    plans = [run.candidate.plan] if run.candidate is not None else []
+    plans += [plan for plan in (run.job.plan,) if plan is not None]
+    plans += [run.proposal[1].plan] if run.proposal is not None else []
+    return next(filter(None, (planned_bytes(run.job, plan, device) for plan in plans)), 0)
 
 
 def planned_bytes(job: JobRecord, plan: Plan | None, device: str) -> int:

@@ -199,5 +199,7 @@ def test_out_of_memory_once_is_a_loss_and_twice_fails_the_job(fresh: Cluster) ->
     failed = cluster.job_in(twice, "failed", "done")
     assert failed.state == "failed", cluster.ctl("story", twice).stdout
     assert failed.cause == OUT_OF_MEMORY
-    assert all(each.death.kind == OUT_OF_MEMORY and each.planned_bytes for each in failed.deaths)
+    assert all(each.death.kind == OUT_OF_MEMORY and each.planned_bytes for each in failed.deaths), (
+        failed.deaths
+    )
     assert {node.state for node in cluster.usable(NODES)} == {"standby"}  # nobody is to blame
