@@ -46,7 +46,7 @@ class Book:
     Since the last booking: ``elapsed_s`` and ``devices_s``, of them ``idle_s`` and ``idle_devices_s``
     standing still, and ``steps`` committed, ``skipped`` of them without an update. ``recent``: seconds of
     undisturbed steps of the present layout; ``best_device_s``: device-seconds of a step with the best layout
-    so far, ``best_s`` the fewest seconds. ``changed``: the layout did since the last booking. ``stretches``:
+    so far, ``best_s`` the fewest seconds, measured at ``best_at``. ``changed``: the layout did since the last booking. ``stretches``:
     since the last checkpoint.
     """
 
@@ -67,6 +67,7 @@ class Book:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     pace_s: float = 0.0
     best_s: float = 0.0
+    best_at: float = 0.0
     best_device_s: float = 0.0
     stretches: list[Stretch] = field(default_factory=list)
 
@@ -150,7 +151,8 @@ class Book:
         self.pace_s = statistics.median(self.recent)
         if len(self.recent) >= _ENOUGH:
             device_s = self.pace_s * self.num_devices
-            self.best_s = min(self.best_s or self.pace_s, self.pace_s)
+            if not self.best_s or self.pace_s < self.best_s:
+                self.best_s, self.best_at = self.pace_s, self.now
             self.best_device_s = min(self.best_device_s or device_s, device_s)
 
     def _book(self, phases: Mapping[Cause, float], step: int) -> None:
@@ -197,7 +199,7 @@ class Book:
 
     @property
     def of_fault_free(self) -> float:
-        """Throughput now as a share of the best so far (1 where too little is known)."""
+        """Throughput now as a share of the best so far, both measured (1 where too little is known)."""
         if not self.best_s or not self.pace_s:
             return 1.0
         return min(1.0, self.best_s / self.pace_s)

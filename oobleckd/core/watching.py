@@ -22,6 +22,7 @@ from oobleckd.core.samples import Sample
 from oobleckd.core.schedules import sampled_view
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
+from oobleckd.planner.policy import Situation
 from oobleckd.protocol.watch import GoodputView, LayerView, Lost
 
 NOTICE_S = 0.006
@@ -57,7 +58,23 @@ def goodput_view(core: Core, job: JobRecord) -> GoodputView:
         useful_s=useful_s - lost["bubble"],
         lost_s=lost,
         of_fault_free=book.of_fault_free,
+        step_s=book.pace_s,
+        best_step_s=book.best_s,
+        best_at=book.best_at,
+        plan_step_s=job.plan.step_s if job.plan is not None and not job.final else 0.0,
     )
+
+
+def all_joined(core: Core, job: JobRecord) -> Situation | None:
+    """All nodes that joined, those that are gone among them, as many as ``job`` may use: what its best plan is
+    made for. None while the job is not planned.
+    """
+    if job.setup is None or not job.templates or job.final:
+        return None
+    here = {name for name, node in core.members.nodes.items() if node.alive and not node.left}
+    nodes = sorted(here | core.state.nodes.keys())[: job.spec.resources.max_nodes or None]
+    zones = {name: expected.zone for name, expected in core.state.nodes.items() if expected.zone}
+    return Situation(tuple(nodes), {}, zones={name: zones[name] for name in nodes if name in zones})
 
 
 def bubble(core: Core, job: JobRecord) -> float:

@@ -29,7 +29,7 @@ from oobleckd.daemon import poolwork
 from oobleckd.host import urgency
 from oobleckd.host.orphans import end_with_parent
 from oobleckd.planner.plan import Template
-from oobleckd.planner.policy import ROLLING_BACK, PlanError, Setup
+from oobleckd.planner.policy import ROLLING_BACK, PlanError, Setup, Situation
 from oobleckd.planner.sizing.catalogue import Catalogue
 from oobleckd.protocol.watch import ImpactView, ScheduleView
 
@@ -185,6 +185,18 @@ class Planning:
         async with self._looking:
             return poolwork.impact_of(
                 await self._patient.run(poolwork.impact, prepared.setup, prepared.packed, asked, sizes)
+            )
+
+    async def best_s(self, policy: str, setup: Setup, situation: Situation) -> float:
+        """What a step takes, in seconds, with the plan that is made from nothing for ``situation``. Raises
+        PlanError, and one of LOST.
+        """
+        prepared = await self._prepare(policy, setup)
+        known = prepared.catalogue.look_up(len(set(situation.nodes)))
+        sizes, asked = known.sizes if known else (), poolwork.pack(situation)
+        async with self._looking:
+            return await self._patient.run(
+                poolwork.best_s, policy, prepared.setup, prepared.packed, asked, sizes
             )
 
     async def schedule(self, question: StepQuestion) -> ScheduleView:

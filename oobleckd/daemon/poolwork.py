@@ -73,6 +73,14 @@ def impact(setup: bytes, templates: bytes, question: bytes, sizes: tuple[int, ..
     return pack(impact_view(_loss_of(question), _setup_of(setup), templates_of(templates), sizes))
 
 
+def best_s(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes: tuple[int, ...]) -> float:
+    """Seconds of a step of the plan that ``policy`` makes from nothing. Raises PlanError."""
+    from oobleckd.planner import policies
+
+    made = policies.proposed(policy, _setup_of(setup), templates_of(templates), _situation_of(situation), sizes)
+    return made.plan.step_s
+
+
 def schedule(question: bytes) -> bytes:
     """A step as modelled. Raises PlanError, ScheduleError."""
     from oobleckd.core.modelled import modelled_view
@@ -83,6 +91,7 @@ def schedule(question: bytes) -> bytes:
 __all__ = [
     "adapt",
     "ahead",
+    "best_s",
     "impact",
     "impact_of",
     "load",

@@ -7,6 +7,8 @@ past is read in a thread, so that nobody who looks delays a heartbeat.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 from aiohttp import web
 
@@ -26,7 +28,7 @@ from oobleckd.planner.policy import PlanError
 from oobleckd.planner.schedule import ScheduleError
 from oobleckd.protocol.api import IncidentView, StepView
 from oobleckd.protocol.changes import Change
-from oobleckd.protocol.watch import BUNDLE_VERSION, Bundle, Past, SampledSteps, ScheduleView, Snapshot
+from oobleckd.protocol.watch import BUNDLE_VERSION, Bundle, GoodputView, Past, SampledSteps, ScheduleView, Snapshot
 
 AROUND_S = 10.0
 """Of the past before an incident and after it, in its bundle."""
@@ -36,15 +38,19 @@ SPAN_S = 60.0
 MAX_SPAN_S = 600.0
 _DEPLOYED = "`oobleckctl get jobs` shows whether it runs"
 _KEPT = 8
+Kept = TypeVar("Kept")
 _FAULTS: tuple[type[Exception], ...] = (PlanError, ScheduleError, *LOST)
 
 
 class WatchApi:
-    """Handlers over one service. ``modelled``: the last schedules that were simulated, by what was asked."""
+    """Handlers over one service. ``modelled``: the last schedules that were simulated, ``best``: seconds of a
+    step with the best plans, both by what was asked.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._modelled: dict[tuple[object, ...], ScheduleView] = {}
+        self._best: dict[tuple[object, ...], float] = {}
 
     def routes(self) -> list[web.RouteDef]:
         """All of them, to be read by everybody."""
@@ -102,8 +108,7 @@ class WatchApi:
                 made = await self._service.planning.schedule(question)
             except _FAULTS as error:
                 raise _unplanned(error) from error
-            while len(self._modelled) >= _KEPT:
-                self._modelled.pop(next(iter(self._modelled)))
+            _make_room(self._modelled)
             self._modelled[key] = made
         return msgspec.structs.replace(
             self._modelled[key], step=question.step, epoch=question.epoch, at=question.at
@@ -121,7 +126,31 @@ class WatchApi:
     async def goodput(self, request: web.Request) -> web.StreamResponse:
         """Where the time of the job's devices went."""
         job = answers.find_job(self._service, request.match_info["job"])
-        return answers.whole(watching.goodput_view(self._service.core, job))
+        return answers.whole(await self._with_plans(job, watching.goodput_view(self._service.core, job)))
+
+    async def _with_plans(self, job: JobRecord, found: GoodputView) -> GoodputView:
+        """``found`` with what steps take as modelled: now, where peers compute for the dead, and with the best
+        plan of all nodes that joined.
+        """
+        everybody = watching.all_joined(self._service.core, job)
+        if everybody is None or job.setup is None or not found.plan_step_s:
+            return found
+        plan_step_s, num_nodes = found.plan_step_s, len(everybody.nodes)
+        key = (job.id, job.epoch, everybody.nodes, tuple(sorted(everybody.zones.items())))
+        policy, setup = job.spec.fault_tolerance.policy, job.setup
+        try:
+            if job.dead and job.layout is not None:
+                plan_step_s = max(plan_step_s, (await self._simulated(job, None)).span_s)
+            if key not in self._best:
+                _make_room(self._best)
+                self._best[key] = await self._service.planning.best_s(policy, setup, everybody)
+        except (Refusal, *_FAULTS):  # a share that nobody can say is no reason to say nothing
+            return found
+        # A plan around what is there may be modelled as faster than one from nothing: then it is the best.
+        best_s = min(self._best[key], plan_step_s)
+        return msgspec.structs.replace(
+            found, plan_step_s=plan_step_s, best_plan_step_s=best_s, best_plan_nodes=num_nodes
+        )
 
     # ------------------------------------------------------------------- what would follow
 
@@ -215,6 +244,12 @@ class WatchApi:
         if job is None:
             raise Refusal(404, "not-found", "no job is active", "name one with ?job=")
         return job
+
+
+def _make_room(kept: dict[tuple[object, ...], Kept]) -> None:
+    """Drop the oldest of what is kept."""
+    while len(kept) >= _KEPT:
+        kept.pop(next(iter(kept)))
 
 
 def _around(incident: IncidentView) -> tuple[float, float]:

@@ -101,8 +101,12 @@ class GoodputView(msgspec.Struct, frozen=True):
     """Where the time of a job's live devices went, in device-seconds since it began.
 
     ``useful_s`` and all of ``lost_s`` add up to ``total_s``; *bubble* is the share of the newest sampled
-    step, taken off what is useful. ``of_fault_free``: throughput now as a share of that of the best plan on
-    all nodes that it ever had.
+    step, taken off what is useful.
+
+    Measured: ``step_s``, what a step takes now, ``best_step_s``, the least that it ever took, at ``best_at``
+    (POSIX seconds), and ``of_fault_free``, the second as a share of the first. Modelled: ``plan_step_s`` of
+    the plan in force, and ``best_plan_step_s`` of the best plan on ``best_plan_nodes``, all nodes that joined,
+    those among them that are gone by now. 0: not known.
     """
 
     job: str
@@ -110,6 +114,12 @@ class GoodputView(msgspec.Struct, frozen=True):
     useful_s: float
     lost_s: dict[Lost, float]
     of_fault_free: float
+    step_s: float = 0.0
+    best_step_s: float = 0.0
+    best_at: float = 0.0
+    plan_step_s: float = 0.0
+    best_plan_step_s: float = 0.0
+    best_plan_nodes: int = 0
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
 

@@ -22,7 +22,7 @@ from oobleckd.daemon.history import History
 from oobleckd.daemon.past import PastStore
 from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.recorder import Recorder
-from oobleckd.planner.policy import PlanError, Setup
+from oobleckd.planner.policy import PlanError, Setup, Situation
 from oobleckd.protocol.api import Items
 from oobleckd.protocol.watch import (
     Bundle,
@@ -52,6 +52,12 @@ class Inline:
     async def schedule(self, question: StepQuestion) -> ScheduleView:
         self._count()
         return poolwork.schedule_of(poolwork.schedule(poolwork.pack(question)))
+
+    async def best_s(self, policy: str, setup: Setup, situation: Situation) -> float:
+        self._count()
+        pack = poolwork.pack
+        templates = self.world.job().templates
+        return poolwork.best_s(policy, pack(setup), pack(templates), pack(situation), ())
 
     def _count(self) -> None:
         self.asked += 1
@@ -143,6 +149,41 @@ async def test_layers_goodput_and_what_would_follow() -> None:
         assert (await asker.refused("/v1/impact?nodes=n02,x"))[1] == "no node x"
         assert (await asker.refused("/v1/impact"))[0] == 422
         assert (await asker.refused("/v1/impact?job=none&nodes=n02"))[0] == 404
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("policy", ["adaptive", "slipstream", "oobleck"])
+async def test_with_nodes_gone_no_plan_is_the_best_of_all_that_joined(policy: str) -> None:
+    world = running(policy=policy)
+    async with serving(world) as asker:
+        whole = await asker.get("/v1/jobs/job/goodput", GoodputView)
+        assert whole.best_plan_nodes == 6
+        assert whole.plan_step_s == pytest.approx(whole.best_plan_step_s, rel=0.05)
+        assert whole.best_step_s == pytest.approx(whole.step_s)
+        assert 0 < whole.best_at <= world.now
+        world.kill("n02")
+        world.kill("n05")
+        world.run(lambda: bool(world.incidents()) and not any(each.open for each in world.incidents()))
+        world.until_step(world.job().counters.step + 25)
+        found = await asker.get("/v1/jobs/job/goodput", GoodputView)
+        assert found.best_plan_nodes == 6, "those that are gone count"
+        assert found.best_plan_step_s == pytest.approx(whole.best_plan_step_s)
+        assert found.plan_step_s > 1.2 * found.best_plan_step_s
+        assert found.best_step_s == whole.best_step_s
+        assert found.of_fault_free == pytest.approx(found.best_step_s / found.step_s)
+        asked = asker.service.planning.asked
+        await asker.get("/v1/jobs/job/goodput", GoodputView)
+        assert asker.service.planning.asked == asked, "nothing is computed twice"
+
+
+@pytest.mark.asyncio
+async def test_where_no_plan_can_be_made_the_measured_figures_are_told() -> None:
+    world = running()
+    async with serving(world) as asker:
+        asker.service.planning.error = PlanError("no room", "more memory")
+        found = await asker.get("/v1/jobs/job/goodput", GoodputView)
+        assert (found.best_plan_step_s, found.best_plan_nodes) == (0.0, 0)
+        assert found.best_step_s > 0
 
 
 @pytest.mark.asyncio
