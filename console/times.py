@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
-from oobleckd.draw.lines import clock
-
 SAYS = "12:04, 12:04:31, 2026-11-22T12:04:31, -90s, -5m, -2h, or now"
 _AGO = re.compile(r"([+-])(\d+(?:\.\d+)?)\s*(s|m|min|h)")
 _UNIT_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -34,13 +32,6 @@ def moment(text: str, now: float, shown: float | None = None) -> float:
         return datetime.fromisoformat(said).astimezone().timestamp()
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"{text!r} is no time: say {SAYS}") from None
-
-
-def dated(at: float, now: float, digits: int = 0) -> str:
-    """The time of day of ``at``, with its date where that is not the one of ``now``."""
-    date = datetime.fromtimestamp(at).astimezone().date()
-    today = datetime.fromtimestamp(now).astimezone().date()
-    return clock(at, digits) if date == today else f"{date} {clock(at, digits)}"
 
 
 def _of_day(text: str, found: re.Match[str], now: float, shown: float) -> float:

@@ -5,8 +5,9 @@ Pure.
 from __future__ import annotations
 
 from oobleckd.console.widgets.pipelines import node_of
-from oobleckd.draw.lines import Line, bar, clipped, flow, ms, seconds, size, wrapped
+from oobleckd.draw.lines import Line, bar, clipped, flow, wrapped
 from oobleckd.protocol.api import IncidentView
+from oobleckd.words import ms, seconds, size
 
 _COST = 12
 

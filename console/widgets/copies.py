@@ -6,8 +6,9 @@ import math
 from collections import Counter
 
 from oobleckd.console.model import View
-from oobleckd.draw.lines import Line, Role, Span, clipped, layers
+from oobleckd.draw.lines import Line, Role, Span, clipped
 from oobleckd.protocol.watch import LayerView
+from oobleckd.words import layers
 
 DEPENDS = ("layers", "job", "refused")
 

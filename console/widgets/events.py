@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from oobleckd.console.model import View
-from oobleckd.draw.lines import Line, Role, clipped, clock
+from oobleckd.draw.lines import Line, Role, clipped
+from oobleckd.draw.times import clock
 from oobleckd.protocol.changes import Change
 
 _MARKS: dict[str, tuple[str, Role]] = {

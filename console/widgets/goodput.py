@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import get_args
 
 from oobleckd.console.model import View
-from oobleckd.draw.lines import Line, Role, bar, clipped, seconds
+from oobleckd.draw.lines import Line, Role, bar, clipped
 from oobleckd.protocol.watch import Lost
+from oobleckd.words import seconds
 
 DEPENDS = ("goodput", "refused", "job", "link")
 CAUSES: tuple[Lost, ...] = get_args(Lost)

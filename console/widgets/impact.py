@@ -10,9 +10,10 @@ from heapq import nsmallest
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.nodes import natural
-from oobleckd.draw.lines import Line, Role, clipped, count, flow, layers, seconds, size, wrapped
+from oobleckd.draw.lines import Line, Role, clipped, flow, wrapped
 from oobleckd.protocol.api import LayerRange, NodeView
 from oobleckd.protocol.watch import ImpactView
+from oobleckd.words import count, layers, seconds, size
 
 DEPENDS = ("impacts", "refused", "job", "nodes", "layers")
 CANDIDATES = 3

@@ -6,8 +6,10 @@ import msgspec
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
-from oobleckd.draw.lines import Line, Role, clipped, clock, ms
+from oobleckd.draw.lines import Line, Role, clipped
+from oobleckd.draw.times import clock
 from oobleckd.protocol.api import IncidentView
+from oobleckd.words import ms
 
 DEPENDS = ("incidents", "refused")
 

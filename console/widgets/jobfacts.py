@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import nothing
-from oobleckd.draw.lines import Line, clipped, clock, count, flow, rate, seconds
+from oobleckd.draw.lines import Line, clipped, flow
+from oobleckd.draw.times import clock
 from oobleckd.protocol.api import JobView
+from oobleckd.words import count, rate, seconds
 
 DEPENDS = ("job", "link")
 

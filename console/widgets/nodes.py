@@ -12,8 +12,9 @@ from functools import lru_cache
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
-from oobleckd.draw.lines import Line, Role, Span, clipped, cut, layers, seconds
+from oobleckd.draw.lines import Line, Role, Span, clipped, cut
 from oobleckd.protocol.api import NodeState, NodeView
+from oobleckd.words import layers, seconds
 
 DEPENDS = ("nodes", "refused")
 # In order of how much they matter: a cell that stands for several nodes shows the worst of them.

@@ -10,8 +10,9 @@ import msgspec
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.console.widgets.nodes import STATES, natural
-from oobleckd.draw.lines import Line, clipped, cut, layers, seconds, size
+from oobleckd.draw.lines import Line, clipped, cut
 from oobleckd.protocol.api import LayerRange, NodeState, NodeView
+from oobleckd.words import layers, seconds, size
 
 Order = Literal["name", "state", "seen"]
 ORDERS: tuple[Order, ...] = ("name", "state", "seen")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
-from oobleckd.draw.lines import Line, Span, bar, clipped, layers, more
+from oobleckd.draw.lines import Line, Span, bar, clipped, more
 from oobleckd.protocol.api import LayerRange, PipelineView
+from oobleckd.words import layers
 
 DEPENDS = ("pipelines", "nodes", "refused")
 _GONE = frozenset({"lost", "left"})
@@ -28,7 +29,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     # Those that lost a stage first: they are what one looks for.
     kept = sorted(view.pipelines, key=lambda pipeline: not _hurt(pipeline, gone))[: max(0, height - 1)]
     rows = [_short(pipeline, total, gone, width) for pipeline in kept]
-    return [*rows, more("pipelines", len(view.pipelines) - len(kept))]
+    return [*rows, more("pipeline", len(view.pipelines) - len(kept))]
 
 
 def node_of(device: str) -> str:

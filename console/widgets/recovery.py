@@ -14,8 +14,9 @@ from typing import get_args
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.pipelines import node_of
-from oobleckd.draw.lines import Line, Role, Span, bar, clipped, count, cut, ms, seconds, size, wrapped
+from oobleckd.draw.lines import Line, Role, Span, bar, clipped, cut, wrapped
 from oobleckd.protocol.api import IncidentView, Phase
+from oobleckd.words import count, ms, seconds, size
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 _LABEL = 13

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
-from oobleckd.draw.lines import Line, Role, bar, clipped, more, seconds
+from oobleckd.draw.lines import Line, Role, bar, clipped, more
 from oobleckd.protocol.api import TemplateView
+from oobleckd.words import seconds
 
 DEPENDS = ("templates", "refused")
 _HEAD = "  nodes stages micro-batch in use  share"
@@ -22,7 +23,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     kept = sorted(used_first[: max(1, room)], key=lambda each: each.num_nodes)
     lines = [clipped(((_HEAD, "dim"),), width), *(_row(each, total, width) for each in kept)]
     if len(kept) < len(used_first):
-        lines.append(more("templates", len(used_first) - len(kept)))
+        lines.append(more("template", len(used_first) - len(kept)))
     return lines[:height]
 
 

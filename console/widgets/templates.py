@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
-from oobleckd.draw.lines import Line, Role, clipped, layers, more, seconds
+from oobleckd.draw.lines import Line, Role, clipped, more
 from oobleckd.protocol.api import TemplateView
+from oobleckd.words import layers, seconds
 
 DEPENDS = ("templates", "refused")
 
@@ -20,7 +21,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         return [head, *(_row(template, width) for template in rows)]
     used_first = sorted(rows, key=lambda template: (not template.instances, template.num_nodes))
     kept = sorted(used_first[: max(1, height - 2)], key=lambda template: template.num_nodes)
-    lines = [head, *(_row(template, width) for template in kept), more("templates", len(rows) - len(kept))]
+    lines = [head, *(_row(template, width) for template in kept), more("template", len(rows) - len(kept))]
     return lines[:height]
 
 

@@ -11,9 +11,10 @@ import msgspec
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import clamped, matches, missing, nothing, rows
-from oobleckd.draw.lines import Line, bar, clipped, count, layers, seconds, size
+from oobleckd.draw.lines import Line, bar, clipped
 from oobleckd.protocol.api import TemplateView
 from oobleckd.protocol.watch import LaneView
+from oobleckd.words import count, layers, seconds, size
 
 DEPENDS = ("templates", "pipelines", "schedule", "refused")
 _HEAD = "  nodes  in use  stages     memory   modelled   measured"

@@ -15,8 +15,9 @@ import msgspec
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.pipelines import node_of
-from oobleckd.draw.lines import Line, Role, Span, clipped, count, cut, length, seconds
+from oobleckd.draw.lines import Line, Role, Span, clipped, cut, length
 from oobleckd.protocol.watch import LaneView, OpView, ScheduleView
+from oobleckd.words import count, seconds
 
 Mode = Literal["measured", "modelled", "difference"]
 Order = Literal["number", "waiting", "hurt"]

@@ -9,8 +9,9 @@ from itertools import pairwise
 
 from oobleckd.console.model import StepPoint, View
 from oobleckd.console.widgets.listing import missing
-from oobleckd.draw.lines import Line, Role, Span, clipped, curve, rate
+from oobleckd.draw.lines import Line, Role, Span, clipped, curve
 from oobleckd.protocol.api import JobView
+from oobleckd.words import rate
 
 SPAN_S = 60.0
 _SPAN_STEPS = 60

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from oobleckd import __version__
 from oobleckd.console.model import LISTS, View
-from oobleckd.console.times import dated
-from oobleckd.draw.lines import Line, Role, Span, age, clipped, clock, count, flow, length, rate, seconds
+from oobleckd.draw.lines import Line, Role, Span, clipped, flow, length
+from oobleckd.draw.times import clock, dated
 from oobleckd.protocol.api import JobView
+from oobleckd.words import age, count, rate, seconds
 
 HEIGHT = 3
 AWAY = "daemon away"

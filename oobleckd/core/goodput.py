@@ -46,8 +46,8 @@ class Book:
     Since the last booking: ``elapsed_s`` and ``devices_s``, of them ``idle_s`` and ``idle_devices_s``
     standing still, and ``steps`` committed, ``skipped`` of them without an update. ``recent``: seconds of
     undisturbed steps of the present layout; ``best_device_s``: device-seconds of a step with the best layout
-    so far, ``best_s`` the fewest seconds, measured at ``best_at``. ``changed``: the layout did since the last booking. ``stretches``:
-    since the last checkpoint.
+    so far, ``best_s`` the fewest seconds, measured at ``best_at``. ``changed``: the layout did since the last
+    booking. ``stretches``: since the last checkpoint.
     """
 
     num_devices: int = 0

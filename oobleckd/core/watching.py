@@ -66,8 +66,8 @@ def goodput_view(core: Core, job: JobRecord) -> GoodputView:
 
 
 def all_joined(core: Core, job: JobRecord) -> Situation | None:
-    """All nodes that joined, those that are gone among them, as many as ``job`` may use: what its best plan is
-    made for. None while the job is not planned.
+    """All nodes that joined, those that are gone among them, as many as ``job`` may use: its best plan is
+    made for them. None while the job is not planned.
     """
     if job.setup is None or not job.templates or job.final:
         return None

@@ -22,8 +22,8 @@ from typing import Literal
 
 import msgspec
 
-from oobleckd.draw.lines import size
 from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.words import size
 
 Level = Literal["ok", "warn", "fail"]
 Code = Literal[

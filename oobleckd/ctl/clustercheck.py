@@ -14,7 +14,7 @@ from oobleckd import __version__
 from oobleckd.client import Client
 from oobleckd.ctl.checkup import CheckupItem
 from oobleckd.daemon.config import Config, load_config
-from oobleckd.draw.lines import day
+from oobleckd.draw.times import day
 from oobleckd.host.settings import ConfigError
 from oobleckd.protocol.api import API_VERSION, LostRecords, NodeView, Status
 from oobleckd.protocol.traits import differences

@@ -14,7 +14,6 @@ from oobleckd.ctl.jobs import new_checkpoint
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, emit_line, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import FINAL, TimedOut
-from oobleckd.draw.lines import count, size, skipped
 from oobleckd.host.export import Exported, why_not
 from oobleckd.host.hold import held
 from oobleckd.host.program import Seconds
@@ -22,6 +21,7 @@ from oobleckd.protocol.api import JobView
 from oobleckd.protocol.checkpoint import MANIFEST
 from oobleckd.protocol.units import parse_size
 from oobleckd.unixhttp import ApiProblem
+from oobleckd.words import count, size, skipped
 
 _CONFLICT = 409
 _TRIES = 5

@@ -30,11 +30,11 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
-from oobleckd.draw.lines import count, size, skipped
 from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, JobError
+from oobleckd.words import count, size, skipped
 
 View = TypeVar("View")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -17,9 +18,11 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
+from oobleckd.draw.times import dated
 from oobleckd.protocol.api import API_VERSION
 from oobleckd.protocol.parts import JobCause
 from oobleckd.protocol.text import all_visible, of_ours, shown_json, visible
+from oobleckd.words import short_age
 
 FAILED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, TIMED_OUT = 1, 2, 3, 4, 5, 124
 CAUSES: dict[JobCause, int] = {"not-finite": 6, "data-changed": 7, "out-of-memory": 8}
@@ -134,6 +137,16 @@ def emit_fields(fields: Mapping[str, str]) -> None:
     for name, value in fields.items():
         if value:
             _put(f"{name + ':':<{width + 1}} {visible(value)}")
+
+
+def when(at: float, digits: int = 3) -> str:
+    """A time of day, with its date where that is not today's."""
+    return dated(at, time.time(), digits)
+
+
+def since(at: float) -> str:
+    """How long ago that was, for a column."""
+    return short_age(time.time() - at)
 
 
 def tolerance(still: int, f: int) -> str:

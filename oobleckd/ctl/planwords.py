@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 
 from oobleckd.ctl.output import emit_fields, emit_line, emit_page, emit_table
-from oobleckd.draw.lines import count, layers, plain, rate, seconds, size
+from oobleckd.draw.lines import plain
 from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
 from oobleckd.planner.schedule import parse_op
 from oobleckd.protocol.forecast import (
@@ -22,6 +22,7 @@ from oobleckd.protocol.forecast import (
     ScheduleForecast,
     TemplateForecast,
 )
+from oobleckd.words import count, layers, rate, seconds, size
 
 _TEMPLATES_SHOWN = 8
 _STAGES_SHOWN = 8

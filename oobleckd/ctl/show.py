@@ -25,11 +25,12 @@ from oobleckd.ctl.output import (
     tolerance,
 )
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
-from oobleckd.draw.lines import clock, count, day, layers, seconds, size
+from oobleckd.draw.times import clock, day
 from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView, PipelineView, TemplateView
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.traits import NONE, between, words
+from oobleckd.words import count, layers, seconds, size
 
 
 @click.command()

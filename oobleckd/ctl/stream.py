@@ -8,7 +8,7 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.output import NOT_FOUND, emit_item, emit_page, fail, note
-from oobleckd.draw.lines import clock
+from oobleckd.draw.times import clock
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.text import visible
 

@@ -17,10 +17,10 @@ from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item, fail, note
-from oobleckd.draw.lines import skipped
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobState, JobView
 from oobleckd.unixhttp import ClientError, Unreachable
+from oobleckd.words import skipped
 
 FINAL: tuple[JobState, ...] = ("done", "failed", "cancelled")
 _BEFORE_A_PLAN: tuple[JobState, ...] = ("profiling", "planning")

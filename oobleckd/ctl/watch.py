@@ -31,10 +31,12 @@ from oobleckd.ctl.output import (
     fail,
     note,
 )
-from oobleckd.draw.lines import clock, count, layers, plain, seconds, size
+from oobleckd.draw.lines import plain
 from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
+from oobleckd.draw.times import clock
 from oobleckd.protocol.api import PipelineView
 from oobleckd.protocol.watch import ImpactView, LaneView, OpView, ScheduleView
+from oobleckd.words import count, layers, seconds, size
 
 _WIDTH = (60, 140)
 _MAX_ROWS = 40

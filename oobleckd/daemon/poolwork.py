@@ -77,8 +77,8 @@ def best_s(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes:
     """Seconds of a step of the plan that ``policy`` makes from nothing. Raises PlanError."""
     from oobleckd.planner import policies
 
-    made = policies.proposed(policy, _setup_of(setup), templates_of(templates), _situation_of(situation), sizes)
-    return made.plan.step_s
+    moment = _situation_of(situation)
+    return policies.proposed(policy, _setup_of(setup), templates_of(templates), moment, sizes).plan.step_s
 
 
 def schedule(question: bytes) -> bytes:

@@ -28,7 +28,15 @@ from oobleckd.planner.policy import PlanError
 from oobleckd.planner.schedule import ScheduleError
 from oobleckd.protocol.api import IncidentView, StepView
 from oobleckd.protocol.changes import Change
-from oobleckd.protocol.watch import BUNDLE_VERSION, Bundle, GoodputView, Past, SampledSteps, ScheduleView, Snapshot
+from oobleckd.protocol.watch import (
+    BUNDLE_VERSION,
+    Bundle,
+    GoodputView,
+    Past,
+    SampledSteps,
+    ScheduleView,
+    Snapshot,
+)
 
 AROUND_S = 10.0
 """Of the past before an incident and after it, in its bundle."""
@@ -129,8 +137,8 @@ class WatchApi:
         return answers.whole(await self._with_plans(job, watching.goodput_view(self._service.core, job)))
 
     async def _with_plans(self, job: JobRecord, found: GoodputView) -> GoodputView:
-        """``found`` with what steps take as modelled: now, where peers compute for the dead, and with the best
-        plan of all nodes that joined.
+        """``found`` with what steps take as modelled: now, where peers compute for the dead, and with the
+        best plan of all nodes that joined.
         """
         everybody = watching.all_joined(self._service.core, job)
         if everybody is None or job.setup is None or not found.plan_step_s:

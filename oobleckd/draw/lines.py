@@ -1,4 +1,5 @@
-"""Lines of text as console and oobleckctl draw them: spans with a role, and the words for numbers. Pure.
+"""Lines of text as console and oobleckctl draw them: spans with a role. Pure. Words for numbers are
+``oobleckd.words``'.
 
 A role says what a text means ("bad", "dim"); which colour that is belongs to who shows it
 (``oobleckd.console.widgets.panel``). Whatever a role says, the text or its glyph says as well, so that a
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal
+
+from oobleckd.words import noun
 
 # Here and not in the console: that must not be imported by oobleckctl, nor the planner by the console. What
 # both draw with knows neither. (D-console-001)
@@ -112,77 +114,9 @@ def flow(fields: Iterable[Line], width: int, gap: str = "   ") -> list[Line]:
     return lines
 
 
-def more(what: str, count: int) -> Line:
-    """The line that stands for what has no room."""
-    return ((f"… {count} more {what}", "dim"),)
-
-
-# --------------------------------------------------------------------------- numbers
-
-
-def ms(value_s: float) -> str:
-    """Milliseconds of a phase: three digits below 100 ms, whole ones from there on."""
-    return f"{_short(value_s * 1e3)} ms"
-
-
-def seconds(value_s: float) -> str:
-    """``"38 ms"``, ``"2.13 s"``, ``"4 min 10 s"``, ``"3 h 5 min"``."""
-    if value_s < 0.9995:
-        return f"{_short(value_s * 1e3)} ms"
-    if value_s < 60:
-        return f"{_short(value_s)} s"
-    minutes, rest = divmod(round(value_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def age(value_s: float) -> str:
-    """Whole seconds: an age changes once a second and not with every frame."""
-    return f"{int(value_s)} s" if value_s < 60 else seconds(int(value_s))
-
-
-def size(num_bytes: float) -> str:
-    """``"12.5 MiB"``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1023.5:
-            return f"{_short(num_bytes)} {unit}"
-        num_bytes /= 1024
-    return f"{_short(num_bytes)} TiB"
-
-
-def _short(value: float) -> str:
-    """Three digits, all of those before the point, and no exponent."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
-
-
-def rate(value: float) -> str:
-    """``"812.4"``, ``"4,118"``."""
-    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
-
-
-def skipped(steps: int) -> str:
-    """So many steps that made no update, and why, for people."""
-    return f"{steps:,} of them skipped (loss or gradients not finite)"
-
-
-def count(number: int, what: str) -> str:
-    """``"1 step"``, ``"2 steps"``."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def layers(start: int, stop: int) -> str:
-    """Layers ``[start, stop)`` for people: ``"3-5"``."""
-    return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
-
-
-def day(at: float) -> str:
-    """The date and minute (UTC) of POSIX seconds ``at``, such as 2026-11-27 20:15Z."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%MZ")
-
-
-def clock(at: float, digits: int = 0) -> str:
-    """Local time of day of POSIX seconds, with so many digits after the second."""
-    return datetime.fromtimestamp(at).isoformat(" ", "microseconds")[11 : 20 + digits if digits else 19]  # noqa: DTZ006 - local is meant
+def more(what: str, number: int) -> Line:
+    """The line that stands for what has no room: so many more of ``what``, which is one."""
+    return ((f"… {number:,} more {noun(number, what)}", "dim"),)
 
 
 # --------------------------------------------------------------------------- bars

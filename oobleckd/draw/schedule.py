@@ -46,7 +46,7 @@ def draw(rows: Sequence[Row], width: int, max_lines: int) -> list[Line]:
     if len(lines) <= max_lines:
         return lines
     head, tail = max_lines // 2, max_lines - max_lines // 2 - 1
-    return [*lines[:head], more("stages", len(lines) - head - tail), *lines[len(lines) - tail :]]
+    return [*lines[:head], more("stage", len(lines) - head - tail), *lines[len(lines) - tail :]]
 
 
 def _cells(marks: Iterable[ScheduleMark], until_s: float, width: int) -> list[Span]:

@@ -105,8 +105,8 @@ class GoodputView(msgspec.Struct, frozen=True):
 
     Measured: ``step_s``, what a step takes now, ``best_step_s``, the least that it ever took, at ``best_at``
     (POSIX seconds), and ``of_fault_free``, the second as a share of the first. Modelled: ``plan_step_s`` of
-    the plan in force, and ``best_plan_step_s`` of the best plan on ``best_plan_nodes``, all nodes that joined,
-    those among them that are gone by now. 0: not known.
+    the plan in force, and ``best_plan_step_s`` of the best plan on ``best_plan_nodes``: all nodes that
+    joined, also those that are gone by now. 0: not known.
     """
 
     job: str

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from oobleckd.draw.lines import ms, size
+from oobleckd.words import ms, size
 from tests.helpers.cluster import BIN, Cluster, tiny_job
 from tests.helpers.terminal import Terminal
 

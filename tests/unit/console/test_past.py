@@ -17,8 +17,9 @@ from oobleckd.console.model import View, fold
 from oobleckd.console.past import Walk
 from oobleckd.console.replay import Replay, of_file
 from oobleckd.console.screens.steps import ASIDE_S, moment_of
-from oobleckd.console.times import dated, moment
+from oobleckd.console.times import moment
 from oobleckd.console.widgets import verdict
+from oobleckd.draw.times import dated
 from oobleckd.protocol.watch import Past
 from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.unit.console import build, watching
