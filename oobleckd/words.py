@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 
 CELLS = 11
-"""The most that ``seconds``, ``ms``, ``size`` or ``rate`` take of a column, up to years, exabytes and a
-thousand million.
+"""The most that ``seconds``, ``ms``, ``size`` or ``rate`` take of a column, up to years and exabytes.
 """
 _MINUTE_S, _HOUR_S, _DAY_S, _YEAR_S = 60, 3600, 86_400, 365 * 86_400
 _SAME_S = 5e-7  # less than anybody measures: what rounding leaves of a difference
 _NO_S = ("s", "x", "z", "ch", "sh")
-_IRREGULAR = {"is": "are", "has": "have", "was": "were"}
+_IRREGULAR = {"is": "are", "has": "have", "was": "were", "does": "do", "begins": "begin"}
 _AGES = ((2 * _MINUTE_S, 1, 0), (10 * _MINUTE_S, _MINUTE_S, 1), (3 * _HOUR_S, _MINUTE_S, 0),
     (8 * _HOUR_S, _HOUR_S, _MINUTE_S), (2 * _DAY_S, _HOUR_S, 0), (8 * _DAY_S, _DAY_S, _HOUR_S),
     (2 * _YEAR_S, _DAY_S, 0), (math.inf, _YEAR_S, _DAY_S))  # fmt: skip
@@ -73,8 +72,8 @@ def plain(value: float) -> str:
     than they need.
     """
     text = f"{value:.12g}"
-    head, e, exponent = text.partition("e")
-    return f"{head}e{int(exponent)}" if e else text
+    head, e, exponent = (f"{value:.11e}" if text.endswith("000000") else text).partition("e")
+    return f"{_trimmed(head)}e{int(exponent)}" if e else text
 
 
 def loss(value: float) -> str:
@@ -123,7 +122,7 @@ def seconds(value_s: float) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours >= 48:
         days, hours = divmod(hours, 24)
-        return f"{days:,} d {hours} h"
+        return f"{days} d {hours} h" if days < 100 else f"{days:,} d"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 

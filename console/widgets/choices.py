@@ -7,7 +7,7 @@ from __future__ import annotations
 from oobleckd.console.widgets.pipelines import node_of
 from oobleckd.draw.lines import Line, bar, clipped, flow, wrapped
 from oobleckd.protocol.api import IncidentView
-from oobleckd.words import ms, seconds, size
+from oobleckd.words import count, ms, seconds, size
 
 _COST = 12
 
@@ -40,8 +40,8 @@ def _work(incident: IncidentView) -> list[Line]:
     if incident.committed_s:
         work.append((("the step committed after ", "dim"), (ms(incident.committed_s), "")))
     if incident.step_layer_gradients:
-        again = f"{incident.layer_gradients} of {incident.step_layer_gradients} layer gradients"
-        forwards = f", {incident.layer_forwards} forward passes" if incident.layer_forwards else ""
+        again = f"{incident.layer_gradients} of {count(incident.step_layer_gradients, 'layer gradient')}"
+        forwards = f", {count(incident.layer_forwards, 'forward pass')}" if incident.layer_forwards else ""
         work.append((("computed again ", "dim"), (again + forwards, "")))
     return work
 

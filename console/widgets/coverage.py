@@ -11,6 +11,7 @@ import msgspec
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import nothing, window
 from oobleckd.draw.lines import Line, clipped
+from oobleckd.words import count
 
 DEPENDS = ("templates", "nodes")
 _AHEAD = 1024  # in steps of so many numbers: a node more or less is no reason to begin anew
@@ -48,7 +49,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     found = covers(tuple(sizes), math.ceil((max_nodes + 1) / _AHEAD) * _AHEAD)
     gaps = found.gaps(min_nodes, max_nodes)
     said = (
-        f"every number from {min_nodes} to {max_nodes} nodes"
+        f"every number from {min_nodes} to {count(max_nodes, 'node')}"
         if not gaps
         else f"all but {_listed(gaps)} of {min_nodes} to {max_nodes}"
     )

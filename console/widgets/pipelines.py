@@ -8,7 +8,7 @@ from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Span, bar, clipped, more
 from oobleckd.protocol.api import LayerRange, PipelineView
-from oobleckd.words import layers
+from oobleckd.words import count, layers
 
 DEPENDS = ("pipelines", "nodes", "refused")
 _GONE = frozenset({"lost", "left"})
@@ -46,11 +46,10 @@ def _num_layers(pipelines: Sequence[PipelineView]) -> int:
 
 
 def _full(pipeline: PipelineView, total: int, num_layers: int, gone: set[str], width: int) -> list[Line]:
-    count = len(pipeline.micro_batches)
     head: Line = (
         (f"P{pipeline.index}", "strong"),
-        (f"  {len(pipeline.nodes)} nodes, {len(pipeline.stages)} stages   ", "dim"),
-        (f"{count} of {total} micro-batches", ""),
+        (f"  {count(len(pipeline.nodes), 'node')}, {count(len(pipeline.stages), 'stage')}   ", "dim"),
+        (f"{len(pipeline.micro_batches)} of {count(total, 'micro-batch')}", ""),
         (f"   {_numbers(pipeline.micro_batches)}", "dim"),
     )
     name = max((len(stage.device) for stage in pipeline.stages), default=0)

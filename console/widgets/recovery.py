@@ -159,9 +159,8 @@ def _price(incident: IncidentView) -> str:
     if incident.committed_s:
         words.append(f"the step committed after {ms(incident.committed_s)}")
     if incident.step_layer_gradients:
-        words.append(
-            f"{incident.layer_gradients} of {incident.step_layer_gradients} layer gradients computed again"
-        )
+        of = count(incident.step_layer_gradients, "layer gradient")
+        words.append(f"{incident.layer_gradients:,} of {of} computed again")
     if incident.copied_bytes:
         nodes = ", ".join(dict.fromkeys(node_of(each.device) for each in incident.sources))
         words.append(f"{size(incident.copied_bytes)} copied" + (f" from {nodes}" if nodes else ""))

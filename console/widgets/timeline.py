@@ -17,7 +17,7 @@ from oobleckd.console.model import View
 from oobleckd.console.widgets.pipelines import node_of
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut, length
 from oobleckd.protocol.watch import LaneView, OpView, ScheduleView
-from oobleckd.words import count, seconds
+from oobleckd.words import count, noun, seconds
 
 Mode = Literal["measured", "modelled", "difference"]
 Order = Literal["number", "waiting", "hurt"]
@@ -181,7 +181,7 @@ def _head(number: int, lanes: Sequence[LaneView]) -> Line:
     dead = [stage for lane in lanes if lane.dead for stage in lane.stages]
     if dead:
         names = ", ".join(map(str, dead))
-        spans.append((f" ✖ stage{'s' if len(dead) > 1 else ''} {names} lost ", "banner-bad"))
+        spans.append((f" ✖ {noun(len(dead), 'stage')} {names} lost ", "banner-bad"))
     moved: dict[str, set[int]] = {}
     for lane in lanes:
         for op in lane.ops:
@@ -194,7 +194,7 @@ def _head(number: int, lanes: Sequence[LaneView]) -> Line:
 
 def micro_batches(number: int) -> str:
     """``"1 micro-batch"``, ``"2 micro-batches"``."""
-    return f"{number} micro-batch" if number == 1 else f"{number} micro-batches"
+    return count(number, "micro-batch")
 
 
 def _label(lane: LaneView) -> Span:

@@ -11,7 +11,7 @@ from oobleckd.console.model import LISTS, View
 from oobleckd.draw.lines import Line, Role, Span, clipped, flow, length
 from oobleckd.draw.times import clock, dated
 from oobleckd.protocol.api import JobView
-from oobleckd.words import age, count, rate, seconds
+from oobleckd.words import age, count, noun, rate, seconds
 
 HEIGHT = 3
 AWAY = "daemon away"
@@ -103,11 +103,11 @@ def can_lose(job: JobView) -> Line:
     if job.tolerance < 0:
         return (("not deployed", "dim"),)
     if job.tolerance >= job.f:
-        asked = f" nodes, {job.f} asked for" if job.tolerance > job.f else f" of {job.f} nodes"
+        asked = f" nodes, {job.f} asked for" if job.tolerance > job.f else f" of {count(job.f, 'node')}"
         return (("can still lose ", "dim"), (str(job.tolerance), "good"), (asked, "dim"))
     # Less than was asked for is what an operator has to see from the other end of the room.
     role: Role = "banner-warn" if job.tolerance else "banner-bad"
-    return ((f" can still lose {job.tolerance} of {job.f} nodes ", role),)
+    return ((f" can still lose {job.tolerance} of {count(job.f, 'node')} ", role),)
 
 
 def _number_fields(view: View) -> list[Line]:
@@ -115,8 +115,8 @@ def _number_fields(view: View) -> list[Line]:
         return [((view.hint, "dim"),)] if view.hint else []
     alive = sum(node.state not in {"lost", "left"} for node in view.nodes)
     fields: list[Line] = [
-        ((f"{alive}", "strong"), (f" of {len(view.nodes)} nodes here", "dim")),
-        ((f"{len(view.pipelines)}", "strong"), (f" pipeline{'s' * (len(view.pipelines) != 1)}", "dim")),
+        ((f"{alive}", "strong"), (f" of {count(len(view.nodes), 'node')} here", "dim")),
+        ((f"{len(view.pipelines)}", "strong"), (f" {noun(len(view.pipelines), 'pipeline')}", "dim")),
     ]
     job = view.job
     if job is not None:

@@ -27,6 +27,7 @@ from oobleckd.protocol.changes import (
 from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
 from oobleckd.protocol.messages import Ack, CheckpointFailed, CheckpointPart, DeviceFailed
 from oobleckd.protocol.parts import Counters
+from oobleckd.words import count
 
 STALE_ROUNDS = 50
 
@@ -159,7 +160,7 @@ def _abandon_older(core: Core, run: Run, counters: Counters) -> None:
         del run.parts[directory]
         text = (
             f"{run.job.id}: the checkpoint of step {part.counters.step} in {directory} stays incomplete: "
-            f"{len(parts)} of {part.num_buckets} parts were written"
+            f"{len(parts)} of {count(part.num_buckets, 'part')} were written"
         )
         said = CheckpointIncomplete(run.job.id, part.counters.step, directory, len(parts), part.num_buckets)
         core.announce(text, said, (f"job:{run.job.id}",), level="warn")

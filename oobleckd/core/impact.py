@@ -25,6 +25,7 @@ from oobleckd.planner.sizing.instantiate import too_few
 from oobleckd.planner.templates.guarantee import losses_survived, lost_layers
 from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.protocol.watch import ImpactView
+from oobleckd.words import count, noun
 
 DEPLOY_S = 0.1
 """A deployment but for its copies: a few messages between two steps, and new connections."""
@@ -101,8 +102,8 @@ def _stops(question: LossQuestion, lost: tuple[int, ...], *, back: bool, why: st
 
 def _far(question: LossQuestion, lost: Collection[int]) -> str:
     """How far back, and why."""
-    whose = f"{len(lost)} layer{'s have' if len(lost) > 1 else ' has'} no copy left; " if lost else ""
-    steps = f"{question.back} step{'' if question.back == 1 else 's'}"
+    whose = f"{count(len(lost), 'layer')} {noun(len(lost), 'has')} no copy left; " if lost else ""
+    steps = count(question.back, "step")
     return f"; {whose}back {steps} to the last checkpoint"
 
 

@@ -23,6 +23,7 @@ from oobleckd.protocol.api import (
     RollbackView,
     SourceView,
 )
+from oobleckd.words import count
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ def back_words(back: RollbackView, lost_before: int, *, trusted: bool) -> str:
     """How far a job goes ``back``, and to what. ``lost_before``: steps, in the same incident; ``trusted``: it
     has a checkpoint, which cannot be.
     """
-    far = f"{back.steps_lost} step{'' if back.steps_lost == 1 else 's'}"
+    far = count(back.steps_lost, "step")
     if lost_before:
         far += f" ({lost_before + back.steps_lost} in all)"
     if back.source != "init":

@@ -15,6 +15,7 @@ from oobleckd.core.run import Run
 from oobleckd.planner.policy import Proposal
 from oobleckd.protocol.api import LossView, Phase, ReasonView
 from oobleckd.protocol.changes import IncidentBegan, IncidentOver, PlanChosen
+from oobleckd.words import count, seconds
 
 
 def loss(
@@ -150,5 +151,7 @@ def close(core: Core, run: Run) -> None:
     view = incident.view(core.now, still_open=False)
     core.record(IncidentClosed(view))
     story = (f"job:{view.job}", f"incident:{view.id}", *(f"node:{node}" for node in view.nodes))
-    lost = f", {view.steps_lost} steps lost" if view.steps_lost else ""
-    core.announce(f"{view.id}: recovered in {view.total_s:.3f} s{lost}", IncidentOver(view.id, view), story)
+    lost = f", {count(view.steps_lost, 'step')} lost" if view.steps_lost else ""
+    core.announce(
+        f"{view.id}: recovered in {seconds(view.total_s)}{lost}", IncidentOver(view.id, view), story
+    )

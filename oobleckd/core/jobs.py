@@ -24,6 +24,7 @@ from oobleckd.protocol.changes import TemplatesReady
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Measure, Measured
 from oobleckd.protocol.parts import DeviceInfo, JobCause
+from oobleckd.words import count
 
 
 def profile_key(spec: Job, device: DeviceInfo) -> str:
@@ -155,7 +156,7 @@ def on_templates(core: Core, run: Run, setup: Setup, templates: tuple[Template, 
     """Journal the templates that the policy has prepared."""
     core.record(TemplatesMade(run.job.id, setup, templates))
     sizes = tuple(template.num_nodes for template in templates)
-    text = f"{run.job.id}: templates for {sizes[0]} to {sizes[-1]} nodes"
+    text = f"{run.job.id}: templates for {sizes[0]} to {count(sizes[-1], 'node')}"
     core.announce(text, TemplatesReady(run.job.id, sizes), (f"job:{run.job.id}",))
 
 

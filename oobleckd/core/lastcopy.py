@@ -25,6 +25,7 @@ from oobleckd.planner.policy import ROLLING_BACK
 from oobleckd.protocol.api import LossView, ReasonView
 from oobleckd.protocol.changes import LastCopyAwaited, LastCopyWaitOver
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
+from oobleckd.words import count, noun, seconds
 
 # Who waits for as long as the rollback costs, and in vain, has paid twice at most; without knowing how long
 # stops last there is no better bound. (D-detection-015)
@@ -199,8 +200,8 @@ def _begin(core: Core, run: Run, name: str, wait: Wait, how: str, act: str, budg
     job, steps = run.job, _steps_back(run.job)
     node, what = node_of(name) or name, _what(wait)
     text = (
-        f"{name} holds {what} and {how}: {act}waited for up to {budget_s:.0f} s (the rollback costs {steps} "
-        f"steps, {budget_s:.0f} s); "
+        f"{name} holds {what} and {how}: {act}waited for up to {seconds(budget_s)} (the rollback costs "
+        f"{count(steps, 'step')}, {seconds(budget_s)}); "
         f"`oobleckctl kill-node {node}` ends the wait"
     )
     if run.incident is None and run.phase == "run":
@@ -220,7 +221,7 @@ def _begin(core: Core, run: Run, name: str, wait: Wait, how: str, act: str, budg
 def _goes_on(core: Core, run: Run, name: str, after_s: float) -> None:
     wait, incident = run.waits.pop(name), run.incident
     node = node_of(name) or name
-    text = f"{name} goes on after {after_s:.1f} s: no step is lost"
+    text = f"{name} goes on after {seconds(after_s)}: no step is lost"
     device = name if node != name else ""
     said = LastCopyWaitOver(node, run.job.id, back=True, device=device, after_s=after_s)
     core.announce(text, said, (f"job:{run.job.id}", f"node:{node}"))
@@ -289,4 +290,4 @@ def _what(wait: Wait) -> str:
         else:
             ranges.append([layer, layer])
     names = ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
-    return f"the last copy of layer{'s' if len(wait.layers) > 1 else ''} {names}"
+    return f"the last copy of {noun(len(wait.layers), 'layer')} {names}"

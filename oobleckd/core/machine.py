@@ -88,6 +88,7 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 from oobleckd.protocol.text import all_visible
+from oobleckd.words import seconds
 
 _HEARTBEAT_OF_NODE_S = (
     1e-4  # 10,000 nodes send heartbeats once a second, which is a third of a core (docs/decisions.md)
@@ -422,7 +423,7 @@ class Machine:
             here = NodeHere(message.node, message.host, back=change != "new")
             core.announce(text, here, (f"node:{message.node}",))
         if message.notice is not None and message.notice.reason != noticed:
-            text = f"{message.node} is to end in {message.notice.left_s:.0f} s: {message.notice.reason}"
+            text = f"{message.node} is to end in {seconds(message.notice.left_s)}: {message.notice.reason}"
             ending = NodeEnding(message.node, message.notice.reason, message.notice.left_s)
             core.announce(text, ending, (f"node:{message.node}",), level="warn")
         if message.spare is not None and message.spare.ready and not had_spare:

@@ -21,6 +21,7 @@ from oobleckd.core.lease import SHORTEST, Lease
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.messages import DeviceLost, Goodbye, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, NodeCause, Spare
+from oobleckd.words import seconds
 
 Change = Literal["new", "back", "same"]
 _AGAIN_S = 0.05  # until a silence that may be ours is judged again
@@ -284,7 +285,7 @@ class Membership:
             else:
                 silence_s, length_s = awake - node.lease.heard, self._ends(node) - node.lease.heard
                 node.suspect_at = node.heard_at if node.suspect_at is None else node.suspect_at
-                why = f"no sign of life for {silence_s:.2g} s (its lease: {length_s:.2g} s)"
+                why = f"no sign of life for {seconds(silence_s)} (its lease: {seconds(length_s)})"
                 self._over(node, why, now, "silent")
 
     def hears_others(self, node: Node, now: float) -> bool:

@@ -13,6 +13,7 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import Expected
 from oobleckd.protocol.api import NodeState
 from oobleckd.protocol.parts import NodeCause
+from oobleckd.words import count, seconds
 
 
 class Why(NamedTuple):
@@ -77,7 +78,7 @@ def _disconnected(core: Core, node: Node) -> Why:
     if not node.connected:
         return Why("its link closed; it may come back", "link-closed")
     silent_s = core.members.silent_s(node, core.now)
-    return Why(f"silent for {silent_s:.1f} s; its lease is {node.lease.length_s:.1f} s", "silent")
+    return Why(f"silent for {seconds(silent_s)}; its lease is {seconds(node.lease.length_s)}", "silent")
 
 
 def _slow(run: Run, node: Node) -> Why:
@@ -99,8 +100,11 @@ def _standby(run: Run, node: Node, use: Use) -> Why:
     num_devices = len(node.devices)
     if job.setup is not None and num_devices < job.setup.devices_per_node:
         wanted = job.setup.devices_per_node
-        return Why(f"has {num_devices} devices, and the plan needs {wanted} of every node", "too-few-devices")
+        return Why(
+            f"has {count(num_devices, 'device')}, and the plan needs {wanted} of every node",
+            "too-few-devices",
+        )
     if node.name not in use.usable:
         most = job.spec.resources.max_nodes or len(job.offered)
-        return Why(f"the job may use {most} nodes at most", "max-nodes")
+        return Why(f"the job may use {count(most, 'node')} at most", "max-nodes")
     return Why("the plan has no use for it", "no-place") if node.name in use.useless else Why()

@@ -14,6 +14,7 @@ from oobleckd.core import jobs
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
+from oobleckd.words import count, loss, noun, plain
 
 WHY = "loss or gradients not finite"
 # No checkpoint is written of where a job stopped: the weights are most likely those that diverged, and
@@ -39,7 +40,11 @@ def ends(core: Core) -> bool:
 def at_the_end(job: JobRecord) -> str:
     """What a job that is done has to say of its steps; "" where all of them made an update."""
     skipped = job.counters.skipped
-    return f"{skipped} of {job.counters.step} steps were skipped: {WHY}" if skipped else ""
+    return (
+        f"{skipped} of {count(job.counters.step, 'step')} {noun(skipped, 'was')} skipped: {WHY}"
+        if skipped
+        else ""
+    )
 
 
 def _is_written(core: Core, run: Run) -> bool:
@@ -49,9 +54,10 @@ def _is_written(core: Core, run: Run) -> bool:
 
 def _sentence(job: JobRecord) -> str:
     row, last = job.counters.skipped_in_row, job.counters.step
-    loss = job.steps[-1].loss if job.steps else math.nan
-    what = "with gradients that are not finite" if math.isfinite(loss) else "which is not finite"
-    return f"{row} steps in a row were skipped, {last - row + 1} to {last}: loss {loss:.6g}, {what}"
+    last_loss = job.steps[-1].loss if job.steps else math.nan
+    what = "with gradients that are not finite" if math.isfinite(last_loss) else "which is not finite"
+    steps = f"{count(row, 'step')} in a row {noun(row, 'was')} skipped, {last - row + 1} to {last}"
+    return f"{steps}: loss {loss(last_loss)}, {what}"
 
 
 def _first_look_at(job: JobRecord) -> str:
@@ -60,7 +66,7 @@ def _first_look_at(job: JobRecord) -> str:
     if job.counters.applied == job.start.applied and (spec.model.checkpoint or job.origin != "init"):
         where = job.origin if job.origin != "init" else spec.model.checkpoint
         return f"no update was made before: look for weights that are not finite in {where}"
-    knobs = [f"a smaller optimizer.lr than {spec.optimizer.lr:g}"]
+    knobs = [f"a smaller optimizer.lr than {plain(spec.optimizer.lr)}"]
     if not spec.optimizer.clip_norm:
         knobs.append("optimizer.clip_norm = 1.0")
     if not spec.optimizer.warmup_steps:

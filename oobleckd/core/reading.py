@@ -28,6 +28,7 @@ from oobleckd.protocol.messages import (
     Measured,
     Ready,
 )
+from oobleckd.words import count, noun
 
 _PUT_BACK = (
     "put the text back and submit with --resume; to train on with another text name it by another path"
@@ -150,7 +151,7 @@ def _fail_undecided(core: Core, run: Run, one: inputs.InputsGroup, other: inputs
 
 
 def _counted(group: inputs.InputsGroup) -> str:
-    return f"{len(group.nodes)} node{'' if len(group.nodes) == 1 else 's'}"
+    return count(len(group.nodes), "node")
 
 
 def _compare(core: Core, run: Run, device: str, found: Inputs) -> bool:
@@ -334,7 +335,11 @@ def ends(core: Core, run: Run, needed: int) -> bool:
 
 
 def _where(job: JobRecord) -> str:
-    given_back = f"{job.steps_lost} steps were given back; " if job.steps_lost else ""
+    given_back = (
+        f"{count(job.steps_lost, 'step')} {noun(job.steps_lost, 'was')} given back; "
+        if job.steps_lost
+        else ""
+    )
     return f"{given_back}{inputs.good(job)}"
 
 

@@ -24,6 +24,7 @@ from oobleckd.planner.reroute.redundant import takes_over
 from oobleckd.protocol.api import LossView, ReasonView, RollbackCause, RollbackView
 from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
+from oobleckd.words import noun
 
 
 def check_lives(core: Core, run: Run) -> None:
@@ -161,7 +162,7 @@ def _ask_reports(core: Core, run: Run, *, ahead: bool = False) -> None:
     assert job.layout is not None
     lost = [layer for layer, copies in enumerate(job.layout.copies(job.dead)) if not copies]
     if lost:
-        why = f"layer{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost the last copy"
+        why = f"{noun(len(lost), 'layer')} {', '.join(map(str, lost))} lost the last copy"
         go_back(core, run, "last-copy-lost", why)
         return
     if job.dead and job.spec.fault_tolerance.policy in ROLLING_BACK:

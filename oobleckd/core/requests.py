@@ -36,6 +36,7 @@ from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import JobError, check_job, same_data
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
+from oobleckd.words import short
 
 _ENDING = ("sigstop", "net-drop", "slow")
 _SLOW = 3.0  # times as long, where nobody says how slow
@@ -278,7 +279,7 @@ def _kill(core: Core, request: Kill) -> Response:
     victims = [node] if request.how != "host" else _on_host(core, node.host)
     names = tuple(victim.name for victim in victims)
     at = f" at {request.at}" if request.at else ""
-    at += f", {times:g} times as long" if request.how == "slow" else ""
+    at += f", {short(times)} times as long" if request.how == "slow" else ""
     said = Audited(request.who, "kill", nodes=names, how=request.how)
     _audit(core, f"kill {', '.join(names)}: {request.how}{at}", said, level="warn")
     for victim in victims:

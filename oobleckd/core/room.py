@@ -21,6 +21,7 @@ from oobleckd.protocol.api import TroubleView
 from oobleckd.protocol.changes import CheckpointRoom, Level
 from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.parts import JobCause
+from oobleckd.words import count, noun
 
 LOOK_EVERY_S = 2.0
 """While there is no room, or the disk refuses."""
@@ -103,7 +104,11 @@ def on_room(core: Core, event: RoomSeen) -> None:
     if run.begun is not None or run.completing:
         trouble.short = False  # what is being written takes of it
     elif trouble.short and not was_short:
-        what = f"{num_files} files, and {event.free_files}" if few_files else _of(num_bytes, event.free_bytes)
+        what = (
+            f"{count(num_files, 'file')}, and {event.free_files}"
+            if few_files
+            else _of(num_bytes, event.free_bytes)
+        )
         # No older checkpoint is removed for it: a person can lower checkpoint.keep or make room; what was
         # pruned in a hurry is gone. (D-checkpoints-017)
         text = (
@@ -191,7 +196,7 @@ def written(core: Core, run: Run) -> None:
         _explain(core, run.job, "")
         text = (
             f"checkpoints can be written again, after {run.trouble.tries} "
-            f"{'try' if run.trouble.tries == 1 else 'tries'} in vain"
+            f"{noun(run.trouble.tries, 'try')} in vain"
         )
         _say(core, run, text, "info")
     run.trouble = Trouble(spoiled=run.trouble.spoiled)

@@ -34,6 +34,7 @@ from oobleckd.planner.policy import ROLLING_BACK, Proposal, Situation
 from oobleckd.protocol.changes import PlanRefused
 from oobleckd.protocol.messages import Flag
 from oobleckd.protocol.parts import Flags, JobCause
+from oobleckd.words import count, noun
 
 _NAMED = 5  # nodes, in a sentence
 
@@ -102,9 +103,10 @@ def _wait(core: Core, run: Run, nodes: tuple[str, ...]) -> None:
 
 def _lacking_for_f(run: Run, nodes: tuple[str, ...]) -> str:
     f = run.job.spec.fault_tolerance.f
+    needed, here = count(_to_begin(run), "node"), f"{len(nodes)} {noun(len(nodes), 'is')} here"
     return (
-        f"fault_tolerance.f = {f} needs {f + 1} copies of every layer: {_to_begin(run)} nodes, and "
-        f"{len(nodes)} are here (start more nodes, lower fault_tolerance.f, or raise resources.device_memory)"
+        f"fault_tolerance.f = {f} needs {count(f + 1, 'copy')} of every layer: {needed}, and "
+        f"{here} (start more nodes, lower fault_tolerance.f, or raise resources.device_memory)"
     )
 
 
@@ -118,8 +120,8 @@ def _lacking(run: Run, nodes: tuple[str, ...]) -> str:
             else f"step {step} is in {job.source}"
         )
     else:
-        where = f"step {step} is held by {len(job.surviving_nodes())} nodes"
-    return f"needs {job.n0} nodes and has {len(nodes)}; {where}"
+        where = f"step {step} is held by {count(len(job.surviving_nodes()), 'node')}"
+    return f"needs {count(job.n0, 'node')} and has {len(nodes)}; {where}"
 
 
 # ---------------------------------------------------------------------- devices are at work
@@ -219,7 +221,7 @@ def _stay(core: Core, run: Run, asked: Situation, proposal: Proposal) -> None:
 
 
 def _named(nodes: Sequence[str]) -> str:
-    return ", ".join(nodes) if len(nodes) <= _NAMED else f"{len(nodes)} nodes"
+    return ", ".join(nodes) if len(nodes) <= _NAMED else count(len(nodes), "node")
 
 
 def _leaving(core: Core, run: Run) -> list[str]:

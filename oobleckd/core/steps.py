@@ -121,9 +121,9 @@ def _record(core: Core, job: JobRecord, message: StepDone) -> None:
 def change_of(entry: StepEntry) -> Change:
     """What announces a committed round, now or in a later incarnation of the daemon."""
     step = entry.counters.step + 1
-    loss = entry.loss if math.isfinite(entry.loss) else None
-    data = StepCommitted(entry.job, step, loss, entry.outcome, entry.epoch)
-    text = f"{entry.job}: step {step} {entry.outcome}, loss {entry.loss:.6g}"
+    known = entry.loss if math.isfinite(entry.loss) else None
+    data = StepCommitted(entry.job, step, known, entry.outcome, entry.epoch)
+    text = f"{entry.job}: step {step} {entry.outcome}, loss {loss(entry.loss)}"
     level: Level = "info" if entry.outcome == "applied" else "warn"
     return Change(entry.seq, entry.at, data.kind, level, text, (), data)
 

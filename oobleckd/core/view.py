@@ -35,6 +35,7 @@ from oobleckd.protocol.api import (
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
+from oobleckd.words import count
 
 _SAID_S = 7 * 86400.0
 
@@ -383,7 +384,7 @@ def lost_records(core: Core) -> tuple[LostRecords, ...]:
 def _line(core: Core) -> str:
     alive, lost = sum(node.alive for node in core.members.nodes.values()), num_lost(core)
     expected = len(core.state.nodes)
-    nodes = f"{alive} of {expected} nodes" if alive < expected else f"{alive} nodes"
+    nodes = f"{alive} of {count(expected, 'node')}" if alive < expected else count(alive, "node")
     nodes += f", {lost} lost" if lost else ""
     damage = ["records of the journal are lost"] if lost_records(core) else []
     if core.run is None:

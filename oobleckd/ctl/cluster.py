@@ -33,6 +33,7 @@ from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import NodeView
 from oobleckd.unixhttp import ClientError
+from oobleckd.words import seconds
 
 _LOOK_EVERY_S = 0.05
 _LOG_LINES = 20
@@ -198,7 +199,7 @@ def _await(
                     f"{hint and f'{hint}; '}its log: {home.log(name)}",
                 )
         if time.monotonic() >= deadline:
-            fail(f"{problem} within {timeout_s:g} s", f"the logs: {home.logs}", FAILED)
+            fail(f"{problem} within {seconds(timeout_s)}", f"the logs: {home.logs}", FAILED)
         time.sleep(_LOOK_EVERY_S)
 
 

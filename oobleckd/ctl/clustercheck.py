@@ -19,6 +19,7 @@ from oobleckd.host.settings import ConfigError
 from oobleckd.protocol.api import API_VERSION, LostRecords, NodeView, Status
 from oobleckd.protocol.traits import differences
 from oobleckd.unixhttp import ClientError
+from oobleckd.words import count
 
 _USABLE = {"active", "standby"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -97,7 +98,7 @@ def key_folder(folder: Path) -> CheckupItem:
 def _may_join(nodes: tuple[str, ...]) -> CheckupItem:
     if not nodes:
         return CheckupItem("keys", "ok", "no node may join yet", code="no-node-keys")
-    return CheckupItem("keys", "ok", f"{len(nodes)} nodes may join: {', '.join(nodes)}", about=nodes)
+    return CheckupItem("keys", "ok", f"{count(len(nodes), 'node')} may join: {', '.join(nodes)}", about=nodes)
 
 
 def nodes(found: Sequence[NodeView]) -> list[CheckupItem]:

@@ -20,6 +20,7 @@ import msgspec
 
 from oobleckd.protocol.inputs import Inputs, of_corpus
 from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.words import count
 
 # Bytes are read, and no hash that somebody wrote down: that can be wrong in the same way as the data.
 # (D-exactness-005)
@@ -105,7 +106,7 @@ def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
     """Compare ``run`` with ``reference``, the run without failures. Reads every tensor of both."""
     num_losses, num_weights = reference.num_steps, 0
     same_losses, findings = _compare_steps(run, reference)
-    same_weights, counts = 0, f"{same_losses} of {num_losses} losses"
+    same_weights, counts = 0, f"{same_losses} of {count(num_losses, 'loss')}"
     if run.state is None or reference.state is None:
         findings += _compare_ends(run, reference)
         counts += (
@@ -117,13 +118,13 @@ def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
         same_weights, more = _compare_tensors(run.state.tensors, reference.state.tensors)
         findings += more + _compare_notes(run.state.notes, reference.state.notes)
         counts += (
-            f" and {same_weights} of {num_weights} weight tensors are bit-identical to the run "
+            f" and {same_weights} of {count(num_weights, 'weight tensor')} are bit-identical to the run "
             "without "
             "failures"
         )
     samples = sum(fact.samples for fact in run.steps)
     skipped = sum(fact.outcome == "skipped" for fact in run.steps)
-    without = f"; {skipped} of {len(run.steps)} steps were skipped in both" if skipped else ""
+    without = f"; {skipped} of {count(len(run.steps), 'step')} were skipped in both" if skipped else ""
     sentence = (
         f"verified: {counts}; every sample counted once{without}"
         if not findings
@@ -161,7 +162,7 @@ def ledger_of(steps: Iterable[StepFact]) -> str:
 def _compare_steps(run: RunEvidence, reference: RunEvidence) -> tuple[int, list[str]]:
     findings = [*_gaps(run, "the run"), *_gaps(reference, "the run without failures")]
     if run.num_steps != reference.num_steps:
-        findings.append(f"{run.num_steps} steps here, {reference.num_steps} without failures")
+        findings.append(f"{count(run.num_steps, 'step')} here, {reference.num_steps} without failures")
     others = {fact.step: fact for fact in reference.steps}
     same = 0
     for fact in sorted(run.steps, key=lambda fact: fact.step):
@@ -207,7 +208,7 @@ def _compare_samples(fact: StepFact, other: StepFact, batch: int) -> list[str]:
     findings = []
     for one, whose in ((fact, "here"), (other, "without failures")):
         if one.samples != batch:
-            findings.append(f"{at}: {one.samples} samples counted {whose}, a step has {batch}")
+            findings.append(f"{at}: {count(one.samples, 'sample')} counted {whose}, a step has {batch}")
     if fact.outcome != other.outcome and fact.outcome and other.outcome:
         findings.append(f"{at}: {fact.outcome} here, {other.outcome} without failures")
     if fact.ledger != other.ledger:

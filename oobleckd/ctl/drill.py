@@ -28,6 +28,7 @@ from oobleckd.ctl.verify import judge
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
+from oobleckd.words import count, seconds
 
 
 @click.command()
@@ -141,7 +142,7 @@ def _await(client: Client, job: str, holds: Callable[[JobView], bool], what: str
                 _too_late(view, what)
     except TimedOut as error:
         raise Failure(
-            f"{what} within {timeout_s:g} s", "`oobleckctl events` tells more", TIMED_OUT
+            f"{what} within {seconds(timeout_s)}", "`oobleckctl events` tells more", TIMED_OUT
         ) from error
 
 
@@ -182,6 +183,7 @@ def _emit(
         return
     word = "passed" if verdict.identical else "FAILED"
     emit_line(
-        f"{word}: seed {seed}, {len(script)} faults, {view.incidents} incidents, {view.steps_lost} steps lost"
+        f"{word}: seed {seed}, {count(len(script), 'fault')}, {count(view.incidents, 'incident')}, "
+        f"{count(view.steps_lost, 'step')} lost"
     )
     emit_line(verdict.sentence)

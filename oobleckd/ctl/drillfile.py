@@ -19,6 +19,7 @@ from msgspec import Meta
 from oobleckd.host import anyfile
 from oobleckd.protocol.parts import AT_A_POINT, How, Point
 from oobleckd.protocol.units import parse_seconds
+from oobleckd.words import seconds
 
 _COME_BACK = frozenset({"device", "hang", "slow"})  # nothing is lost, or the agent starts it by itself
 Wait = Literal["no", "recovered", "whole"]
@@ -76,9 +77,9 @@ class Act(msgspec.Struct, frozen=True):
     start: bool
 
     def __str__(self) -> str:
-        when = f"step {self.step}" + (f" + {self.after_s:.2f} s" if self.after_s else "")
+        when = f"step {self.step}" + (f" + {seconds(self.after_s)}" if self.after_s else "")
         where = f" at {self.phase}" if self.phase else ""
-        how_long = f" for {self.for_s:g} s" if self.for_s else ""
+        how_long = f" for {seconds(self.for_s)}" if self.for_s else ""
         then = {"no": "", "recovered": ", recovered", "whole": ", whole again"}[self.wait]
         then = ", started again" * self.start + then
         return f"{when}: {self.how}{where}{how_long} {', '.join(self.nodes)}{then}"
@@ -140,17 +141,17 @@ def script_of(drill: Drill, seed: int, nodes: Sequence[str]) -> tuple[Act, ...]:
 
 
 def _victims(number: int, fault: Fault, here: Sequence[str], dice: random.Random) -> tuple[str, ...]:
-    word, _, count = fault.who.partition(":")
+    word, _, number_of = fault.who.partition(":")
     known = f"nodes that are left: {', '.join(here) or 'none'}"
     if word != "random":
         if fault.who not in here:
             raise DrillError(f"fault {number}: no node {fault.who!r} is there then", known)
         return (fault.who,)
-    if count and not count.isdigit():
+    if number_of and not number_of.isdigit():
         raise DrillError(f"fault {number}: who = {fault.who!r}", "write a node's name, random, or random:2")
-    wanted = int(count or 1)
+    wanted = int(number_of or 1)
     if not 1 <= wanted <= len(here):
-        raise DrillError(f"fault {number}: {wanted} nodes of {len(here)} cannot be drawn", known)
+        raise DrillError(f"fault {number}: {wanted} of {count(len(here), 'node')} cannot be drawn", known)
     return tuple(sorted(dice.sample(list(here), wanted)))
 
 

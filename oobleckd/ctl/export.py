@@ -21,7 +21,7 @@ from oobleckd.protocol.api import JobView
 from oobleckd.protocol.checkpoint import MANIFEST
 from oobleckd.protocol.units import parse_size
 from oobleckd.unixhttp import ApiProblem
-from oobleckd.words import count, size, skipped
+from oobleckd.words import count, seconds, size, skipped
 
 _CONFLICT = 409
 _TRIES = 5
@@ -111,7 +111,7 @@ def _with_checkpoint(client: Client, job: str, timeout_s: float) -> JobView:
             view = new_checkpoint(client, view, timeout_s)
         except TimedOut as error:
             raise Failure(
-                f"{view.name}: no checkpoint within {timeout_s:g} s",
+                f"{view.name}: no checkpoint within {seconds(timeout_s)}",
                 "try again with a longer --timeout",
                 TIMED_OUT,
             ) from error
@@ -135,13 +135,13 @@ def _say(view: JobView, done: Exported) -> None:
     emit_line(done.path)
     if done.left:
         note(f"somebody put files into the folder that it replaces: that is {done.left} now")
-    files = f"{len(done.files)} file{'s' if len(done.files) > 1 else ''}"
+    files = count(len(done.files), "file")
     note(
         f"{view.name} after step {done.step} of {view.steps}: {done.architecture}, "
         f"{size(done.num_bytes)} of {done.dtype} in {files}"
     )
     if done.skipped:
-        note(f"warning: {done.step} steps, {skipped(done.skipped)}: these made no update")
+        note(f"warning: {count(done.step, 'step')}, {skipped(done.skipped)}: these made no update")
     if done.not_finite:
         note(
             f"warning: {count(len(done.not_finite), 'tensor')} with NaN or infinity, such as "

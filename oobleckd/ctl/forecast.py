@@ -40,6 +40,7 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
+from oobleckd.words import count
 
 PIPELINES_LISTED = 64
 EVERY_NODE = 16  # in a plan of so many nodes the loss of each is looked at, else one of each kind of pipeline
@@ -194,7 +195,8 @@ class _Teller:
         if not plan.idle:
             return ""
         if self.world.rolls_back:
-            return f"all pipelines are of {len(plan.pipelines[0].nodes)} nodes, and no other depth is faster"
+            nodes = count(len(plan.pipelines[0].nodes), "node")
+            return f"all pipelines are of {nodes}, and no other depth is faster"
         return why_idle(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size))
 
     def _can_lose(self, plan: Plan) -> int:

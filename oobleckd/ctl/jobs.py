@@ -34,7 +34,7 @@ from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, JobError
-from oobleckd.words import count, size, skipped
+from oobleckd.words import count, seconds, size, skipped
 
 View = TypeVar("View")
 
@@ -200,12 +200,13 @@ def _show_plan(job: Job, file: Path) -> None:
         emit_item("JobSpec", job)
         return
     train, memory, tolerance = job.train, job.resources.device_memory_bytes, job.fault_tolerance
+    sequences = f"{count(train.global_batch, 'sequence')} of {count(train.sequence, 'token')}"
     emit_fields({
         "job": job.name,
         "file": str(file),
         "model": f"{job.model.family}{' from ' if job.model.checkpoint else ''}{job.model.checkpoint}",
         "data": f"{job.data.source} {job.data.path}".strip(),
-        "steps": f"{train.steps} of {train.global_batch} sequences of {train.sequence} tokens",
+        "steps": f"{train.steps:,} of {sequences}",
         "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
         "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",
         "memory": f"{size(memory)} a device" if memory else "all of each device",
@@ -262,7 +263,7 @@ def checkpoint(client: Client, job: str, wait_: bool, timeout_s: float) -> None:
         view = new_checkpoint(client, client.job(job, unique=True), timeout_s)
     except TimedOut as error:
         hint = f"it comes at a step's boundary: `oobleckctl describe job {job}` says what holds that up"
-        raise Failure(f"{job}: no checkpoint within {timeout_s:g} s", hint, TIMED_OUT) from error
+        raise Failure(f"{job}: no checkpoint within {seconds(timeout_s)}", hint, TIMED_OUT) from error
     if wants_json():
         emit_json("Checkpoint", {"job": view.id, "path": view.checkpoint})
     else:

@@ -68,7 +68,8 @@ def _headline(found: Forecast) -> dict[str, str]:
     how = "measured" if found.measured else "estimated from its data sheet"
     limit = f"{size(found.memory_bytes)} a device" if found.memory_bytes else "no limit known"
     return {
-        "job": f"{found.job}: {found.num_layers} layers, {_micro_batches(found.micro_batches)} a step",
+        "job": f"{found.job}: {count(found.num_layers, 'layer')}, "
+        f"{_micro_batches(found.micro_batches)} a step",
         "nodes": f"{found.num_nodes:,} of {count(found.devices_per_node, 'device')}",
         "device": f"{found.device}, times {how}",
         "memory": limit,
@@ -127,7 +128,7 @@ def _group(group: Group) -> str:
 
 
 def _micro_batches(number: int) -> str:
-    return "1 micro-batch" if number == 1 else f"{number:,} micro-batches"
+    return count(number, "micro-batch")
 
 
 def _speed(plan: PlanForecast) -> str:
@@ -153,14 +154,14 @@ def _guarantee(promised: GuaranteeForecast) -> dict[str, str]:
         return {
             "can lose": "none without going back to the last checkpoint",
             "waits": f"below {count(promised.n0, 'node')} (n0)",
-            "sizes": f"all pipelines of one depth, of {promised.n0} to {promised.n_max} nodes",
+            "sizes": f"all pipelines of one depth, of {promised.n0} to {count(promised.n_max, 'node')}",
         }
     gaps = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in promised.idle)
     return {
         "can lose": f"any {count(promised.can_lose, 'node')} at once ({asked})",
         "copies": f"{promised.f + 1} of every layer down to {count(promised.full_down_to, 'node')}",
         "waits": f"below {count(promised.n0, 'node')} (n0)",
-        "sizes": f"pipelines of {promised.n0} to {promised.n_max} nodes",
+        "sizes": f"pipelines of {promised.n0} to {count(promised.n_max, 'node')}",
         "all used": f"at every number of nodes but {gaps}" if gaps else "at every number of nodes down to n0",
     }
 
@@ -199,7 +200,9 @@ def _lost(change: LossForecast) -> str:
     if change.rolls_back:
         return "the steps since the last checkpoint"
     return (
-        f"{len(change.lost_layers)} layers: back to the last checkpoint" if change.lost_layers else "nothing"
+        f"{count(len(change.lost_layers), 'layer')}: back to the last checkpoint"
+        if change.lost_layers
+        else "nothing"
     )
 
 

@@ -35,6 +35,7 @@ from oobleckd.protocol.api import JobView, StepView
 from oobleckd.protocol.job import Job, table_of
 from oobleckd.protocol.traits import KIND
 from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.words import count
 
 _TRIES = 3
 Watcher = Callable[[JobView], None]
@@ -177,7 +178,7 @@ def run_on_cluster(client: Client, job: JobView, told: Watcher) -> ReferenceRun:
             last = "" if stopped(done) else done.checkpoint
             facts = facts_of(client.steps(done.id))
             return ReferenceRun(last, facts, kinds_of(client, done), traits_of(client, done))
-        note(f"{reference.name} lost nodes itself ({done.incidents} incidents); once more")
+        note(f"{reference.name} lost nodes itself ({count(done.incidents, 'incident')}); once more")
     raise Failure(
         f"{reference.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED
     )

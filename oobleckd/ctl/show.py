@@ -247,7 +247,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "throughput": f"{job.samples_per_s:.1f} samples/s" if job.samples_per_s else "",
         "submitted": clock(job.submitted_at, digits=3),
         "finished": "" if job.finished_at is None else clock(job.finished_at, digits=3),
-        "incidents": f"{job.incidents}, {job.steps_lost} steps lost",
+        "incidents": f"{job.incidents}, {count(job.steps_lost, 'step')} lost",
         "schedule": _schedule(job),
         "boundary cache": f"at most {job.boundary_bytes / 1e6:,.1f} MB on a device"
         if job.boundary_bytes
@@ -368,7 +368,8 @@ def _describe_incident(incident: IncidentView) -> None:
     if wants_json():
         emit_item("Incident", incident)
         return
-    redone = f"{incident.layer_gradients} of {incident.step_layer_gradients} layer-gradients of the step"
+    of = count(incident.step_layer_gradients, "layer-gradient")
+    redone = f"{incident.layer_gradients:,} of {of} of the step"
     emit_fields({
         "incident": incident.id,
         "job": incident.job,

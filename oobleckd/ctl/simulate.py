@@ -31,6 +31,7 @@ from oobleckd.ctl.output import (
 )
 from oobleckd.protocol.text import visible
 from oobleckd.protocol.units import parse_seconds
+from oobleckd.words import count, short
 
 if TYPE_CHECKING:
     from oobleckd.protocol.job import Job
@@ -307,8 +308,8 @@ def _failures(path: Path | None, mtbf_s: float | None, repair_s: float | None) -
 def _time(seconds: float) -> str:
     for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+            return f"{short(seconds / size)} {unit}"
+    return f"{short(seconds)} s"
 
 
 # ---------------------------------------------------------------------- the runs
@@ -347,9 +348,9 @@ def _progress(total: int) -> Iterator[Callable[[float], None]]:
 def _show(answer: Simulation) -> None:
     from oobleckd.simulator import report
 
-    devices = f" of {answer.devices_per_node} devices" if answer.devices_per_node > 1 else ""
+    devices = f" of {count(answer.devices_per_node, 'device')}" if answer.devices_per_node > 1 else ""
     how = "as measured" if answer.measured else "estimated from its data sheet"
-    emit_line(f"{answer.job} on {answer.num_nodes} nodes{devices}, {answer.device} {how}")
+    emit_line(f"{answer.job} on {count(answer.num_nodes, 'node')}{devices}, {answer.device} {how}")
     runs = f"{answer.seeds} runs" if answer.seeds > 1 else "one run"
     emit_page(f"{answer.failures}; {runs} of {_time(answer.duration_s)} for each policy\n")
     rows = [*map(report.row, answer.policies), *map(report.unable_row, answer.unable)]
@@ -388,7 +389,7 @@ def _check_plot(path: Path) -> None:
 def _draw(path: Path, answer: Simulation, runs: Sequence[Outcome]) -> None:
     from oobleckd.simulator.plot import draw, left_out
 
-    title = f"{answer.job} on {answer.num_nodes} nodes; {answer.failures}"
+    title = f"{answer.job} on {count(answer.num_nodes, 'node')}; {answer.failures}"
     try:
         draw(path, title, answer.policies, runs, answer.unable)
     except OSError as error:

@@ -18,6 +18,7 @@ from oobleckd.ctl.output import FAILED, REFUSED, emit_item, emit_line, fail, not
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.inputs import differing
 from oobleckd.protocol.traits import KIND, NONE, Traits, between
+from oobleckd.words import count
 
 
 @click.command()
@@ -133,8 +134,9 @@ def _say(view: JobView, ours: RunEvidence, verdict: Verdict) -> None:
         emit_item("Verdict", verdict)
     else:
         emit_line(
-            f"ledger: {verdict.samples} samples in {len(ours.steps)} steps, digest {verdict.ledger[:16]}"
-            f"; {view.incidents} incidents, {view.steps_lost} steps lost"
+            f"ledger: {count(verdict.samples, 'sample')} in {count(len(ours.steps), 'step')}, "
+            f"digest {verdict.ledger[:16]}"
+            f"; {count(view.incidents, 'incident')}, {count(view.steps_lost, 'step')} lost"
         )
         for finding in verdict.findings:
             emit_line(f"  {finding}")

@@ -20,7 +20,7 @@ from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobState, JobView
 from oobleckd.unixhttp import ClientError, Unreachable
-from oobleckd.words import skipped
+from oobleckd.words import seconds, skipped
 
 FINAL: tuple[JobState, ...] = ("done", "failed", "cancelled")
 _BEFORE_A_PLAN: tuple[JobState, ...] = ("profiling", "planning")
@@ -135,4 +135,6 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
     except TimedOut as error:
         seen = f"; it is {error.job.state} at step {error.job.step}" if error.job else ""
         hint = f"`oobleckctl describe job {job}` says what it does; wait again, for as long as it takes"
-        raise Failure(f"{job}: no {what} within {timeout_s:g} s{seen}", hint, TIMED_OUT) from error
+        raise Failure(
+            f"{job}: no {what} within {seconds(timeout_s or 0.0)}{seen}", hint, TIMED_OUT
+        ) from error

@@ -18,6 +18,7 @@ from oobleckd.daemon.service import Service
 from oobleckd.protocol.api import API_VERSION
 from oobleckd.protocol.text import shown_json
 from oobleckd.protocol.units import parse_seconds
+from oobleckd.words import count
 
 _MAX_DIGITS = 18
 _NAMED = 8  # jobs, in a sentence
@@ -96,7 +97,9 @@ def _shared(name: str, named: Sequence[JobRecord]) -> Refusal:
     newest = [f"{job.id} ({job.state})" for job in named[-_NAMED:]]
     others = len(named) - len(newest)
     ids = f"{', '.join(newest)}{f' and {others} older' if others else ''}"
-    return Refusal(409, "conflict", f"{len(named)} jobs are called {name}: {ids}", "name one by its id")
+    return Refusal(
+        409, "conflict", f"{name} is the name of {count(len(named), 'job')}: {ids}", "name one by its id"
+    )
 
 
 def asked_or_active(service: Service, request: web.Request) -> JobRecord | None:

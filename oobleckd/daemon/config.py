@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from oobleckd.host.settings import ConfigError, LoadedSettings, load
+from oobleckd.words import plain, seconds
 
 TABLE = "daemon"
 Seconds = Annotated[float, Meta(gt=0)]
@@ -189,7 +190,8 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
     if config.lease_s < 2 * config.heartbeat_s:
         raise ConfigError(
             origins["lease_s"],
-            f"lease_s = {config.lease_s:g} is shorter than two heartbeats of {config.heartbeat_s:g} s",
+            f"lease_s = {plain(config.lease_s)} is shorter than two heartbeats of "
+            f"{seconds(config.heartbeat_s)}",
             "a lost packet would cost a node: make lease_s at least 2 * heartbeat_s",
         )
 

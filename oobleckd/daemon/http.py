@@ -38,6 +38,7 @@ from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import JobError, parse_job, same_data
 from oobleckd.protocol.text import all_visible, shown_json, visible
 from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.words import seconds
 
 HEARTBEAT_S = 10.0
 # Shorter than the client's patience, so that it hears why an act is not durable yet.
@@ -372,7 +373,7 @@ async def _body(request: web.Request, kind: type[Body]) -> Body:
         data = await asyncio.wait_for(request.read(), BODY_S)
     except TimeoutError as error:
         hint = "send head and body at once"
-        raise Refusal(408, "too slow", f"the body did not come within {BODY_S:g} s", hint) from error
+        raise Refusal(408, "too slow", f"the body did not come within {seconds(BODY_S)}", hint) from error
     return msgspec.json.decode(data or b"{}", type=kind)
 
 

@@ -37,6 +37,7 @@ from oobleckd.protocol.watch import (
     ScheduleView,
     Snapshot,
 )
+from oobleckd.words import plain
 
 AROUND_S = 10.0
 """Of the past before an incident and after it, in its bundle."""
@@ -48,6 +49,7 @@ _DEPLOYED = "`oobleckctl get jobs` shows whether it runs"
 _KEPT = 8
 Kept = TypeVar("Kept")
 _FAULTS: tuple[type[Exception], ...] = (PlanError, ScheduleError, *LOST)
+_UNSAID: tuple[type[Exception], ...] = (Refusal, *_FAULTS)
 
 
 class WatchApi:
@@ -152,7 +154,7 @@ class WatchApi:
             if key not in self._best:
                 _make_room(self._best)
                 self._best[key] = await self._service.planning.best_s(policy, setup, everybody)
-        except (Refusal, *_FAULTS):  # a share that nobody can say is no reason to say nothing
+        except _UNSAID:  # a share that nobody can say is no reason to say nothing
             return found
         # A plan around what is there may be modelled as faster than one from nothing: then it is the best.
         best_s = min(self._best[key], plan_step_s)
@@ -196,7 +198,10 @@ class WatchApi:
         span_s = answers.seconds(request, "span", SPAN_S)
         if not 0 <= span_s <= MAX_SPAN_S:
             raise Refusal(
-                422, "invalid", f"span = {span_s:g} is too long", f"ask for 0 to {MAX_SPAN_S:g} s at once"
+                422,
+                "invalid",
+                f"span = {plain(span_s)} is not between 0 and {MAX_SPAN_S:.0f}",
+                "ask for fewer seconds at once",
             )
         return answers.whole(await self._read(at, span_s))
 

@@ -15,6 +15,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from oobleckd.words import seconds
+
 MAX_BYTES = 2**20
 """Of a file that a person writes. The API takes no larger body either."""
 MAX_DEPTH = 32
@@ -96,16 +98,18 @@ def _read(path: Path, max_bytes: int) -> bytes:
         poll.register(fd, select.POLLIN)
         is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
         parts: list[bytes] = []
-        size = 0
+        num_bytes = 0
         while True:
             if is_pipe and not poll.poll(_PIPE_S * 1000):
-                raise FileError(f"is a pipe that nothing came from for {_PIPE_S:g} s", "who writes into it?")
+                raise FileError(
+                    f"is a pipe that nothing came from for {seconds(_PIPE_S)}", "who writes into it?"
+                )
             part = os.read(fd, _CHUNK_BYTES)
             if not part:
                 return b"".join(parts)
             parts.append(part)
-            size += len(part)
-            if size > max_bytes:
-                raise FileError(f"is larger than {max_bytes / 2**20:g} MiB", "name the file that was meant")
+            num_bytes += len(part)
+            if num_bytes > max_bytes:
+                raise FileError(f"is larger than {size(max_bytes)}", "name the file that was meant")
     finally:
         os.close(fd)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from oobleckd.protocol.job import Job
+from oobleckd.words import size
 
 OUT_OF_MEMORY: Final = "out-of-memory"
 """The kind of a death for want of memory. Of any other death it is the class of the error, such as
@@ -19,7 +20,6 @@ OUT_OF_MEMORY: Final = "out-of-memory"
 """
 TO_MEND: Final = "to-mend"
 """The kind of a death for a reason that a user must mend."""
-_NEXT_SIZE = 1024.0
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -98,12 +98,3 @@ def ways_out(job: Job) -> str:
     else:
         ways.append("a smaller schedule.boundary_memory")
     return f"try {'; or '.join(ways)}"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes for a sentence, such as "11.4 GiB"."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if num_bytes < _NEXT_SIZE:
-            return f"{num_bytes:.3g} {unit}" if num_bytes % 1 else f"{num_bytes:.0f} {unit}"
-        num_bytes /= _NEXT_SIZE
-    return f"{num_bytes:.3g} TiB"

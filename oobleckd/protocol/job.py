@@ -18,6 +18,7 @@ from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
 from oobleckd.protocol.units import parse_rate, parse_size
 from oobleckd.protocol.wishes import wish_of
+from oobleckd.words import count
 
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
@@ -426,7 +427,7 @@ def check_job(job: Job) -> None:
     if job.num_micro_batches > MAX_MICRO_BATCHES:
         raise JobError(
             "train.micro_batch",
-            f"{job.num_micro_batches:,} micro-batches in a step are too many",
+            f"{count(job.num_micro_batches, 'micro-batch')} in a step are too many",
             f"make it {math.ceil(job.train.global_batch / MAX_MICRO_BATCHES)} or larger: "
             f"{MAX_MICRO_BATCHES:,} are the most",
         )

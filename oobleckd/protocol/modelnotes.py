@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from oobleckd.words import count, noun
+
 _MAX_NAMES = 4
 
 
@@ -46,12 +48,10 @@ def note_of(kind: Literal["unread", "fresh", "apart"], names: Sequence[str]) -> 
 
 def words(note: FolderNote) -> str:
     """A note for people, on one line."""
-    one = note.count == 1
     what = {
-        "unread": f"{note.count:,} tensor{'' if one else 's'} of the folder {'is' if one else 'are'} used by "
-        "nothing",
-        "fresh": f"{note.count:,} tensor{'' if one else 's'} {'is' if one else 'are'} not in the folder and "
-        f"begin{'s' if one else ''} fresh",
+        "unread": f"{count(note.count, 'tensor')} of the folder {noun(note.count, 'is')} used by nothing",
+        "fresh": f"{count(note.count, 'tensor')} {noun(note.count, 'is')} not in the folder and "
+        f"{noun(note.count, 'begins')} fresh",
         "apart": "tied by the configuration, but stored with different values, and so trained apart",
     }[note.kind]
     more = note.count - len(note.names)
@@ -62,5 +62,5 @@ def data_words(note: DataNote) -> str:
     """A note for people, on one line."""
     if note.files == 1:
         return f"{note.name} is {note.what}: it is trained on byte by byte"
-    some = f"{note.count:,} of {note.files:,} files {'is' if note.count == 1 else 'are'} no plain text"
+    some = f"{note.count:,} of {count(note.files, 'file')} {noun(note.count, 'is')} no plain text"
     return f"{some}, and trained on byte by byte: {note.name} is {note.what}"

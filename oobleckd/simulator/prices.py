@@ -7,6 +7,8 @@ from importlib.resources import files
 
 import msgspec
 
+from oobleckd.words import short
+
 
 class Instance(msgspec.Struct, frozen=True):
     """Dollars an hour for an instance of ``devices`` devices of the kind ``device`` (a data sheet's name,
@@ -48,5 +50,5 @@ def price_of(name: str, device: str, devices_per_node: int) -> Price | None:
             return None
     found = table[name]
     share = devices_per_node / found.devices
-    what = name if share == 1 else f"{share:g} of {name}"
+    what = name if share == 1 else f"{short(share)} of {name}"
     return Price(found.on_demand * share, found.spot * share, what)

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from oobleckd.host import anyfile
+from oobleckd.words import plain
 
 Kind = Literal["fail", "leave", "join"]
 _MAX_BYTES = 64 * 2**20
@@ -181,13 +182,13 @@ def _check(path: Path, nodes: Sequence[str], events: Sequence[TraceEvent]) -> No
     gone_s: dict[str, float] = {}
     for _, together in groupby(events, key=lambda event: event.at_s):
         for event in together:
-            where = f"{path}: at {event.at_s:g} s {event.node}"
+            where = f"{path}: at {plain(event.at_s)} s {event.node}"
             if (event.kind == "join") == (event.node in there):
                 what = "joins and is there" if event.kind == "join" else f"is not there to {event.kind}"
                 raise TraceError(f"{where} {what}")
             if event.kind == "join" and event.at_s < gone_s.get(event.node, 0.0):
                 raise TraceError(
-                    f"{where} joins, and is there until its notice is over, at {gone_s[event.node]:g} s",
+                    f"{where} joins, and is there until its notice is over, at {plain(gone_s[event.node])} s",
                     "a node comes back after it is gone",
                 )
             gone_s[event.node] = event.at_s + event.notice_s

@@ -23,10 +23,11 @@ from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, node_of
 from oobleckd.planner.policies.filling import stayed, waiting_for
 from oobleckd.planner.policies.grid import Grid, at_work, needed_bytes
-from oobleckd.planner.policies.oobleck import bytes_of, size_of, sizes_of
+from oobleckd.planner.policies.oobleck import bytes_of, nodes_of, size_of, steps_of
 from oobleckd.planner.policies.slipstream import around
 from oobleckd.planner.policies.staying import Staying, proposal_of
 from oobleckd.planner.policy import Proposal, Rejected, Setup, Situation, Way
+from oobleckd.words import seconds, than
 
 # It was a step: steps of 10 s and more made a switch look that dear, and the job stayed longer than it
 # should on a slower plan. (D-policies-020)
@@ -207,7 +208,7 @@ def _copies(plan: Plan) -> tuple[int, int]:
 
 
 def _proposal(chosen: _Weighed, situation: Situation, rejected: list[Rejected]) -> Proposal:
-    reason = f"{chosen.what}: {chosen.proposal.reason}; weighed over {situation.horizon_steps:.3g} steps"
+    reason = f"{chosen.what}: {chosen.proposal.reason}; weighed over {steps_of(situation.horizon_steps)}"
     plan = msgspec.structs.replace(chosen.proposal.plan, reason=reason)
     return msgspec.structs.replace(
         chosen.proposal,
@@ -222,11 +223,9 @@ def _proposal(chosen: _Weighed, situation: Situation, rejected: list[Rejected]) 
 
 
 def _rejected_by_bound(way: Way, chosen: Grid, again: _Weighed) -> Rejected:
-    min_s, over = _min_cost_s(chosen), f"{chosen.horizon_steps:.3g} steps"
+    min_s, over = _min_cost_s(chosen), steps_of(chosen.horizon_steps)
     copies = f"copies {size_of(chosen.transfers)}, " if chosen.transfers else ""
-    why = (
-        f"{min_s - again.cost_s:.3g} s more over {over} at least; {copies}step {chosen.min_s:.3g} s or longer"
-    )
+    why = f"{than(min_s - again.cost_s)} over {over} at least; {copies}step {seconds(chosen.min_s)} or longer"
     return Rejected(
         _WORDS[way], min_s, why, way, "cost", at_least=True,
         step_s=chosen.min_s, copied_bytes=bytes_of(chosen.transfers), can_lose=chosen.tolerance,
@@ -235,19 +234,17 @@ def _rejected_by_bound(way: Way, chosen: Grid, again: _Weighed) -> Rejected:
 
 def _rejected(other: _Weighed, chosen: _Weighed, situation: Situation, f: int) -> Rejected:
     plan, extra_s = other.proposal.plan, round(other.cost_s - chosen.cost_s, 9)
-    parts = [
-        f"{abs(extra_s):.3g} s {'more' if extra_s >= 0 else 'less'} over {situation.horizon_steps:.3g} steps"
-    ]
+    parts = [f"{than(extra_s)} over {steps_of(situation.horizon_steps)}"]
     copies = f"copies {size_of(other.proposal.transfers)}, " if other.proposal.transfers else ""
     wait_s = other.proposal.precopy_s
-    while_s = f"for {wait_s:.3g} s while it trains, " if wait_s > 0 else ""
-    parts.append(f"{copies}{while_s}step {plan.step_s:.3g} s")
+    while_s = f"for {seconds(wait_s)} while it trains, " if wait_s > 0 else ""
+    parts.append(f"{copies}{while_s}step {seconds(plan.step_s)}")
     if other.risk_s:
-        parts.append(f"{other.risk_s:.3g} s of it for a last copy that the next loss may take")
+        parts.append(f"{seconds(other.risk_s)} of it for a last copy that the next loss may take")
     fewer = min(other.tolerance, f) < min(chosen.tolerance, f)
     if fewer:
         parts.append(f"could lose {other.tolerance}, and f = {f}")
-    anew = f": pipelines of {sizes_of(plan)} nodes" if other.way == "re-instantiate" else ""
+    anew = f": pipelines of {nodes_of(plan)}" if other.way == "re-instantiate" else ""
     return Rejected(
         f"{other.what}{anew}", other.cost_s, "; ".join(parts), other.way, "can-lose" if fewer else "cost",
         step_s=plan.step_s, copied_bytes=bytes_of(other.proposal.transfers), precopy_s=max(0.0, wait_s),
@@ -257,5 +254,5 @@ def _rejected(other: _Weighed, chosen: _Weighed, situation: Situation, f: int) -
 
 def _back(situation: Situation, chosen: _Weighed) -> Rejected:
     """What a system without live copies would do."""
-    why = f"{situation.redo_s:.3g} s of training again; every layer has a live copy"
+    why = f"{seconds(situation.redo_s)} of training again; every layer has a live copy"
     return Rejected("rollback", chosen.cost_s + situation.redo_s, why, "rollback", "cost")

@@ -16,7 +16,7 @@ from oobleckd.planner.plan import Route, Template, node_of
 from oobleckd.planner.policies.cases import listed, phrase
 from oobleckd.planner.policies.filling import filled, waiting_for
 from oobleckd.planner.policies.grid import Grid
-from oobleckd.planner.policies.oobleck import bytes_of
+from oobleckd.planner.policies.oobleck import bytes_of, steps_of
 from oobleckd.planner.policies.staying import Staying, costs, proposal_of, rejected_anew
 from oobleckd.planner.policy import Action, Proposal, Rejected, RejectionCause, Setup, Situation
 from oobleckd.planner.reroute.redundant import heir
@@ -72,7 +72,7 @@ def orphans(grid: Grid) -> list[str]:
 def _refusing(stay: Grid, anew: Proposal, cause: RejectionCause, why: str) -> Proposal:
     """``anew``, and why the pipelines do not stay as they are."""
     staying = Rejected(
-        "stay with vacant places", stay.cost_s, f"{why}: {costs(stay)} over {stay.horizon_steps:.3g} steps",
+        "stay with vacant places", stay.cost_s, f"{why}: {costs(stay)} over {steps_of(stay.horizon_steps)}",
         "take-over", cause, step_s=stay.step_s, copied_bytes=bytes_of(stay.transfers),
         can_lose=stay.tolerance,
     )  # fmt: skip

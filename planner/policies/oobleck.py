@@ -24,6 +24,7 @@ from oobleckd.planner.templates.guarantee import losses_survived, max_pipelines
 from oobleckd.planner.templates.refine import refined
 from oobleckd.planner.templates.template import expected_share
 from oobleckd.planner.templates.template import templates as make_templates
+from oobleckd.words import count, noun, seconds, than
 
 SIZES_SHOWN = 12
 
@@ -195,9 +196,9 @@ def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> 
     rejected: tuple[Rejected, ...] = ()
     if other is not None:
         extra_s = round(other.cost_s - chosen.cost_s, 9)
-        over = f"{moment.situation.horizon_steps:.3g} steps"
-        why = f"{extra_s:.3g} s more over {over}" if extra_s else "no cheaper, fewer pipelines"
-        why += f": copies {size_of(other.copies)}, step {other.plan.step_s:.3g} s"
+        over = steps_of(moment.situation.horizon_steps)
+        why = f"{than(extra_s)} over {over}" if extra_s else "no cheaper, fewer pipelines"
+        why += f": copies {size_of(other.copies)}, step {seconds(other.plan.step_s)}"
         rejected = (
             Rejected(
                 f"{other.what}: {other.sizes}", other.cost_s, why, "re-instantiate",
@@ -215,7 +216,7 @@ def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> 
 def _reason(moment: _Moment, chosen: _Candidate) -> str:
     """Which pipelines there are, what is copied, what can still be lost."""
     plan = chosen.plan
-    parts = [f"pipelines of {chosen.sizes} nodes, step {plan.step_s:.3g} s as modelled"]
+    parts = [f"pipelines of {nodes_of(chosen.plan)}, step {seconds(plan.step_s)} as modelled"]
     if chosen.copies:
         parts.append(f"copies {size_of(chosen.copies)}")
     parts.append(f"can lose {losses_survived(plan.copies())}")
@@ -233,6 +234,17 @@ def sizes_of(plan: Plan) -> str:
     return " and ".join(f"{count} of {size}" for size, count in sorted(Counter(sizes).items()))
 
 
+def nodes_of(plan: Plan) -> str:
+    """The same with their noun: "1 node", "2+2+3 nodes"."""
+    sizes = sizes_of(plan)
+    return f"{sizes} {noun(0 if sizes != '1' else 1, 'node')}"
+
+
+def steps_of(horizon_steps: float) -> str:
+    """Steps until the next loss, for a sentence."""
+    return count(round(horizon_steps), "step")
+
+
 def bytes_of(copies: Sequence[Transfer]) -> int:
     """All that is copied."""
     return sum(copy.num_bytes for copy in copies)
@@ -242,4 +254,4 @@ def size_of(copies: Sequence[Transfer]) -> str:
     """Layers and bytes for a sentence."""
     num_bytes = bytes_of(copies)
     size = f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
-    return f"{len(copies)} {'layer' if len(copies) == 1 else 'layers'} ({size})"
+    return f"{count(len(copies), 'layer')} ({size})"

@@ -12,9 +12,10 @@ from __future__ import annotations
 from oobleckd.planner.policies.cases import phrase
 from oobleckd.planner.policies.filling import stayed, waiting_for
 from oobleckd.planner.policies.grid import Grid
-from oobleckd.planner.policies.oobleck import bytes_of
+from oobleckd.planner.policies.oobleck import bytes_of, steps_of
 from oobleckd.planner.policies.staying import Staying, costs, placed, proposal_of, rejected_anew
 from oobleckd.planner.policy import Action, Proposal, Rejected, Situation
+from oobleckd.words import than
 
 
 class SlipStream(Staying):
@@ -48,8 +49,8 @@ def around(grid: Grid, slot: int) -> tuple[Action, str]:
 
 def _rejected_move(situation: Situation, chosen: Grid, other: Grid) -> Rejected:
     """A live node would stand where more is lost, and that does not pay."""
-    over = f"{chosen.horizon_steps:.3g} steps"
-    why = f"{other.cost_s - chosen.cost_s:.3g} s more over {over}: {costs(other)}"
+    over = steps_of(chosen.horizon_steps)
+    why = f"{than(other.cost_s - chosen.cost_s)} over {over}: {costs(other)}"
     what = "; ".join(map(phrase, placed(situation, other)))
     return Rejected(
         what, other.cost_s, why, "re-route", "cost",

@@ -16,9 +16,10 @@ from oobleckd.planner.plan import Template, node_of
 from oobleckd.planner.policies.cases import phrase, way_of
 from oobleckd.planner.policies.filling import waiting_for
 from oobleckd.planner.policies.grid import Grid, grid_of
-from oobleckd.planner.policies.oobleck import Oobleck, bytes_of, size_of, sizes_of
+from oobleckd.planner.policies.oobleck import Oobleck, bytes_of, nodes_of, size_of, steps_of
 from oobleckd.planner.policy import Action, Proposal, Rejected, Setup, Situation
 from oobleckd.planner.schedule import format_ops
+from oobleckd.words import count, noun, seconds, than
 
 PLACES_SHOWN = 3
 
@@ -86,12 +87,11 @@ def proposal_of(
 def rejected_anew(chosen: Grid, anew: Proposal) -> Rejected:
     """The plan on all nodes that ``oobleck`` would make, cheaper or not: who stays moves no layers."""
     extra_s = anew.cost_s - chosen.cost_s
-    than = "more" if extra_s >= 0 else "less"
     copies = f"copies {size_of(anew.transfers)}" if anew.transfers else "copies nothing"
-    over = f"{chosen.horizon_steps:.3g} steps"
-    why = f"{abs(extra_s):.3g} s {than} over {over}: {copies}, step {anew.plan.step_s:.3g} s"
+    over = steps_of(chosen.horizon_steps)
+    why = f"{than(extra_s)} over {over}: {copies}, step {seconds(anew.plan.step_s)}"
     return Rejected(
-        f"re-instantiate: pipelines of {sizes_of(anew.plan)} nodes", anew.cost_s, why,
+        f"re-instantiate: pipelines of {nodes_of(anew.plan)}", anew.cost_s, why,
         "re-instantiate", "moves-layers",
         step_s=anew.plan.step_s, copied_bytes=bytes_of(anew.transfers),
     )  # fmt: skip
@@ -101,14 +101,15 @@ def _reason(grid: Grid, moved: Sequence[Action], work: Sequence[str]) -> str:
     """One sentence: who takes whose place, who does whose work, what is copied, what can be lost."""
     parts = [*map(phrase, moved), *work[:PLACES_SHOWN]]
     if len(work) > PLACES_SHOWN:
-        parts.append(f"{len(work) - PLACES_SHOWN} more places are vacant")
+        more = len(work) - PLACES_SHOWN
+        parts.append(f"{count(more, 'more place')} {noun(more, 'is')} vacant")
     return "; ".join([*(parts or [phrase(Action("keep"))]), f"{costs(grid)}; can lose {grid.tolerance}"])
 
 
 def costs(grid: Grid) -> str:
     """What is copied, and the step, for a sentence."""
     copies = f"copies {size_of(grid.transfers)}, " if grid.transfers else ""
-    return f"{copies}step {grid.step_s:.3g} s as modelled"
+    return f"{copies}step {seconds(grid.step_s)} as modelled"
 
 
 def placed(situation: Situation, grid: Grid) -> list[Action]:

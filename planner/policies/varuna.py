@@ -17,9 +17,10 @@ import msgspec
 from oobleckd.planner.costs.model import copy_bytes
 from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies.cases import Nodes, listed
-from oobleckd.planner.policies.oobleck import Oobleck, pipelines_of
+from oobleckd.planner.policies.oobleck import Oobleck, pipelines_of, steps_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Action, Proposal, Rejected, Setup, Situation, Way
 from oobleckd.planner.sizing.instantiate import split_micro_batches, too_few
+from oobleckd.words import count, seconds, than
 
 SHAPES_SHOWN = 2
 
@@ -46,8 +47,7 @@ class VarunaShape:
         return round(self.cost_s, 9), -self.width, self.depth
 
     def __str__(self) -> str:
-        pipelines = "1 pipeline" if self.width == 1 else f"{self.width} pipelines"
-        return f"{pipelines} of {self.depth} {'node' if self.depth == 1 else 'nodes'}"
+        return f"{count(self.width, 'pipeline')} of {count(self.depth, 'node')}"
 
 
 class Varuna:
@@ -182,11 +182,11 @@ def _proposal(
 
 def _rejected(chosen: VarunaShape, other: VarunaShape) -> Rejected:
     extra_s = round(other.cost_s - chosen.cost_s, 9)
-    over = f"{chosen.horizon_steps:.3g} steps"
-    more = f"{extra_s:.3g} s more over {over}" if extra_s else "no faster, fewer copies"
-    stop = f", after a stop of {other.stop_s:.3g} s" if other.stop_s else ""
+    over = steps_of(chosen.horizon_steps)
+    more = f"{than(extra_s)} over {over}" if extra_s else "no faster, fewer copies"
+    stop = f", after a stop of {seconds(other.stop_s)}" if other.stop_s else ""
     return Rejected(
-        str(other), other.cost_s, f"{more}: step {other.step_s:.3g} s{stop}", _way(other),
+        str(other), other.cost_s, f"{more}: step {seconds(other.step_s)}{stop}", _way(other),
         "cost" if extra_s else "fewer-pipelines", step_s=other.step_s,
     )  # fmt: skip
 
@@ -198,12 +198,13 @@ def _way(shape: VarunaShape) -> Way:
 def _reason(setup: Setup, template: Template, chosen: VarunaShape, idle: Nodes) -> str:
     """One sentence: the shape, what it costs, who stands idle, what a loss means."""
     what = "keep" if not chosen.stop_s else "morph"
-    parts = [f"{what}: {chosen}, step {chosen.step_s:.3g} s as modelled"]
+    parts = [f"{what}: {chosen}, step {seconds(chosen.step_s)} as modelled"]
     if chosen.stop_s:
         parts.append(f"each device loads up to {_load_bytes(setup, template) / 1e6:,.1f} MB")
     if idle:
         names = f"{listed(idle)} {'are' if len(idle) > 1 else 'is'} idle"
         parts.append(f"{names}: depth x width is {chosen.depth} x {chosen.width}, and no other shape pays")
-    copies = "1 copy" if chosen.width == 1 else f"{chosen.width} copies"
-    parts.append(f"{copies} of every layer; can lose 0 without rolling back to the checkpoint")
+    parts.append(
+        f"{count(chosen.width, 'copy')} of every layer; can lose 0 without rolling back to the checkpoint"
+    )
     return "; ".join(parts)

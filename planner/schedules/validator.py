@@ -22,6 +22,7 @@ from oobleckd.planner.schedule import (
 )
 from oobleckd.planner.schedules.jobshop import Shop, orders_of
 from oobleckd.planner.schedules.pipe import homes
+from oobleckd.words import count
 
 
 def validate(
@@ -76,7 +77,9 @@ def _named(stages: Iterable[int]) -> str:
 def _check_in_flight(stages: Sequence[int], ops: Sequence[Op], cap: int) -> None:
     peak = in_flight(ops)
     if peak > cap:
-        raise ScheduleError(f"{_named(stages)} holds {peak} micro-batches in flight, 1F1B at most {cap}")
+        raise ScheduleError(
+            f"{_named(stages)} holds {count(peak, 'micro-batch')} in flight, 1F1B at most {cap}"
+        )
 
 
 def _check_memory(ops: Sequence[Op], work: DeviceWork) -> None:

@@ -18,6 +18,7 @@ from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import PlanError
 from oobleckd.planner.sizing.sizes import best_sizes, best_sizes_with, task_of
 from oobleckd.planner.templates.guarantee import max_pipelines, max_usable
+from oobleckd.words import count, noun
 
 
 class Instantiation(msgspec.Struct, frozen=True):
@@ -70,7 +71,7 @@ def too_few(num_nodes: int, n0: int) -> PlanError:
     """The error for fewer nodes than one pipeline needs."""
     memory = "raise resources.device_memory"
     return PlanError(
-        f"{num_nodes} usable nodes, and the model needs {n0}",
+        f"{count(num_nodes, 'usable node')}, and the model needs {n0}",
         f"add {n0 - num_nodes} or more nodes, or {memory}",
         memory,
     )
@@ -78,7 +79,9 @@ def too_few(num_nodes: int, n0: int) -> PlanError:
 
 def why_idle(num_nodes: int, n0: int, largest: int) -> str:
     """Why some of ``num_nodes`` nodes have no place: the only reason that there is."""
-    return f"{num_nodes} nodes do not split into pipelines of {n0} to {largest}"
+    return (
+        f"{count(num_nodes, 'node')} {noun(num_nodes, 'does')} not split into pipelines of {n0} to {largest}"
+    )
 
 
 def slowest_s(members: Sequence[Template], shares: Sequence[int]) -> float:

@@ -32,6 +32,7 @@ from oobleckd.planner.templates.fold import folded
 from oobleckd.planner.templates.guarantee import n_max
 from oobleckd.planner.templates.refine import Bounds, refined
 from oobleckd.planner.templates.template import expected_share, templates_for
+from oobleckd.words import count
 
 NEVER = -np.inf
 
@@ -214,7 +215,8 @@ def _nothing_fits(setup: Setup) -> PlanError:
     num_layers = len(setup.profile.layers)
     if setup.min_nodes > num_layers:
         return PlanError(
-            f"no pipeline of {setup.min_nodes} nodes or more can be made: the model has {num_layers} layers",
+            f"no pipeline of {count(setup.min_nodes, 'node')} or more can be made: the model has "
+            f"{count(num_layers, 'layer')}",
             f"lower resources.min_pipeline_nodes from {setup.min_nodes}",
         )
     low, high = 0, 1

@@ -24,6 +24,7 @@ from oobleckd.planner.policy import PlanError, Setup
 from oobleckd.planner.templates.guarantee import n_max
 from oobleckd.planner.templates.split import StageSplit, Wanted, fastest_splits
 from oobleckd.planner.templates.suffix import menu
+from oobleckd.words import count
 
 
 def templates(setup: Setup) -> tuple[Template, ...]:
@@ -151,8 +152,8 @@ class _Model:
         """The error for a model that no number of nodes holds."""
         if any(map(self.fits, range(1, self.setup.min_nodes))):
             return PlanError(
-                f"no pipeline of {self.setup.min_nodes} nodes or more can be made: the model has "
-                f"{self.costs[0].num_layers} layers, and memory is limited",
+                f"no pipeline of {count(self.setup.min_nodes, 'node')} or more can be made: the model has "
+                f"{count(self.costs[0].num_layers, 'layer')}, and memory is limited",
                 f"lower resources.min_pipeline_nodes from {self.setup.min_nodes}",
             )
         stages = min(range(1, len(self.need_bytes)), key=lambda s: (self.need_bytes[s], s))
@@ -161,11 +162,12 @@ class _Model:
     def does_not_fit(self, num_nodes: int) -> PlanError:
         """The error for a model that ``num_nodes`` nodes do not hold."""
         stages, num_layers = self.min_stages(num_nodes), self.costs[0].num_layers
-        nodes = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
+        nodes = count(num_nodes, "node")
         if stages > num_layers:
             return PlanError(
-                f"{nodes} of {self.setup.devices_per_node} devices: too many for one pipeline, "
-                f"which has {stages} stages at least while the model has {num_layers} layers"
+                f"{nodes} of {count(self.setup.devices_per_node, 'device')}: too many for one pipeline, "
+                f"which has {count(stages, 'stage')} at least while the model has "
+                f"{count(num_layers, 'layer')}"
             )
         return self._too_large(f"the model does not fit {nodes}", stages)
 
@@ -180,10 +182,10 @@ class _Model:
         where = (
             f"layer {first} ({profile.layers[first].name})" if first == last else f"layers {first} to {last}"
         )
-        devices = f"each of {costs.num_devices} devices" if costs.num_devices > 1 else "a device"
+        devices = f"each of {count(costs.num_devices, 'device')}" if costs.num_devices > 1 else "a device"
         raised = f"raise resources.device_memory to at least {sizes[worst]:,} bytes"
         return PlanError(
-            f"{problem}: with {num_stages} stages, the split that needs least, {where} "
+            f"{problem}: with {count(num_stages, 'stage')}, the split that needs least, {where} "
             f"needs {sizes[worst]:,} bytes of {devices} and the limit is {limit:,}",
             f"{raised}, or lower train.micro_batch or train.sequence",
             raised,

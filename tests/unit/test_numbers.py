@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ EXEMPT = {
     "worker/tools/docs.py": "limits in a page that is made of code",
 }
 NOUNS = (
-    "batch bit byte cell change checkpoint chunk copy device draw error event failure fault file forward "
-    "gigabyte gradient group head hour incident item job key layer line loss micro-batch minute month node op "
-    "pair part pass pipeline position process record row run sample second seed sequence shard size stage "
+    "batch cell change checkpoint chunk copy device draw error event failure fault file forward "
+    "gigabyte gradient group head hour incident item job key layer line loss micro-batch minute month node "
+    "op pair part pass pipeline position process record row run sample second seed sequence shard size stage "
     "step template tensor time token try update word worker"
 )
 
@@ -36,7 +37,9 @@ def _many(noun: str) -> str:
 
 
 _MANY = "|".join(_many(noun) for noun in NOUNS.split() if noun not in {"run", "time", "size"})
-_behind = re.compile(rf" (?:(?:more|other|usable|live|forward|layer|weight|layer-) ?)?(?:{_MANY})\b(?![/.=_(])")
+_behind = re.compile(
+    rf" (?:(?:more|other|usable|live|forward|layer|weight|layer-) ?)?(?:{_MANY})\b(?![/.=_(])"
+)
 
 
 def test_no_number_is_formatted_by_python() -> None:
@@ -47,7 +50,8 @@ def test_no_number_is_formatted_by_python() -> None:
 @pytest.mark.parametrize(
     "line",
     ["f'{took:.3g} s'", "f'{lr:g}'", "f'{n:,.10g} tokens'", "f'{x:.2e}'", "f'needs {n} nodes'",
-     "f'{found} of {wanted} layers'", "f'{n:,} micro-batches in a step'", "'%g' % x", "f'{n} more places, {m} steps'"],
+     "f'{found} of {wanted} layers'", "f'{n:,} micro-batches in a step'", "'%g' % x",
+     "f'{n} more places, {m} steps'"],
 )  # fmt: skip
 def test_what_python_would_write_is_found(line: str) -> None:
     assert list(read(line))
@@ -79,20 +83,32 @@ def read(source: str) -> Iterator[tuple[int, str]]:
     """The lines of ``source`` that format a number by themselves, and what is wrong with each."""
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.FormattedValue(format_spec=ast.JoinedStr(values=[*specs])) if any(map(_is_python, specs)):
+            case ast.FormattedValue(format_spec=ast.JoinedStr(values=[*specs])) if any(
+                map(_is_python, specs)
+            ):
                 yield node.lineno, "digits and exponents as Python has them"
-            case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod()) if re.search(r"%[-+.0-9]*[ge]", text):
+            case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod()) if re.search(
+                r"%[-+.0-9]*[ge]", text
+            ):
                 yield node.lineno, "digits and exponents as Python has them"
             case ast.JoinedStr(values=values):
-                for number, text in zip(values, values[1:], strict=False):
-                    if isinstance(number, ast.FormattedValue) and _is_many(text):
-                        yield node.lineno, f"a many behind a number: {ast.unparse(number.value)}{text.value!r}"
+                for number, text in pairwise(values):
+                    if isinstance(number, ast.FormattedValue) and not _is_cell(number) and _is_many(text):
+                        yield (
+                            node.lineno,
+                            f"a many behind a number: {ast.unparse(number.value)}{text.value!r}",
+                        )
             case _:
                 pass
 
 
 def _is_python(spec: ast.expr) -> bool:
     return isinstance(spec, ast.Constant) and re.fullmatch(r"[^a-z]*[geGEn]", str(spec.value)) is not None
+
+
+def _is_cell(number: ast.FormattedValue) -> bool:
+    """Whether it is padded: of a table, where the noun is the next column's."""
+    return number.format_spec is not None and any(sign in ast.unparse(number.format_spec) for sign in "<>^")
 
 
 def _is_many(node: ast.expr) -> bool:

@@ -46,6 +46,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.versions import OLDEST
+from oobleckd.words import count, seconds
 from oobleckd.worker.agent.daemon_link import CurveKeys, Uplink
 from oobleckd.worker.agent.departure import Departure
 from oobleckd.worker.agent.device_link import AgentSide
@@ -482,12 +483,12 @@ class Agent:
         """What a person wants to know first."""
         num_up, jobs = sum(device.info is not None for device in self._devices.values()), self._jobs()
         words = [
-            f"{num_up} of {len(self._names)} devices up",
+            f"{num_up} of {count(len(self._names), 'device')} up",
             f"trains {', '.join(jobs)}" if jobs else "no job",
         ]
         words.append(f"daemon {self._config.daemon}" if self._daemon else "the daemon is away")
         notice = self._departure.notice
-        return ", ".join([*words, f"ends in {notice.left_s:.0f} s"] if notice is not None else words)
+        return ", ".join([*words, f"ends in {seconds(notice.left_s)}"] if notice is not None else words)
 
     # ------------------------------------------------------------------ ends
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Job
+from oobleckd.words import count
 from oobleckd.worker.data.inputs import Opened, Signature, joined, opened_while, signature_at, signature_of
 from oobleckd.worker.data.masking import Masking
 from oobleckd.worker.data.token_file import Tokens as _Tokens
@@ -179,7 +180,8 @@ def check_length(job: Job, name: str, num_tokens: int) -> None:
     """Whether ``num_tokens`` of ``name`` make a sequence. Raises UserError."""
     if num_tokens < job.train.sequence:
         raise UserError(
-            f"data.path: {name} has {num_tokens} tokens, fewer than train.sequence = {job.train.sequence}",
+            f"data.path: {name} has {count(num_tokens, 'token')}, fewer than "
+            f"train.sequence = {job.train.sequence}",
             "name a longer text, or make train.sequence smaller",
         )
 

@@ -72,7 +72,7 @@ def name_of_folder(path: Path) -> str:
     found = next(
         (suffix for suffix in ("parquet", "arrow", "tar", "jsonl", "zst", "gz") if suffix in suffixes), ""
     )
-    return f"a folder with .{found} files" if found else "a folder"
+    return f"a folder with *.{found} in it" if found else "a folder"
 
 
 def _by_more(head: bytes, tail: bytes, size: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from oobleckd.words import count
 from oobleckd.worker.data import foreign
 from oobleckd.worker.runtime.errors import UserError
 
@@ -177,7 +178,7 @@ def _llmc(path: Path, head: bytes, size: int) -> np.dtype[Any] | None:
     """
     if len(head) < _LLMC_BYTES:
         return None
-    magic, version, count = struct.unpack_from("<3i", head)
+    magic, version, told = struct.unpack_from("<3i", head)
     if magic in _LLMC_OTHERS:
         raise UserError(
             f"data.path: {path} is {_LLMC_OTHERS[magic]}, and no file of token numbers", _PLAIN_HINT
@@ -190,9 +191,9 @@ def _llmc(path: Path, head: bytes, size: int) -> np.dtype[Any] | None:
             f"data.path: {path} has llm.c's header, of version {version}, which is not known", _PLAIN_HINT
         )
     there = (size - _LLMC_BYTES) / kind.itemsize
-    if count != there:
+    if told != there:
         raise UserError(
-            f"data.path: {path} has llm.c's header for {count:,} tokens, and {there:,.10g} behind it",
+            f"data.path: {path} has llm.c's header for {count(told, 'token')}, and {there:,} behind it",
             "it was cut, or is of another version: write it anew",
         )
     return kind

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import assert_never
 
+from oobleckd.words import seconds
 from oobleckd.worker.groups import group_messages, payload
 from oobleckd.worker.groups.backend import Backend
 from oobleckd.worker.groups.channels import ChannelEnd, Outbound, ReceiverEnd, SenderEnd, Surroundings
@@ -196,7 +197,7 @@ class DeviceGroup:
         alive = [end.name for end, ender in zip(ends, enders, strict=True) if ender.is_alive()]
         if alive:
             self._stuck(
-                f"channels of epoch {self.epoch} did not end in {self._abort_s:.0f} s: {', '.join(alive)}"
+                f"channels of epoch {self.epoch} did not end in {seconds(self._abort_s)}: {', '.join(alive)}"
             )
         self.ended.set()
 

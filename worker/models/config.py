@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job
+from oobleckd.words import count
 from oobleckd.worker.models import rope
 from oobleckd.worker.models.sizes import check_sizes
 from oobleckd.worker.models.unsupported import unsupported
@@ -202,7 +203,7 @@ def _check_config(job: Job, config: PretrainedConfig) -> None:
     positions = _num_positions(family, config)
     if positions is not None and job.train.sequence > positions:
         raise UserError(
-            f"train.sequence = {job.train.sequence}, but the model has only {positions} positions",
+            f"train.sequence = {job.train.sequence}, but the model has only {count(positions, 'position')}",
             f"set train.sequence to {positions} or less, or raise model.config.{_named(config)}",
         )
     for name, value in sorted(vars(config).items()):

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from oobleckd.protocol.modelnotes import FolderNote, note_of
+from oobleckd.words import count
 from oobleckd.worker.models import files, names
 from oobleckd.worker.models.names import Recipe
 from oobleckd.worker.runtime.errors import UserError
@@ -62,8 +63,8 @@ class Folder:
         if 3 * hits < len(blocks):
             first = names.in_order(name for name in blocks if name not in self._recipes)[0]
             raise UserError(
-                f"model.checkpoint: {path} has {hits} of the {len(blocks)} tensors of the blocks (no "
-                f"{first})",
+                f"model.checkpoint: {path} has {hits} of the {count(len(blocks), 'tensor')} of the blocks "
+                f"(no {first})",
                 "name a folder of the same model, with all its safetensors files",
             )
         self.notes = tuple(self._notes([*unread, *found.repeated]))

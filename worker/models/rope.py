@@ -15,6 +15,7 @@ from typing import Any
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
+from oobleckd.words import count
 from oobleckd.worker.runtime.errors import UserError
 
 TABLES = ("rope_parameters", "rope_scaling")
@@ -137,7 +138,7 @@ def _check_lengths(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
             if len(table[entry]) != pairs:
                 raise UserError(
                     f"model.config.{said[entry]}.{entry}: has {len(table[entry])} numbers, and a head has "
-                    f"{pairs} pairs of dimensions",
+                    f"{count(pairs, 'pair')} of dimensions",
                     "write one number for each pair",
                 )
 

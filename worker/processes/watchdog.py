@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from oobleckd.words import seconds
 from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityReader, ActivityReading
 
 LOOK_EVERY_S = 0.1
@@ -89,7 +90,7 @@ class Suspicion:
         self.stopped = self.stopped_s >= _STOPPED_S
         if self.stopped:
             how = "stopped with its cgroup, which is frozen," if self.frozen else "stopped by a signal"
-            return f"hung{_where(reading)}: {how} for {self.stopped_s:.1f} s"
+            return f"hung{_where(reading)}: {how} for {seconds(self.stopped_s)}"
         if reading is None:
             return ""
         if reading.since_s != self.since_s:
@@ -113,12 +114,14 @@ class Suspicion:
             return ""
         if reading.what:
             known = (
-                f"measured: {reading.longest_s:.2g} s at most"
+                f"measured: {seconds(reading.longest_s)} at most"
                 if reading.longest_s
                 else "the first of its kind"
             )
-            return f"hung{_where(reading)} for {took_s:.1f} s ({known})"
-        return f"hung: gave no sign for {took_s:.1f} s while waiting (it does so every {LOOK_UP_S:g} s)"
+            return f"hung{_where(reading)} for {seconds(took_s)} ({known})"
+        return (
+            f"hung: gave no sign for {seconds(took_s)} while waiting (it does so every {seconds(LOOK_UP_S)})"
+        )
 
 
 def _where(reading: ActivityReading | None) -> str:

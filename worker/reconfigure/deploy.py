@@ -16,6 +16,7 @@ import msgspec
 
 from oobleckd.planner.plan import Layers, Transfer
 from oobleckd.protocol.messages import Deploy
+from oobleckd.words import count
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
 from oobleckd.worker.round.messenger import Messenger
@@ -103,8 +104,8 @@ class Deployment:
         here, planned = self.store.spec.num_layers, self.message.layout.num_layers
         if here != planned:
             raise UserError(
-                f"model.checkpoint: {self.message.spec.model.checkpoint}: the model has {here} layers here, "
-                f"and had {planned} where it was measured",
+                f"model.checkpoint: {self.message.spec.model.checkpoint}: the model has "
+                f"{count(here, 'layer')} here, and had {planned} where it was measured",
                 "put the same folder on every node, leave it as it is, and submit again",
             )
 

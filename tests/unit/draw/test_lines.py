@@ -1,8 +1,7 @@
-"""Text, numbers and bars."""
+"""Text and bars."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,45 +46,3 @@ def test_a_curve_of_two_rows() -> None:
 def test_fields_flow_into_the_next_line() -> None:
     fields = [(("aaa", "dim"),), (("bbb", ""),), (("cccccccccccc", ""),)]
     assert [lines.plain(line) for line in lines.flow(fields, 10, " ")] == ["aaa bbb", "ccccccccc…"]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("value_s", "text"),
-    [(0.0031, "3.1 ms"), (0.0841, "84.1 ms"), (0.2132, "213 ms"), (1.1932, "1,193 ms")],
-)
-def test_milliseconds_of_phases(value_s: float, text: str) -> None:
-    assert lines.ms(value_s) == text
-
-
-def test_other_numbers() -> None:
-    assert [lines.seconds(v) for v in (0.0384, 2.134, 250.0, 11_100.0)] == [
-        "38.4 ms",
-        "2.13 s",
-        "4 min 10 s",
-        "3 h 5 min",
-    ]
-    assert [lines.age(v) for v in (0.9, 59.9, 61.0)] == ["0 s", "59 s", "1 min 1 s"]
-    assert [lines.size(v) for v in (12, 3 << 20, 5 << 40)] == ["12 B", "3 MiB", "5 TiB"]
-    assert [lines.layers(*r) for r in ((3, 4), (3, 6))] == ["3", "3-5"]
-    assert [lines.count(n, "step") for n in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
-    assert [lines.rate(v) for v in (12.34, 4118.0)] == ["12.3", "4,118"]
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (lines.seconds(0.0384), "38.4 ms"),
-        (lines.seconds(0.9991), "999 ms"),
-        (lines.seconds(0.9996), "1 s"),
-        (lines.seconds(59.96), "60 s"),
-        (lines.seconds(250), "4 min 10 s"),
-        (lines.ms(0.0997), "99.7 ms"),
-        (lines.ms(1.2345), "1,234 ms"),
-        (lines.size(1000), "1,000 B"),
-        (lines.size(1023.7), "1 KiB"),
-        (lines.size(12.5 * 2**20), "12.5 MiB"),
-        (lines.size(2000 * 2**40), "2,000 TiB"),
-    ],
-)
-def test_numbers_have_three_digits_and_no_exponent(shown: str, expected: str) -> None:
-    assert shown == expected
