@@ -116,6 +116,22 @@ class View(msgspec.Struct, frozen=True):
         """Why a question has no answer; "" where it has one, or was not asked yet."""
         return dict(self.refused).get(what, "")
 
+    @property
+    def best_rate(self) -> tuple[float, float]:
+        """The most samples a second that were measured, and when (POSIX seconds); 0 where nobody says."""
+        if self.goodput is None or self.job is None or self.goodput.best_step_s <= 0:
+            return 0.0, 0.0
+        return self.job.spec.train.global_batch / self.goodput.best_step_s, self.goodput.best_at
+
+    @property
+    def plan_share(self) -> float:
+        """What the plan does of what the best plan of all nodes that joined would, both modelled; 0 where
+        nobody says.
+        """
+        if self.goodput is None or not self.goodput.plan_step_s:
+            return 0.0
+        return self.goodput.best_plan_step_s / self.goodput.plan_step_s
+
     def clock(self, now: float) -> float:
         """The time that the picture shows: ``now`` while it is live, else when the daemon was last heard."""
         return now if self.link == "live" else self.heard_at

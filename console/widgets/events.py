@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oobleckd.console.model import View
 from oobleckd.draw.lines import Line, Role, clipped
-from oobleckd.draw.times import clock
+from oobleckd.draw.times import dated
 from oobleckd.protocol.changes import Change
 
 _MARKS: dict[str, tuple[str, Role]] = {
@@ -17,15 +17,15 @@ _WITH_KIND = 48
 DEPENDS = ("events", "job")
 
 
-def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
+def paint(view: View, now: float, width: int, height: int) -> list[Line]:
     """The newest events that have room."""
     if not view.events:
         return [(("nothing yet", "dim"),)]
-    job = view.job.id if view.job is not None else ""
-    return [row(change, job, width) for change in view.events[-height:]] if height > 0 else []
+    job, today = view.job.id if view.job is not None else "", view.clock(now)
+    return [row(change, job, today, width) for change in view.events[-height:]] if height > 0 else []
 
 
-def row(change: Change, job: str, width: int) -> Line:
+def row(change: Change, job: str, now: float, width: int) -> Line:
     """One change: when, how bad, of which kind where there is room, and its text without the
     job's own name.
     """
@@ -34,7 +34,7 @@ def row(change: Change, job: str, width: int) -> Line:
     kind = f"{change.kind:<10} " if roomy else ""
     return clipped(
         (
-            (clock(change.at, digits=1 if roomy else 0), "dim"),
+            (dated(change.at, now, digits=1 if roomy else 0), "dim"),
             (f" {mark} ", role),
             (kind, "note"),
             (change.text.removeprefix(f"{job}: "), role if change.level != "debug" else "dim"),

@@ -33,7 +33,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     head: Line = (
         (f"goodput {goodput.useful_s / total_s:.1%}", "strong"),
         (f" of {seconds(goodput.total_s)} of device time   ", "dim"),
-        (f"now {goodput.of_fault_free:.1%}", "strong"), (" of the fault-free throughput", "dim"),
+        (f"now {goodput.of_fault_free:.1%}", "strong"), (" of the best throughput measured", "dim"),
     )  # fmt: skip
     lines = [clipped(head, width), _row("useful", "good", goodput.useful_s, total_s, width)]
     known = [(cause, goodput.lost_s.get(cause, 0.0)) for cause in CAUSES]

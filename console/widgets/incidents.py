@@ -7,9 +7,9 @@ import msgspec
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.draw.lines import Line, Role, clipped
-from oobleckd.draw.times import clock
+from oobleckd.draw.times import dated
 from oobleckd.protocol.api import IncidentView
-from oobleckd.words import ms
+from oobleckd.words import CELLS, seconds
 
 DEPENDS = ("incidents", "refused")
 
@@ -21,7 +21,7 @@ class IncidentsLook(msgspec.Struct, frozen=True):
     cursor: int = 0
 
 
-def paint(view: View, _now: float, width: int, height: int, look: IncidentsLook | None = None) -> list[Line]:
+def paint(view: View, now: float, width: int, height: int, look: IncidentsLook | None = None) -> list[Line]:
     """A line with the columns' names, and the rows in sight."""
     look = look or IncidentsLook()
     found = selected(view, look)
@@ -29,8 +29,17 @@ def paint(view: View, _now: float, width: int, height: int, look: IncidentsLook 
         said = f'no incident has "{look.words}"' if look.words else "nothing has failed"
         return nothing(missing(view, "incidents", said), height)
     said = counted(len(found), len(view.incidents), "incidents", look.words)
-    head: Line = (("  incident  at        step      total     lost  nodes and cause  " + said, "dim"),)
-    body = rows(found, look.cursor, width, max(1, height - 1), _row)
+    today = view.clock(now)
+    wide = max(len(dated(each.at, today)) for each in (found[0], found[-1]))  # those of other days have dates
+    names = f"  {'incident':<9} {'at':<{wide}}  {'step':<8}  {'total':<{CELLS}} lost  nodes and cause  "
+    head: Line = ((names + said, "dim"),)
+    body = rows(
+        found,
+        look.cursor,
+        width,
+        max(1, height - 1),
+        lambda each: _row(each, f"{dated(each.at, today):<{wide}}"),
+    )
     return [clipped(head, width), *body][:height] if height > 1 else body
 
 
@@ -49,12 +58,12 @@ def _words(incident: IncidentView) -> str:
     return " ".join((incident.id, incident.cause, incident.reason, *incident.nodes))
 
 
-def _row(incident: IncidentView) -> Line:
+def _row(incident: IncidentView, at: str) -> Line:
     role: Role = "bad" if incident.open else "warn" if incident.steps_lost else ""
     sign = "✗" if incident.open else "!" if incident.steps_lost else "✓"
-    took = "open" if incident.open else ms(incident.total_s)
+    took = "open" if incident.open else seconds(incident.total_s)
     text = (
-        f" {incident.id:<9} {clock(incident.at)}  {incident.step:<8,}  {took:<9} {incident.steps_lost:>4}  "
+        f" {incident.id:<9} {at}  {incident.step:<8,}  {took:<{CELLS}} {incident.steps_lost:>4}  "
         f"{', '.join(incident.nodes)} "
     )
     return ((sign, role or "good"), (text, role), (f"({incident.cause})", "dim"))

@@ -7,19 +7,23 @@ from __future__ import annotations
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import nothing
 from oobleckd.draw.lines import Line, clipped, flow
-from oobleckd.draw.times import clock
+from oobleckd.draw.times import dated
 from oobleckd.protocol.api import JobView
 from oobleckd.words import count, rate, seconds
 
 DEPENDS = ("job", "link")
 
 
-def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
+def paint(view: View, now: float, width: int, height: int) -> list[Line]:
     """Progress, exactness, checkpoints."""
     job = view.job
     if job is None:
         return nothing((("no job yet: `oobleckctl submit job.toml` hands one in", "dim"),), height)
-    lines = [*flow(_progress(job), width), clipped(exactness(job), width), *flow(_kept(job), width)]
+    lines = [
+        *flow(_progress(job), width),
+        clipped(exactness(job), width),
+        *flow(_kept(job, view.clock(now)), width),
+    ]
     return lines[:height]
 
 
@@ -61,7 +65,7 @@ def _skipped(job: JobView) -> list[Line]:
     return [(("skipped ", "dim"), (said, "bad" if job.skipped_in_row else "warn"))]
 
 
-def _kept(job: JobView) -> list[Line]:
+def _kept(job: JobView, now: float) -> list[Line]:
     fields: list[Line] = []
     if job.checkpoint_step or job.checkpoint:
         fields.append((("checkpoint of step ", "dim"), (f"{job.checkpoint_step:,}", "")))
@@ -72,5 +76,5 @@ def _kept(job: JobView) -> list[Line]:
     if job.updates_early:
         taken = f", {job.updates_taken_back:,} taken back"
         fields.append((("updates before all votes ", "dim"), (f"{job.updates_early:,}{taken}", "")))
-    fields.append((("handed in ", "dim"), (clock(job.submitted_at), "")))
+    fields.append((("handed in ", "dim"), (dated(job.submitted_at, now), "")))
     return fields

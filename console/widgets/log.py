@@ -33,7 +33,7 @@ class LogLook(msgspec.Struct, frozen=True):
     follow: bool = True
 
 
-def paint(view: View, _now: float, width: int, height: int, look: LogLook | None = None) -> list[Line]:
+def paint(view: View, now: float, width: int, height: int, look: LogLook | None = None) -> list[Line]:
     """What is filtered in a line, and the rows in sight."""
     look = look or LogLook()
     found = selected(view, look)
@@ -41,7 +41,9 @@ def paint(view: View, _now: float, width: int, height: int, look: LogLook | None
     said = counted(len(found), len(view.events), "events", look.words)
     head = f"{'following' if look.follow else 'standing still'}, {_LEVEL_WORDS[look.level]}  {said}"
     cursor = len(found) - 1 if look.follow else look.cursor
-    body = rows(found, cursor, width, max(1, height - 1), lambda change: row(change, job, width))
+    body = rows(
+        found, cursor, width, max(1, height - 1), lambda change: row(change, job, view.clock(now), width)
+    )
     return [clipped(((head, "dim"),), width), *body][:height] if height > 1 else body
 
 

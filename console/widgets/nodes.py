@@ -14,7 +14,7 @@ from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut
 from oobleckd.protocol.api import NodeState, NodeView
-from oobleckd.words import layers, seconds
+from oobleckd.words import CELLS, layers, seconds
 
 DEPENDS = ("nodes", "refused")
 # In order of how much they matter: a cell that stands for several nodes shows the worst of them.
@@ -62,7 +62,7 @@ def _row(node: NodeView, name: int, state: int, width: int) -> Line:
     what = node.reason or (f"layers {held}" if held else "") + (
         f", redundant layers {redundant}" if redundant else ""
     )
-    heartbeat = f"  {seconds(node.heartbeat_age_s):>7}" if node.state not in {"lost", "left"} else ""
+    heartbeat = f"  {seconds(node.heartbeat_age_s):>{CELLS}}" if node.state not in {"lost", "left"} else ""
     left = f" {cut(node.name, name):<{name}}  {node.state:<{state}}  "
     room = max(0, width - 1 - len(left) - len(heartbeat))
     return ((glyph, role), (left, ""), (cut(what, room).ljust(room), "dim"), (heartbeat, "dim"))

@@ -12,7 +12,7 @@ from oobleckd.console.widgets.listing import clamped, counted, matches, missing,
 from oobleckd.console.widgets.nodes import STATES, natural
 from oobleckd.draw.lines import Line, clipped, cut
 from oobleckd.protocol.api import LayerRange, NodeState, NodeView
-from oobleckd.words import layers, seconds, size
+from oobleckd.words import CELLS, layers, seconds, size
 
 Order = Literal["name", "state", "seen"]
 ORDERS: tuple[Order, ...] = ("name", "state", "seen")
@@ -124,9 +124,9 @@ class _Columns(NamedTuple):
         self, name: str, state: str, heartbeat: str, rack: str, kind: str, place: str, held: str
     ) -> str:
         if self.width < _ROOMY:
-            return f" {cut(name, 12):<12} {state:<12} {heartbeat:>7} {place:<8} {cut(held, 10):<10}"
+            return f" {cut(name, 12):<12} {state:<12} {heartbeat:>{CELLS}} {place:<8} {cut(held, 10):<10}"
         wide = f"{cut(rack, 8):<8} {cut(kind, 12):<12} "
-        return f" {cut(name, 18):<18} {state:<12} {heartbeat:>7}  {wide}{place:<8} {cut(held, 14):<14}"
+        return f" {cut(name, 18):<18} {state:<12} {heartbeat:>{CELLS}}  {wide}{place:<8} {cut(held, 14):<14}"
 
 
 def _held(ranges: Sequence[LayerRange]) -> str:

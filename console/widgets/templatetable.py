@@ -14,12 +14,12 @@ from oobleckd.console.widgets.listing import clamped, matches, missing, nothing,
 from oobleckd.draw.lines import Line, bar, clipped
 from oobleckd.protocol.api import TemplateView
 from oobleckd.protocol.watch import LaneView
-from oobleckd.words import count, layers, seconds, size
+from oobleckd.words import CELLS, count, layers, seconds, size
 
 DEPENDS = ("templates", "pipelines", "schedule", "refused")
-_HEAD = "  nodes  in use  stages     memory   modelled   measured"
+_HEAD = f"  nodes  in use  stages  {'memory':>9}  {'modelled':>{CELLS}}  {'measured':>{CELLS}}"
 _ROOMY = 90
-_MORE = "      first    further  split"
+_MORE = f"  {'first':>{CELLS}}  {'further':>{CELLS}}  split"
 
 
 class TemplateTableLook(msgspec.Struct, frozen=True):
@@ -95,12 +95,12 @@ def _row(template: TemplateView, share: float | None, took_s: float | None, widt
     modelled = "-" if share is None else seconds(template.fill_s + (share - 1) * template.period_s)
     text = (
         f"{template.num_nodes:>5}  {template.instances:>6}  {len(template.stages):>6}  "
-        f"{size(max(template.memory_bytes, default=0)):>9}  {modelled:>9}  "
-        f"{'-' if took_s is None else seconds(took_s):>9}"
+        f"{size(max(template.memory_bytes, default=0)):>9}  {modelled:>{CELLS}}  "
+        f"{'-' if took_s is None else seconds(took_s):>{CELLS}}"
     )
     if width >= _ROOMY:
         split = "│".join(layers(*stage) for stage in template.stages)
-        text += f"  {seconds(template.fill_s):>9}  {seconds(template.period_s):>9}  {split}"
+        text += f"  {seconds(template.fill_s):>{CELLS}}  {seconds(template.period_s):>{CELLS}}  {split}"
     return (("▸ " if template.instances else "  ", "good"), (text, "" if template.instances else "dim"))
 
 
@@ -112,6 +112,6 @@ def _stages(template: TemplateView, width: int) -> list[Line]:
     lines: list[Line] = [(), ((head, "strong"),)]
     for index, (start, stop) in enumerate(template.stages):
         memory = template.memory_bytes[index] if index < len(template.memory_bytes) else 0
-        text = f" s{index:<3} layers {layers(start, stop):<8} {size(memory) if memory else '':>11}  "
+        text = f" s{index:<3} layers {layers(start, stop):<8} {size(memory) if memory else '':>{CELLS}}  "
         lines.append(clipped(((text, ""), (bar(start / last, stop / last, room), "bar")), width))
     return lines

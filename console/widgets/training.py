@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from oobleckd.console.model import StepPoint, View
 from oobleckd.console.widgets.listing import missing
+from oobleckd.console.widgets.verdict import best_words
 from oobleckd.draw.lines import Line, Role, Span, clipped, curve
 from oobleckd.protocol.api import JobView
 from oobleckd.words import rate
@@ -31,8 +32,8 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
     upper, lower = left - left // 2, left // 2
     rates, losses = _rates(view, job, now, width), _losses(view.points, width)
     return [
-        _throughput_head(view, job, rates, width),
-        *_curve(rates, 0.0, _ceiling(view, job, rates), upper, "good"),
+        _throughput_head(view, job, rates, now, width),
+        *_curve(rates, 0.0, _ceiling(view, rates), upper, "good"),
         *marks,
         _loss_head(view, width),
         *_curve(losses, *_limits(losses), lower, "note"),
@@ -50,7 +51,7 @@ def _beside(view: View, job: JobView, now: float, width: int) -> list[Line]:
     return [
         (
             (labels[0].ljust(width - room), "strong"),
-            *_curve(rates, 0.0, _ceiling(view, job, rates), 1, "good")[0],
+            *_curve(rates, 0.0, _ceiling(view, rates), 1, "good")[0],
         ),
         (
             (labels[1].ljust(width - room), "strong" if math.isfinite(loss) else "bad"),
@@ -60,18 +61,13 @@ def _beside(view: View, job: JobView, now: float, width: int) -> list[Line]:
     ]
 
 
-def _throughput_head(view: View, job: JobView, rates: Sequence[float | None], width: int) -> Line:
+def _throughput_head(view: View, job: JobView, rates: Sequence[float | None], now: float, width: int) -> Line:
     at_work = view.link == "live" and job.state in {"running", "recovering"}
     spans: list[Span] = [(rate(job.samples_per_s), "strong"), (" samples/s", "")]
-    whole = fault_free(view, job)
-    if whole and width >= _ROOMY:
-        spans.append((f" = {job.samples_per_s / whole:.1%} of fault-free", "strong"))
-        spans.append((f"   0 to {rate(whole)}, {_span(job)}", "dim"))
-    elif whole:
-        spans.append((f" = {job.samples_per_s / whole:.1%}", "strong"))
-        spans.append((f"   0 to {rate(whole)}, {_minutes(job)} min", "dim"))
-    else:
-        spans.append((f"   peak {rate(_most(rates))}, {_span(job)}", "dim"))
+    if width >= _ROOMY:
+        spans.append((best_words(view, now), "dim"))
+    span = _span(job) if width >= _ROOMY else f"{_minutes(job)} min"
+    spans.append((f"   0 to {rate(_ceiling(view, rates))}, {span}", "dim"))
     if not at_work:
         spans.append((f"   {job.state}", "dim"))
     return clipped(tuple(spans), width)
@@ -102,18 +98,9 @@ def _most(values: Sequence[float | None]) -> float:
     return max((value for value in values if value is not None), default=0.0)
 
 
-def fault_free(view: View, job: JobView) -> float:
-    """Samples per second of the best plan on all nodes there ever were; 0 where that is not known."""
-    if view.goodput is None or view.goodput.of_fault_free <= 0:
-        return 0.0
-    return job.samples_per_s / view.goodput.of_fault_free
-
-
-def _ceiling(view: View, job: JobView, rates: Sequence[float | None]) -> float:
-    """The top of the axis: fault-free throughput, so that the curve's height is its share; else the highest
-    seen.
-    """
-    return max(fault_free(view, job), _most(rates)) if fault_free(view, job) else _most(rates)
+def _ceiling(view: View, rates: Sequence[float | None]) -> float:
+    """The top of the axis: the most that was measured, in the whole run or in what is shown."""
+    return max(view.best_rate[0], _most(rates))
 
 
 def _limits(values: Sequence[float | None]) -> tuple[float, float]:

@@ -18,6 +18,7 @@ AWAY = "daemon away"
 NEEDS_NONE = f"{AWAY}, training does not need it"
 ODD = "the daemon answers what this console cannot read"
 
+_GONE = frozenset({"lost", "left"})
 _JOB_ROLES: dict[str, Role] = {
     "running": "good", "done": "good", "failed": "bad", "recovering": "warn", "waiting": "warn",
 }  # fmt: skip
@@ -25,7 +26,7 @@ _JOB_ROLES: dict[str, Role] = {
 
 def paint(view: View, now: float, width: int, height: int = HEIGHT) -> list[Line]:
     """Headline, numbers, banner."""
-    head, numbers = [_link(view, now), *_job_fields(view)], _number_fields(view)
+    head, numbers = [_link(view, now), *_job_fields(view)], _number_fields(view, now)
     lines = flow(head, width)
     lines = [*lines, *flow(numbers, width)] if len(lines) == 1 else flow([*head, *numbers], width)
     lines[0] = _with_clock(lines[0], view, now, width)
@@ -110,10 +111,10 @@ def can_lose(job: JobView) -> Line:
     return ((f" can still lose {job.tolerance} of {count(job.f, 'node')} ", role),)
 
 
-def _number_fields(view: View) -> list[Line]:
+def _number_fields(view: View, now: float) -> list[Line]:
     if not view.heard_at:
         return [((view.hint, "dim"),)] if view.hint else []
-    alive = sum(node.state not in {"lost", "left"} for node in view.nodes)
+    alive = sum(node.state not in _GONE for node in view.nodes)
     fields: list[Line] = [
         ((f"{alive}", "strong"), (f" of {count(len(view.nodes), 'node')} here", "dim")),
         ((f"{len(view.pipelines)}", "strong"), (f" {noun(len(view.pipelines), 'pipeline')}", "dim")),
@@ -121,18 +122,36 @@ def _number_fields(view: View) -> list[Line]:
     job = view.job
     if job is not None:
         if job.samples_per_s:
-            fields.append(((rate(job.samples_per_s), "strong"), (" samples/s", "dim"), *_of_fault_free(view)))
+            best = best_words(view, now)
+            fields.append(((rate(job.samples_per_s), "strong"), (" samples/s", "dim"), (best, "dim")))
+            fields += plan_field(view)
             fields.append((("step ", "dim"), (seconds(job.step_s), "")))
         incidents = f"{count(job.incidents, 'incident')}, {count(job.steps_lost, 'step')} lost"
         fields.append(((incidents, "warn" if job.steps_lost else "dim"),))
     return fields
 
 
-def _of_fault_free(view: View) -> Line:
-    if view.goodput is None or view.goodput.of_fault_free <= 0:
-        return ()
-    share = view.goodput.of_fault_free
-    return ((" = ", "dim"), (f"{share:.1%}", "good" if share >= 0.95 else "warn"), (" of fault-free", "dim"))
+def best_words(view: View, now: float) -> str:
+    """Beside what is measured now: the most that was ever measured, and when."""
+    best, at = view.best_rate
+    if view.job is None or not best:
+        return ""
+    if view.job.samples_per_s >= best:
+        return ", the best so far"
+    return f", best {rate(best)} at {dated(at, view.clock(now))}"
+
+
+def plan_field(view: View) -> list[Line]:
+    """The plan as modelled beside the best one of all nodes that joined; nothing measured is part of it."""
+    share, whole = view.plan_share, view.goodput.best_plan_nodes if view.goodput is not None else 0
+    if not share:
+        return []
+    here = sum(node.state not in _GONE for node in view.nodes)
+    # Green is for a cluster that lacks nobody: with a node gone even the best plan of those left is less
+    # than what there was.
+    role: Role = "warn" if share < 0.95 else "good" if here >= max(whole, len(view.nodes)) else "strong"
+    said = f" of that of all {count(whole, 'node')}" if whole > 1 else ""
+    return [(("plan ", "dim"), (f"{share:.0%}", role), (said, "dim"))]
 
 
 # --------------------------------------------------------------------------- the banner

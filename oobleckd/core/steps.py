@@ -22,6 +22,7 @@ from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of, standing_routes
 from oobleckd.protocol.changes import Change, Level, LossDisputed, StepCommitted
 from oobleckd.protocol.messages import Ack, Held, OpTimes, StepDone
+from oobleckd.words import loss
 
 
 def on_step_done(core: Core, message: StepDone) -> None:

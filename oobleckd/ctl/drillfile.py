@@ -19,7 +19,7 @@ from msgspec import Meta
 from oobleckd.host import anyfile
 from oobleckd.protocol.parts import AT_A_POINT, How, Point
 from oobleckd.protocol.units import parse_seconds
-from oobleckd.words import seconds
+from oobleckd.words import count, seconds
 
 _COME_BACK = frozenset({"device", "hang", "slow"})  # nothing is lost, or the agent starts it by itself
 Wait = Literal["no", "recovered", "whole"]

@@ -22,15 +22,17 @@ from oobleckd.ctl.output import (
     emit_line,
     emit_table,
     fail,
+    since,
     tolerance,
+    when,
 )
 from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
-from oobleckd.draw.times import clock, day
+from oobleckd.draw.times import day
 from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView, PipelineView, TemplateView
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.traits import NONE, between, words
-from oobleckd.words import count, layers, seconds, size
+from oobleckd.words import count, layers, noun, rate, seconds, size
 
 
 @click.command()
@@ -84,7 +86,8 @@ def _job_row(job: JobView) -> Row:
     return (
         job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4),
         str(job.generation),
-        tolerance(job.tolerance, job.f), str(len(job.nodes)), f"{job.samples_per_s:.1f}", job.reason,
+        tolerance(job.tolerance, job.f), str(len(job.nodes)), rate(job.samples_per_s),
+        since(job.submitted_at), job.reason,
     )  # fmt: skip
 
 
@@ -122,7 +125,7 @@ def _template_row(template: TemplateView) -> Row:
 
 def _incident_row(incident: IncidentView) -> Row:
     return (
-        incident.id, clock(incident.at, digits=3), ", ".join(incident.nodes), incident.cause,
+        incident.id, when(incident.at), since(incident.at), ", ".join(incident.nodes), incident.cause,
         str(incident.step),
         "open" if incident.open else seconds(incident.total_s), str(incident.steps_lost), incident.reason,
     )  # fmt: skip
@@ -139,12 +142,13 @@ _JOB_COLUMNS = (
     "CAN LOSE",
     "NODES",
     "SAMPLES/S",
+    "AGE",
     "REASON",
 )
 _NODE_COLUMNS = ("NAME", "STATE", "KIND", "DEVICES", "LAYERS", "HEARTBEAT", "HOST", "ZONE", "REASON")
 _PIPELINE_COLUMNS = ("PIPELINE", "NODES", "STAGES", "MICRO-BATCHES")
 _TEMPLATE_COLUMNS = ("NODES", "LAYERS", "FILL", "PERIOD", "MEMORY", "INSTANCES")
-_INCIDENT_COLUMNS = ("ID", "AT", "NODES", "CAUSE", "STEP", "TOOK", "STEPS LOST", "REASON")
+_INCIDENT_COLUMNS = ("ID", "AT", "AGE", "NODES", "CAUSE", "STEP", "TOOK", "STEPS LOST", "REASON")
 
 
 def _jobs(client: Client) -> None:
@@ -241,18 +245,18 @@ def _describe_job(client: Client, job: JobView) -> None:
         "skipped": _skipped(job),
         "loss": _loss(job, 6) if job.step else "",
         "generation": str(job.generation),
-        "can lose": tolerance(job.tolerance, job.f) + " nodes",
+        "can lose": _can_lose(job),
         "policy": job.policy,
         "step time": seconds(job.step_s) if job.step_s else "",
-        "throughput": f"{job.samples_per_s:.1f} samples/s" if job.samples_per_s else "",
-        "submitted": clock(job.submitted_at, digits=3),
-        "finished": "" if job.finished_at is None else clock(job.finished_at, digits=3),
-        "incidents": f"{job.incidents}, {count(job.steps_lost, 'step')} lost",
+        "throughput": f"{rate(job.samples_per_s)} samples/s" if job.samples_per_s else "",
+        "submitted": when(job.submitted_at),
+        "finished": "" if job.finished_at is None else when(job.finished_at),
+        "incidents": f"{job.incidents:,}, {count(job.steps_lost, 'step')} lost",
         "schedule": _schedule(job),
         "boundary cache": f"at most {job.boundary_bytes / 1e6:,.1f} MB on a device"
         if job.boundary_bytes
         else "none",
-        "gradient sums": f"copied to a peer {job.sum_copies} times a step" if job.sum_copies else "",
+        "gradient sums": f"copied to a peer {count(job.sum_copies, 'time')} a step" if job.sum_copies else "",
         "checkpoint": f"{job.checkpoint} (step {job.checkpoint_step})" if job.checkpoint else "",
         "no checkpoint": job.checkpoint_trouble.text if job.checkpoint_trouble is not None else "",
         "cadence": _cadence(job),
@@ -269,6 +273,12 @@ def _describe_job(client: Client, job: JobView) -> None:
     if incidents:
         emit_line("incidents:")
         emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
+
+
+def _can_lose(job: JobView) -> str:
+    """How many nodes, of how many that were asked for."""
+    still = tolerance(job.tolerance, job.f)
+    return still if job.tolerance < 0 else f"{still} {noun(job.f, 'node')}"
 
 
 def _skipped(job: JobView) -> str:
@@ -375,7 +385,7 @@ def _describe_incident(incident: IncidentView) -> None:
         "job": incident.job,
         "cause": incident.cause,
         "nodes": ", ".join(incident.nodes),
-        "at": f"{clock(incident.at, digits=3)}, step {incident.step}, generation {incident.generation}",
+        "at": f"{when(incident.at)}, step {incident.step}, generation {incident.generation}",
         "took": "still open" if incident.open else seconds(incident.total_s),
         "step committed": f"after {seconds(incident.committed_s)}" if incident.committed_s else "",
         "computed again": redone if incident.step_layer_gradients else "",

@@ -7,8 +7,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.output import NOT_FOUND, emit_item, emit_page, fail, note
-from oobleckd.draw.times import clock
+from oobleckd.ctl.output import NOT_FOUND, emit_item, emit_page, fail, note, when
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.text import visible
 
@@ -20,7 +19,7 @@ def _show(change: Change) -> None:
         emit_item("Change", change)
         return
     level = "" if change.level in {"info", "debug"} else f"{change.level}: "
-    line = f"{clock(change.at, digits=3)}  {change.seq:>6}  {change.kind:<10}  {level}{change.text}"
+    line = f"{when(change.at)}  {change.seq:>6}  {change.kind:<10}  {level}{change.text}"
     emit_page(click.style(visible(line), fg=_COLOURS[change.level]))
 
 

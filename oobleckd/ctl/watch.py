@@ -30,12 +30,12 @@ from oobleckd.ctl.output import (
     emit_table,
     fail,
     note,
+    when,
 )
 from oobleckd.draw.lines import plain
 from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
-from oobleckd.draw.times import clock
 from oobleckd.protocol.api import PipelineView
-from oobleckd.protocol.watch import ImpactView, LaneView, OpView, ScheduleView
+from oobleckd.protocol.watch import GoodputView, ImpactView, LaneView, OpView, ScheduleView
 from oobleckd.words import count, layers, seconds, size
 
 _WIDTH = (60, 140)
@@ -73,10 +73,20 @@ def get_goodput(client: Client) -> None:
         ("TIME OF DEVICES", "TOOK", "SHARE"),
         [(cause, seconds(took_s), _share(took_s, found.total_s)) for cause, took_s in rows],
     )
-    note(
-        f"{found.job}: {seconds(found.total_s)} of devices; throughput now is {found.of_fault_free:.1%} of "
-        "its best"
-    )
+    note(f"{found.job}: {seconds(found.total_s)} of devices; {'; '.join(_paces(found))}")
+
+
+def _paces(found: GoodputView) -> list[str]:
+    """What a step takes now: measured beside the best measured, and the plan beside the best plan."""
+    told = []
+    if found.step_s and found.best_step_s:
+        best = f"the best so far {seconds(found.best_step_s)}, at {when(found.best_at, 0)}"
+        told.append(f"a step takes {seconds(found.step_s)}, {best}")
+    if found.plan_step_s and found.best_plan_step_s:
+        share = found.best_plan_step_s / found.plan_step_s
+        nodes = count(found.best_plan_nodes, "node")
+        told.append(f"as modelled, the plan is {share:.1%} of the best one of all {nodes} that joined")
+    return told or ["no steps are measured yet"]
 
 
 def _share(part: float, whole: float) -> str:
@@ -108,7 +118,7 @@ def _headline(found: ScheduleView) -> dict[str, str]:
     how = "measured" if found.measured else "as modelled"
     return {
         "step": f"{found.step} of {found.job}, generation {found.generation}, {how}",
-        "began": clock(found.at, digits=3) if found.measured else "",
+        "began": when(found.at) if found.measured else "",
         "took": seconds(found.span_s),
         "waiting": f"{waiting:.1%} of the devices' time (bubble)",
         "lost": ", ".join(lane.device for lane in found.lanes if lane.dead),
@@ -230,5 +240,5 @@ def export_incident(incident: str, file: Path) -> None:
     emit_line(str(file))
     note(
         f"{found.incident.id}: {count(len(found.past.changes), 'change')} "
-        f"from {clock(found.past.snapshot.at)} to {clock(found.past.until)}"
+        f"from {when(found.past.snapshot.at, 0)} to {when(found.past.until, 0)}"
     )

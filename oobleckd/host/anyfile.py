@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from oobleckd.words import seconds
+from oobleckd.words import seconds, size
 
 MAX_BYTES = 2**20
 """Of a file that a person writes. The API takes no larger body either."""

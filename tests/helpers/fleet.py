@@ -177,8 +177,8 @@ class Fleet:
             )
         return tuple(found)
 
-    def goodput(self, of_fault_free: float, **lost_s: float) -> GoodputView:
-        """Of two hours and ten minutes on all nodes."""
+    def goodput(self, of_fault_free: float, at: float = 0.0, **lost_s: float) -> GoodputView:
+        """Of two hours and ten minutes on all nodes; the best step was measured ``at``."""
         total_s = 7_800.0 * self.num_nodes
         usual: dict[str, float] = {"detect": 1.6, "plan": 0.2, "reconfigure": 2.4, "copy": 6.8, "redone": 1.1,
             "degraded": 0.0,
@@ -186,7 +186,12 @@ class Fleet:
         lost: dict[Any, float] = {
             cause: spent_s * self.num_nodes for cause, spent_s in (usual | lost_s).items()
         }
-        return GoodputView(JOB, total_s, total_s - sum(lost.values()), lost, of_fault_free)
+        step_s = self.span_s
+        best_s = of_fault_free * step_s
+        return GoodputView(
+            JOB, total_s, total_s - sum(lost.values()), lost, of_fault_free,
+            step_s, best_s or step_s, at, step_s if best_s else 0.0, best_s, self.num_nodes,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ op times
 

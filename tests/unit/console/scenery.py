@@ -36,6 +36,7 @@ from tests.helpers.api_server import status_view
 from tests.helpers.fleet import JOB, Fleet
 
 NOW = datetime(2026, 11, 22, 12, 4, 31, tzinfo=UTC).timestamp()
+BEST_AT = NOW - 5_400.0
 STEP = 12_480
 FLEET = Fleet((4, 4, 3), standby=1)
 DEAD = "n006"  # stage 2 of pipeline 1
@@ -262,7 +263,7 @@ def told(
         "schedules": SampledSteps(JOB, tuple(range(STEP - 300, STEP + 1, 10))),
         "schedule": fleet.schedule(STEP, NOW - 0.4),
         "modelled": fleet.schedule(0, 0.0, measured=False), "layers": _holders(plan, gone),
-        "goodput": fleet.goodput(0.992),
+        "goodput": fleet.goodput(0.992, BEST_AT),
     }  # fmt: skip
     facts = (
         Fetched(NOW, status(fleet), (view,), nodes, plan, _used(fleet, plan), incidents),

@@ -19,6 +19,7 @@ from oobleckd.protocol.watch import Past, Snapshot
 from tests.helpers.fleet import JOB, Fleet, thousand
 from tests.unit.console import scenery
 from tests.unit.console.scenery import (
+    BEST_AT,
     DEAD,
     FLEET,
     NOW,
@@ -73,7 +74,8 @@ def failing() -> Scene:
     told = scenery.told(
         events, (earlier(), running), job={"state": "recovering", "epoch": 4, "tolerance": 1}, pipelines=plan,
         states=scenery.lost([DEAD], "signal 9"),
-        watched={"goodput": FLEET.goodput(0.81), "schedule": FLEET.schedule(STEP, NOW - 0.4, dead=(DEAD,))},
+        watched={"goodput": FLEET.goodput(0.81, BEST_AT),
+                 "schedule": FLEET.schedule(STEP, NOW - 0.4, dead=(DEAD,))},
     )  # fmt: skip
     return Scene("a node died 0.9 s ago", told)
 
@@ -125,7 +127,7 @@ def degraded() -> Scene:
         states={name: ("lost", why) for name,
         why in gone.items()} | {"n003": ("disconnected", "no heartbeat for 4 s")},
         watched={
-            "goodput": FLEET.goodput(0.74, degraded=71.0),
+            "goodput": FLEET.goodput(0.74, BEST_AT, degraded=71.0),
             "schedule": scenery.lanes_moved(small.schedule(STEP, NOW - 0.4), to),
             "modelled": scenery.lanes_moved(small.schedule(0, 0.0, measured=False), to),
         },
@@ -162,7 +164,7 @@ def waiting() -> Scene:
             "reason": "3 nodes are needed and 2 are here; step 12400 is in its checkpoint (start more nodes)",
         },
         watched={"schedule": None, "modelled": None, "schedules": None,
-        "goodput": FLEET.goodput(0.0, waiting=94.0)},
+        "goodput": FLEET.goodput(0.0, BEST_AT, waiting=94.0)},
         stands_s=95.0,
     )  # fmt: skip
     return Scene("too few nodes: the job waits with its state in a checkpoint", told)
@@ -253,7 +255,8 @@ def fleet() -> Scene:
     told = scenery.told(
         events, (earlier(), running), fleet=cluster, states={**scenery.lost(rack, why), **silent},  # type: ignore[dict-item]
         job={"state": "recovering", "tolerance": 2, "epoch": 8},
-        watched={"goodput": cluster.goodput(0.964), "schedule": cluster.schedule(STEP, NOW - 0.4, dead=rack)},
+        watched={"goodput": cluster.goodput(0.964, BEST_AT),
+                 "schedule": cluster.schedule(STEP, NOW - 0.4, dead=rack)},
     )  # fmt: skip
     return Scene("a thousand nodes while a rack is lost", told)
 

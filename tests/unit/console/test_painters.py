@@ -35,6 +35,7 @@ from oobleckd.console.widgets.choices import lines as choices
 from oobleckd.console.widgets.listing import matches, rows, window
 from oobleckd.console.widgets.panel import Painter
 from oobleckd.draw.lines import Line, framed, length, plain
+from oobleckd.draw.times import clock, dated
 from oobleckd.protocol.api import PhaseView, RejectedView
 from oobleckd.protocol.watch import LaneView, OpView, SampledSteps
 from tests.helpers.api_server import node_view
@@ -320,16 +321,69 @@ def test_incidents_newest_first_and_filtered() -> None:
 
 def test_goodput_by_cause_the_largest_first() -> None:
     text = said(goodput.paint(LIVE, NOW, 100, 12)).split("\n")
-    assert text[0].startswith("goodput 80.0% of 16 min 40 s of device time   now 80.0% of the fault-free")
+    assert text[0].startswith(
+        "goodput 80.0% of 16 min 40 s of device time   now 80.0% of the best throughput"
+    )
     assert [line.split()[0] for line in text[1:5]] == ["useful", "bubbles", "copying", "noticing"]
     assert set(goodput.WORDS) == set(goodput.CAUSES)
 
 
-def test_throughput_is_a_share_of_the_fault_free() -> None:
+def test_measured_stands_beside_measured_and_the_plan_beside_the_best_plan() -> None:
     text = said(training.paint(LIVE, NOW, 80, 10)).split("\n")
-    assert text[0].startswith("24.0 samples/s = 80.0% of fault-free   0 to 30.0")
-    assert said(training.paint(LIVE, NOW, 60, 10)).startswith("24.0 samples/s = 80.0%   0 to 30.0, ")
-    assert "= 80.0% of fault-free" in said(verdict.paint(LIVE, NOW, 160))
+    best = f"best 30.0 at {clock(NOW - 3600.0)}"
+    assert text[0].startswith(f"24.0 samples/s, {best}   0 to 30.0")
+    assert said(training.paint(LIVE, NOW, 60, 10)).startswith("24.0 samples/s   0 to 30.0, ")
+    head = said(verdict.paint(LIVE, NOW, 160))
+    assert f"24.0 samples/s, {best}" in head
+    assert "plan 50% of that of all 6 nodes" in head
+    assert " = " not in head, "what is measured is no share of what is modelled"
+
+
+def test_the_best_of_another_day_bears_its_date() -> None:
+    days_ago = NOW - 3 * 86_400.0
+    view = fold(LIVE, [Watched(NOW, goodput=watching.goodput(best_at=days_ago))])
+    assert f"best 30.0 at {dated(days_ago, NOW)}" in said(verdict.paint(view, NOW, 160))
+    assert len(dated(days_ago, NOW)) == len("1970-01-09 13:46:40")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.94, 0.95, 1.0])
+@pytest.mark.parametrize("gone", [0, 1, 4])
+def test_with_nodes_gone_nothing_of_the_headline_is_green(share: float, gone: int) -> None:
+    nodes = tuple(node_view(f"node-{n}", state="lost" if n < gone else "active") for n in range(6))
+    seen = watching.goodput(plan_step_s=1.0, best_plan_step_s=share, best_plan_nodes=6)
+    view = fold(LIVE, [fetched(nodes=nodes), Watched(NOW, goodput=seen)])
+    [field] = verdict.plan_field(view)
+    assert ("good" in {role for _, role in field}) == (share >= 0.95 and not gone)
+    forgotten = fold(view, [fetched(nodes=nodes[gone:])])  # as after a restart that knows of fewer
+    [field] = verdict.plan_field(forgotten)
+    assert gone == 0 or "good" not in {role for _, role in field}
+
+
+def test_without_a_figure_of_the_plan_none_is_told() -> None:
+    view = fold(LIVE, [Watched(NOW, goodput=watching.goodput(best_plan_step_s=0.0, best_step_s=0.0))])
+    assert verdict.plan_field(view) == []
+    assert "best" not in said(verdict.paint(view, NOW, 160))
+
+
+def test_the_axis_ends_at_a_measured_figure() -> None:
+    for now_s in (0.1, 0.5, 2.0):
+        view = fold(LIVE, [Watched(NOW, goodput=watching.goodput(step_s=now_s, best_plan_step_s=0.01))])
+        assert "0 to 30.0" in said(training.paint(view, NOW, 80, 10)), "the most that was measured"
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_no_magnitude_of_a_time_moves_its_row(width: int) -> None:
+    ages = [digit * 10.0**power for power in range(-6, 8) for digit in (1.0, 8.96, 9.996)]
+    nodes = tuple(node_view(f"node-{n}", heartbeat_age_s=age, zone="r1") for n, age in enumerate(ages))
+    table = said(nodetable.paint(fold(LIVE, [fetched(nodes=nodes)]), NOW, width, 99)).split("\n")[1:]
+    assert len(table) == len(ages)
+    assert len({len(line.rstrip()) for line in table}) == 1
+    told = tuple(incident(id=f"inc-{n}", total_s=age, at=NOW - age) for n, age in enumerate(ages))
+    rows = said(incidents.paint(fold(LIVE, [fetched(incidents=told)]), NOW, 200, 99)).split("\n")
+    assert len({line.index("node-") for line in rows[1:]}) == 1
+
+
+def test_incidents_are_marked_under_the_curve() -> None:
     recent = fold(LIVE, [fetched(incidents=(incident(at=NOW - 5.0),))])
     assert "▲" in said(training.paint(recent, NOW, 60, 10))
 

@@ -55,8 +55,8 @@ def test_what_can_still_be_lost_stands_out_once_it_is_less_than_was_asked_for() 
 def test_more_than_was_asked_for_is_no_part_of_it() -> None:
     said = {lose: plain(verdict.can_lose(build.job(tolerance=lose, f=1))).strip() for lose in (0, 1, 2)}
     assert said == {
-        0: "can still lose 0 of 1 nodes",
-        1: "can still lose 1 of 1 nodes",
+        0: "can still lose 0 of 1 node",
+        1: "can still lose 1 of 1 node",
         2: "can still lose 2 nodes, 1 asked for",
     }
 
@@ -82,7 +82,7 @@ def test_what_ten_thousand_nodes_can_be_made_of_is_known_at_once() -> None:
     made = tuple(msgspec.structs.replace(build.templates(2)[0], num_nodes=size) for size in sizes)
     view = fold(LIVE, [build.fetched(nodes=many, templates=made)])
     for _ in range(4):
-        assert "every number from 4 to 10000 nodes" in said(coverage.paint(view, NOW, 60, 40))
+        assert "every number from 4 to 10,000 nodes" in said(coverage.paint(view, NOW, 60, 40))
     assert time.process_time() - began < 0.5
     assert coverage.covers(tuple(sizes), 10_000) is covered
 

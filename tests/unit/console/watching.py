@@ -93,6 +93,8 @@ def goodput(**changes: Any) -> GoodputView:
             "waiting": 0.0}  # fmt: skip
     usual: dict[str, Any] = {
         "job": "job-1", "total_s": 1000.0, "useful_s": 800.0, "lost_s": lost, "of_fault_free": 0.8,
+        "step_s": 0.5, "best_step_s": 0.4, "best_at": NOW - 3600.0, "plan_step_s": 1.0,
+        "best_plan_step_s": 0.5, "best_plan_nodes": 6,
     }  # fmt: skip
     return GoodputView(**(usual | changes))
 

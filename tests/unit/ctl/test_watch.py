@@ -28,6 +28,7 @@ LAYERS = [LayerView(0, 2, ("node-1/0", "node-2/0")), LayerView(1, 1, ("node-1/0"
 GOODPUT = GoodputView(
     "job-1", 100.0, 80.0, {"detect": 1.0, "plan": 1.0, "reconfigure": 0.0, "copy": 3.0, "redone": 5.0,
     "degraded": 0.0, "waiting": 0.0, "bubble": 10.0}, 0.75,
+    step_s=0.4, best_step_s=0.3, best_at=100.0, plan_step_s=0.2, best_plan_step_s=0.1, best_plan_nodes=3,
 )  # fmt: skip
 SCHEDULE = ScheduleView(
     "job-1", 7, 2, 100.0, measured=True, span_s=4.0,
@@ -71,7 +72,8 @@ def test_layers_and_goodput(ctl: Ctl) -> None:
     assert "0      2       node-1/0, node-2/0" in ctl("get", "layers").stdout
     said = ctl("get", "goodput")
     assert ["copy", "3", "s", "3.0%"] in [line.split() for line in said.stdout.splitlines()]
-    assert "75.0% of its best" in said.stderr
+    assert "a step takes 400 ms, the best so far 300 ms, at 1970-01-01 " in said.stderr
+    assert "50.0% of the best one of all 3 nodes that joined" in said.stderr
     ctl.api.jobs = []
     assert ctl("get", "goodput").exit_code == 3
 
