@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from oobleckd.host import anyfile
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.protocol.watch import BUNDLE_VERSION, Bundle
 
 
@@ -43,10 +43,10 @@ def read(path: Path) -> Bundle:
     try:
         head = msgspec.json.decode(data, type=_Head)
     except msgspec.ValidationError as error:
-        raise BundleError(f"{path} is no incident of oobleckd: {error}", _ANEW) from error
+        raise BundleError(f"{path} is no incident of oobleckd: {problem_of(error)}", _ANEW) from error
     except UNREADABLE as error:
         cut = "is cut off" if data[:1] == b"{" else "is no incident of oobleckd"
-        raise BundleError(f"{path} {cut}: {error}", _ANEW) from error
+        raise BundleError(f"{path} {cut}: {problem_of(error)}", _ANEW) from error
     if head.version != BUNDLE_VERSION:
         wanted = (
             "a newer oobleck-console" if head.version > BUNDLE_VERSION else "the oobleck-console of that time"
@@ -59,7 +59,7 @@ def read(path: Path) -> Bundle:
     try:
         return msgspec.json.decode(data, type=Bundle)
     except UNREADABLE as error:
-        problem = f"{path}, by {head.made_by}, cannot be shown by this version: {error}"
+        problem = f"{path}, by {head.made_by}, cannot be shown by this version: {problem_of(error)}"
         raise BundleError(problem, f"open it with the oobleck-console of that version, or {_ANEW}") from error
 
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from oobleckd.protocol import unreadable
 from oobleckd.protocol.api import Problem
 from oobleckd.protocol.unreadable import UNREADABLE
 
@@ -99,7 +100,7 @@ def decode(data: bytes, kind: type[Answer]) -> Answer:
         return msgspec.json.decode(data, type=kind)
     except UNREADABLE as error:
         raise BadAnswer(
-            f"the daemon's answer cannot be read: {error}",
+            f"the daemon's answer cannot be read: {unreadable.problem_of(error)}",
             "daemon and client may be of different versions: compare `oobleckctl status` and `--version`",
         ) from error
 

@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import size
 
 Level = Literal["ok", "warn", "fail"]
@@ -240,8 +240,8 @@ def gpus(driver: Path = _DRIVER) -> CheckupItem:
         told = msgspec.json.decode(asked.stdout, type=_Torch)
     except (subprocess.SubprocessError, *UNREADABLE) as error:
         return CheckupItem(
-            "gpu", "fail", f"{named}; torch cannot be asked: {error}", "try `python -c 'import torch'`",
-            "torch-fails",
+            "gpu", "fail", f"{named}; torch cannot be asked: {problem_of(error)}",
+            "try `python -c 'import torch'`", "torch-fails",
         )  # fmt: skip
     if told.count == 0:
         hint = "install the torch of this driver's CUDA, or a newer driver; look at CUDA_VISIBLE_DEVICES"

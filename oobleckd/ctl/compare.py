@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from oobleckd.protocol.inputs import Inputs, of_corpus
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import count
 
 # Bytes are read, and no hash that somebody wrote down: that can be wrong in the same way as the data.
@@ -298,7 +298,7 @@ def read_steps(lines: Path) -> tuple[StepFact, ...]:
             msgspec.json.decode(line, type=StepFact) for line in lines.read_bytes().splitlines() if line
         )
     except (OSError, *UNREADABLE) as error:
-        raise CompareError(f"{lines}: cannot be read: {error}") from error
+        raise CompareError(f"{lines}: cannot be read: {problem_of(error)}") from error
 
 
 def read_checkpoint(directory: Path) -> CheckpointState:
@@ -337,7 +337,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise CompareError(f"{directory}: is no complete checkpoint: it has no manifest.json") from error
     except (OSError, *UNREADABLE) as error:
-        raise CompareError(f"{path}: cannot be read: {error}") from error
+        raise CompareError(f"{path}: cannot be read: {problem_of(error)}") from error
 
 
 def inputs_of(directory: Path) -> Inputs:
@@ -346,7 +346,7 @@ def inputs_of(directory: Path) -> Inputs:
     try:
         found = msgspec.convert(manifest.get("inputs", ()), Inputs)
     except msgspec.ValidationError as error:
-        raise CompareError(f"{directory / 'manifest.json'}: cannot be read: {error}") from error
+        raise CompareError(f"{directory / 'manifest.json'}: cannot be read: {problem_of(error)}") from error
     return found or of_corpus(str(manifest.get("corpus", "")))
 
 
@@ -383,7 +383,7 @@ def _decode_header(file: Path, data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except UNREADABLE as error:
-        raise CompareError(f"{file}: its header cannot be read: {error}") from error
+        raise CompareError(f"{file}: its header cannot be read: {problem_of(error)}") from error
 
 
 def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:

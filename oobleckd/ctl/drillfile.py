@@ -19,11 +19,15 @@ from msgspec import Meta
 from oobleckd.host import anyfile
 from oobleckd.protocol.parts import AT_A_POINT, How, Point
 from oobleckd.protocol.units import parse_seconds
+from oobleckd.protocol.unreadable import problem_of
 from oobleckd.words import count, seconds
 
 _COME_BACK = frozenset({"device", "hang", "slow"})  # nothing is lost, or the agent starts it by itself
 Wait = Literal["no", "recovered", "whole"]
 Number = TypeVar("Number", int, float)
+
+
+SEE = "docs/drills.md explains them"
 
 
 class DrillError(ValueError):
@@ -88,7 +92,8 @@ class Act(msgspec.Struct, frozen=True):
 def load_drill(path: Path) -> Drill:
     """The drill of a file. Raises DrillError."""
     try:
-        drill = msgspec.convert(_in_seconds(anyfile.toml(path, "see examples/drill.toml")), Drill)
+        raw = _in_seconds(anyfile.toml(path, SEE))
+        drill = msgspec.convert(raw, Drill)
     except FileNotFoundError as error:
         raise DrillError(
             f"{path}: cannot be read: {error.strerror}", "name a drill.toml; examples/ has one"
@@ -97,7 +102,8 @@ def load_drill(path: Path) -> Drill:
         raise DrillError(f"{path}: {error}", error.hint) from error
     except msgspec.ValidationError as error:
         keys = ", ".join(Fault.__struct_fields__)
-        raise DrillError(f"{path}: {error}", f"keys of [[fault]]: {keys}; see examples/drill.toml") from error
+        told = problem_of(error, Drill, raw)
+        raise DrillError(f"{path}: {told}", f"keys of [[fault]]: {keys}; {SEE}") from error
     if not drill.fault:
         raise DrillError(f"{path}: no fault", "add [[fault]] with step, who and how")
     for number, fault in enumerate(drill.fault, 1):

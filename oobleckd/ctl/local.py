@@ -20,7 +20,7 @@ from oobleckd.ctl.base import Base
 from oobleckd.ctl.output import FAILED, USAGE, fail
 from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.host.durable import write_whole
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 
 DAEMON = "oobleckd"
 _END_S = 5.0
@@ -93,7 +93,8 @@ class Home:
             return None
         except UNREADABLE as error:
             fail(
-                f"{self.state / 'cluster.json'}: cannot be read: {error}", "remove it after `oobleckctl down`"
+                f"{self.state / 'cluster.json'}: cannot be read: {problem_of(error)}",
+                "remove it after `oobleckctl down`",
             )
 
     def save(self, cluster: Cluster) -> None:

@@ -25,7 +25,7 @@ from oobleckd.planner.profile import Profile, state_bytes_per_param
 from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.units import parse_size
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 
 _MAX_BYTES = 64 * 2**20
 _SQLITE = b"SQLite format 3\0"
@@ -101,7 +101,9 @@ def _sheet_of(path: Path, table: Any) -> DeviceSheet:
         base = msgspec.to_builtins(SHEETS[like]) if like else {}
         return msgspec.convert(base | given, DeviceSheet)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
-        raise Failure(f"{path}: [device]: {error}", f"its keys are like, {fields}", USAGE) from error
+        raise Failure(
+            f"{path}: [device]: {problem_of(error)}", f"its keys are like, {fields}", USAGE
+        ) from error
 
 
 # --------------------------------------------------------------------------- measured
@@ -131,7 +133,7 @@ def measured(path: Path, job: Job) -> Profile:
     except sqlite3.Error as error:
         raise Failure(f"{path}: cannot be read: {error}", _HOW, USAGE) from error
     except UNREADABLE as error:
-        raise Failure(f"{path}: no profile: {error}", _HOW, USAGE) from error
+        raise Failure(f"{path}: no profile: {problem_of(error)}", _HOW, USAGE) from error
     if not profile.layers:
         raise Failure(f"{path}: a profile without layers", _HOW, USAGE)
     return as_linked(profile, job)

@@ -37,7 +37,7 @@ from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import JobError, parse_job, same_data
 from oobleckd.protocol.text import all_visible, shown_json, visible
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import seconds
 
 HEARTBEAT_S = 10.0
@@ -324,7 +324,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
         problem = Problem(
             "invalid",
             422,
-            f"the request cannot be read: {error}",
+            f"the request cannot be read: {problem_of(error)}",
             "its fields are those of oobleckd.protocol.api",
         )
     except ConnectionError:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from oobleckd.protocol.changes import Change
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.protocol.watch import Past, ScheduleView, Snapshot
 
 FORMAT = 1
@@ -166,7 +166,7 @@ class PastStore:
                 return _read(database, at, at + span_s)
         except (sqlite3.Error, OSError, zlib.error, *UNREADABLE) as error:
             raise PastError(
-                f"the past in {self.path} cannot be read: {error}",
+                f"the past in {self.path} cannot be read: {problem_of(error)}",
                 "it is begun anew by itself; ask again later",
             ) from error
 

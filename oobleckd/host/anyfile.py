@@ -15,6 +15,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from oobleckd.host import tomlwords
 from oobleckd.words import seconds, size
 
 MAX_BYTES = 2**20
@@ -64,13 +65,14 @@ def toml(path: Path, hint: str = "") -> dict[str, Any]:
     FileNotFoundError.
     """
     try:
-        table = tomllib.loads(text(path))
+        source = text(path)
+        table = tomllib.loads(source)
     except FileError:
         raise
     except RecursionError as error:
         raise _too_deep(hint) from error
     except tomllib.TOMLDecodeError as error:
-        raise FileError(f"not TOML: {error}", hint) from error
+        raise FileError(tomlwords.problem_of(error, source), hint) from error
     except ValueError as error:
         raise FileError("not usable: a number has more digits than can be read", hint) from error
     level: list[Any] = [table]

@@ -20,6 +20,7 @@ import msgspec
 
 from oobleckd.host import anyfile
 from oobleckd.protocol.units import parse_seconds
+from oobleckd.protocol.unreadable import misfit
 
 PREFIX = "OOBLECK_"
 RENAMED = {"OOBLECK_BEAT_S": "OOBLECK_HEARTBEAT_S", "OOBLECK_ROAD": "OOBLECK_BACKEND"}
@@ -160,6 +161,6 @@ def _convert(model: type[Model], where: str, key: str, value: Any, *, text: bool
     except msgspec.ValidationError as error:
         raise ConfigError(
             where,
-            f"{key} = {value!r}: {str(error)[:1].lower()}{str(error)[1:]}",
+            f"{key} {misfit(error, kind, value).problem}",
             "mend this value, or leave it out",
         ) from error

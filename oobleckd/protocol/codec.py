@@ -8,7 +8,7 @@ import msgspec
 
 from oobleckd.protocol.messages import FromWorker, ToWorker
 from oobleckd.protocol.text import all_visible
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 
 _encoder = msgspec.msgpack.Encoder()
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
@@ -53,6 +53,6 @@ def _classify(data: bytes, error: Exception) -> CodecError:
         try:
             tag = msgspec.msgpack.decode(_tag.decode(data)["type"])
         except (*UNREADABLE, KeyError):
-            return CodecError(str(error))
+            return CodecError(problem_of(error))
         return UnknownTagError(f"unknown message {tag!r}")
-    return CodecError(str(error))
+    return CodecError(problem_of(error))

@@ -17,6 +17,7 @@ from msgspec import Meta
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
 from oobleckd.protocol.units import parse_rate, parse_size
+from oobleckd.protocol.unreadable import misfit
 from oobleckd.protocol.wishes import wish_of
 from oobleckd.words import count
 
@@ -35,6 +36,9 @@ job.toml calls them.
 """
 _LARGEST = 2**63 - 1
 _MIN_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
+
+
+SEE = "docs/job-toml.md explains every key"
 
 
 class JobError(ValueError):
@@ -406,10 +410,8 @@ def parse_job(raw: dict[str, Any]) -> Job:
     try:
         job = msgspec.convert(raw, Job)
     except msgspec.ValidationError as error:
-        problem, _, where = str(error).partition(" - at `$")
-        raise JobError(
-            _path_of(where.strip(".`")), problem[:1].lower() + problem[1:], "see docs/job-toml.md"
-        ) from error
+        found = misfit(error, Job, raw)
+        raise JobError(_path_of(found.path), found.problem, SEE) from error
     check_job(job)
     return job
 

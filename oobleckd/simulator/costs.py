@@ -17,7 +17,6 @@ yes).
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
@@ -25,6 +24,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from oobleckd.host import anyfile
+from oobleckd.protocol.unreadable import problem_of
 
 _Seconds = Annotated[float, Meta(ge=0)]
 _Rate = Annotated[float, Meta(gt=0)]
@@ -178,11 +180,11 @@ def costs_named(name: str, policy: str) -> Costs:
         known = ", ".join([*PRESETS, AS_PUBLISHED])
         raise CostsError(f"no costs {name!r}", f"known are {known}, or name a TOML file")
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = anyfile.toml(path)
     except OSError as error:
         raise CostsError(f"{path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CostsError(f"{path}: not TOML: {error}") from error
+    except anyfile.FileError as error:
+        raise CostsError(f"{path}: {error}", error.hint) from error
     return _changed(path, raw)
 
 
@@ -197,4 +199,5 @@ def _changed(path: Path, raw: Mapping[str, Any]) -> Costs:
         names = ", ".join(Costs.__struct_fields__)
         if "beforehand" in raw:
             raise CostsError(f"{path}: unknown key beforehand", "it has a new name: write precopy") from error
-        raise CostsError(f"{path}: {error}", f"its keys are like, {names}") from error
+        told = problem_of(error, Costs, msgspec.to_builtins(PRESETS[like]) | given)
+        raise CostsError(f"{path}: {told}", f"its keys are like, {names}") from error

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 
 _TIMEOUT_S = 2.0
 _MAX_BYTES = 2**20
@@ -177,7 +177,7 @@ def _read(body: bytes, shape: type[Shape]) -> Shape:
     try:
         return msgspec.json.decode(body, type=shape)
     except UNREADABLE as error:
-        raise ValueError(f"the metadata service says what nobody understands: {error}") from error
+        raise ValueError(f"the metadata service says what nobody understands: {problem_of(error)}") from error
 
 
 def _utc(when: datetime) -> datetime:

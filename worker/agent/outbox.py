@@ -12,7 +12,7 @@ import msgspec
 
 from oobleckd.protocol.codec import CodecError
 from oobleckd.protocol.parts import Counters
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 
 # By their names on the wire, which a class may have no more: ``PreCopy`` is "Prepare", ``PreCopied``
 # "Prepared".
@@ -56,7 +56,7 @@ def peek(data: bytes) -> MessageHead:
     try:
         return _decoder.decode(data)
     except UNREADABLE as error:
-        raise CodecError(str(error)) from error
+        raise CodecError(problem_of(error)) from error
 
 
 class Outbox:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 from torch import Tensor
 
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.worker.transport import wire
 from oobleckd.worker.transport.mailbox import Key
 
@@ -95,7 +95,7 @@ def decode(data: bytes) -> Any:
     try:
         message: Any = _decoder.decode(data)
     except UNREADABLE as error:
-        raise wire.WireError(f"no group message: {error}") from error
+        raise wire.WireError(f"no group message: {problem_of(error)}") from error
     return message
 
 

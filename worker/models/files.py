@@ -16,7 +16,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.worker.runtime.errors import UserError
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -127,7 +127,7 @@ def _shards(folder: Path, index: str) -> list[Path]:
     except OSError as error:
         raise UserError(f"model.checkpoint: {path}: {error.strerror}", _AGAIN) from error
     except UNREADABLE as error:
-        raise UserError(f"model.checkpoint: {path} is damaged: {error}", _AGAIN) from error
+        raise UserError(f"model.checkpoint: {path} is damaged: {problem_of(error)}", _AGAIN) from error
     return [folder / _inside(folder, index, name) for name in sorted(set(named))]
 
 

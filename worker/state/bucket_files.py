@@ -32,7 +32,7 @@ from oobleckd.protocol.checkpoint import (
     Manifest,
     step_name,
 )
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.worker.models import Bucket
 from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.runtime.errors import UserError
@@ -211,7 +211,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except UNREADABLE as error:
-        raise DamagedCheckpoint(f"{path} is no manifest: {error}") from error
+        raise DamagedCheckpoint(f"{path} is no manifest: {problem_of(error)}") from error
     if not OLDEST_FORMAT <= manifest.format <= FORMAT:
         raise UserError(
             f"checkpoint: {path} has format {manifest.format}, this version reads {OLDEST_FORMAT} to "
@@ -279,7 +279,9 @@ def _exponents(directory: Path, metadata: Mapping[str, str], bucket: Bucket) -> 
     try:
         found = msgspec.json.decode(metadata.get("exponents", ""), type=tuple[int, ...])
     except UNREADABLE as error:
-        raise _other_model(directory, f"has no exponents of bucket {bucket.index}: {error}") from error
+        raise _other_model(
+            directory, f"has no exponents of bucket {bucket.index}: {problem_of(error)}"
+        ) from error
     if len(found) != len(bucket.keys):
         raise _other_model(directory, f"has {len(found)} exponents of bucket {bucket.index}")
     return found

@@ -26,7 +26,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from oobleckd.protocol.messages import PROTOCOL
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.protocol.versions import OLDEST, spoken, words
 from oobleckd.worker.runtime.framing import FrameError, read_frame, write_frame
 
@@ -132,7 +132,7 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except UNREADABLE as error:
-        raise HandshakeError(f"no handshake: {error}") from error
+        raise HandshakeError(f"no handshake: {problem_of(error)}") from error
 
 
 def _refuse(sock: socket.socket, why: str, *, not_yet: bool = False) -> NoReturn:

@@ -21,7 +21,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.unreadable import UNREADABLE
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import count
 from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
@@ -237,7 +237,7 @@ def _decode(data: memoryview) -> _Body:
     try:
         return _body_decoder.decode(data)
     except UNREADABLE as error:
-        raise WireError(f"damaged frame: {error}") from error
+        raise WireError(f"damaged frame: {problem_of(error)}") from error
 
 
 def _empty_tensors(body: _Body) -> list[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oobleckd.host import anyfile
+from oobleckd.host import anyfile, tomlwords
 from oobleckd.host.anyfile import FileError
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.job import JobError
@@ -91,3 +92,43 @@ def test_a_pipe_is_read_to_its_end_and_not_waited_for_for_ever(
     monkeypatch.setattr(anyfile, "_PIPE_S", 0.01)
     with pytest.raises(FileError):
         anyfile.read(pipe)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "named"),
+    [
+        ('name = "a"\n[train]\nsteps = 3\nsteps = 4\n', 4, "the key steps is there twice"),
+        ("[a]\nx = 1\n[b]\n[a]\n", 4, "the table [a] is there twice"),
+        ("a = 1\n[a]\n", 2, "[a]"),
+        ("a = {b = 1, b = 2}\n", 1, "the key b is there twice"),
+        ("name = many\n", 1, "the value of name is none: text stands in quotes"),
+        ("name = 'a\n", 1, "no quotes at its end"),
+        ("name\n", 1, "no = behind it"),
+        ("x = [1, 2\n", 1, "no ] at its end"),
+        ("= 3\n", 1, "this is neither KEY = VALUE nor [TABLE]"),
+        ("x = 1 2\n", 1, "something stands behind the value"),
+        ("[train\n", 1, "no ] behind it"),
+        ('x = "\\q"\n', 1, "written twice"),
+        ("a = {b = 1}\na.c = 2\n", 2, "nothing is added"),
+    ],
+)
+def test_what_is_no_toml_is_told_by_line_and_key(tmp_path: Path, text: str, line: int, named: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(anyfile.FileError) as caught:
+        anyfile.toml(path)
+    assert f"line {line}" in caught.value.problem
+    assert named in caught.value.problem
+    assert "(at " not in caught.value.problem
+
+
+@given(st.text(alphabet="ab=[]{}\"'\\.,\n# 1", max_size=24))
+def test_no_text_is_refused_in_the_words_of_a_library(text: str) -> None:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        told = tomlwords.problem_of(error, text)
+    else:
+        return
+    assert told.startswith("is no TOML: line ")
+    assert "(at " not in told

@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 
-from oobleckd.protocol.deaths import Memory, account_of, size, ways_out
+from oobleckd.protocol.deaths import Memory, account_of, ways_out
 from oobleckd.protocol.job import parse_job
-
-
-def test_sizes() -> None:
-    sizes = (0, 512, 1536, 5 * 2**20, int(11.43 * 2**30), 3 * 2**40)
-    assert [size(each) for each in sizes] == ["0 bytes", "512 bytes", "1.5 KiB", "5 MiB", "11.4 GiB", "3 TiB"]
 
 
 def test_accounts() -> None:

@@ -78,7 +78,7 @@ def test_what_is_kept_and_sent_has_the_first_name() -> None:
     ("schedule", "path", "problem"),
     [
         ({"redundant_memory": 1, "shadow_memory": 1}, "schedule.shadow_memory", "is the same key"),
-        ({"redundant_memory": []}, "schedule.redundant_memory", "expected"),
+        ({"redundant_memory": []}, "schedule.redundant_memory", "a list of 0"),
         ({"redundant_memory": "much"}, "schedule.redundant_memory", "is no size"),
         ({"redundent_memory": 1}, "schedule.redundent_memory", "unknown key"),
     ],
