@@ -115,7 +115,7 @@ def seconds(value_s: float) -> str:
     if not math.isfinite(value_s):
         return _not_finite(value_s)
     if value_s < 0.9995:
-        return f"{short(value_s * 1e3)} ms"
+        return f"{short(value_s * 1e3)} ms" if value_s else "0 s"
     if value_s < _MINUTE_S:
         return f"{short(value_s)} s"
     minutes, rest = divmod(round(value_s), _MINUTE_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from oobleckd import __version__
 from oobleckd.console.model import LISTS, View
 from oobleckd.draw.lines import Line, Role, Span, clipped, flow, length
-from oobleckd.draw.times import clock, dated
+from oobleckd.draw.times import clock, dated, minute
 from oobleckd.protocol.api import JobView
 from oobleckd.words import age, count, noun, rate, seconds
 
@@ -138,7 +138,7 @@ def best_words(view: View, now: float) -> str:
         return ""
     if view.job.samples_per_s >= best:
         return ", the best so far"
-    return f", best {rate(best)} at {dated(at, view.clock(now))}"
+    return f", best {rate(best)} at {minute(at, view.clock(now))}"
 
 
 def plan_field(view: View) -> list[Line]:
@@ -150,7 +150,7 @@ def plan_field(view: View) -> list[Line]:
     # Green is for a cluster that lacks nobody: with a node gone even the best plan of those left is less
     # than what there was.
     role: Role = "warn" if share < 0.95 else "good" if here >= max(whole, len(view.nodes)) else "strong"
-    said = f" of that of all {count(whole, 'node')}" if whole > 1 else ""
+    said = f" of all {whole} nodes'" if whole > 1 else ""
     return [(("plan ", "dim"), (f"{share:.0%}", role), (said, "dim"))]
 
 

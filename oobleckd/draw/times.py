@@ -20,6 +20,11 @@ def dated(at: float, now: float, digits: int = 0) -> str:
     return clock(at, digits) if date == _local(now).date() else f"{date} {clock(at, digits)}"
 
 
+def minute(at: float, now: float) -> str:
+    """The same to the minute, where nobody asks for more: ``"10:34"``, ``"2026-11-27 10:34"``."""
+    return dated(at, now)[: -len(":00")]
+
+
 def day(at: float) -> str:
     """The date and minute (UTC) of POSIX seconds ``at``, such as 2026-11-27 20:15Z."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%MZ")

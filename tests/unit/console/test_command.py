@@ -28,7 +28,7 @@ def test_once_prints_the_overview_as_plain_text(tmp_path: Path) -> None:
         result = run("--once", "--socket", str(tmp_path / "s"))
     assert (result.exit_code, result.stderr) == (0, "")
     for part in (
-        "can still lose 1 of 1 nodes",
+        "can still lose 1 of 1 node",
         "NODES",
         "s1  node-5/0",
         "reconfigure",

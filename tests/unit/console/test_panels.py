@@ -70,7 +70,7 @@ def test_every_panel_stays_in_its_frame_at_any_size(paint: Painter, view: View) 
 def test_the_verdict_says_it_all() -> None:
     text = said(verdict.paint(LIVE, NOW, 160))
     for part in ("● live", "gen 3", "job small running", "step 20/500", "policy oobleck",
-        "can still lose 1 of 1 nodes",
+        "can still lose 1 of 1 node",
                  "4 of 5 nodes here", "2 pipelines", "24.0 samples/s",
                  "1 incident, 0 steps lost"):  # fmt: skip
         assert part in text
@@ -84,7 +84,7 @@ def test_in_80_columns_the_verdict_still_says_what_counts() -> None:
         "job small running",
         "step 20/500",
         "policy oobleck",
-        "can still lose 1 of 1 nodes",
+        "can still lose 1 of 1 node",
     ):
         assert part in text
 

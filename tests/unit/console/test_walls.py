@@ -20,6 +20,7 @@ ALLOWED = (
     "oobleckd.client",
     "oobleckd.draw",
     "oobleckd.unixhttp",
+    "oobleckd.words",
 )
 
 

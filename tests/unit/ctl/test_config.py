@@ -55,9 +55,9 @@ def test_settings_of_oobleckctl_count(folder: Path, monkeypatch: pytest.MonkeyPa
     ("text", "problem", "hint"),
     [
         ('[ctl]\nsokcet = "x"\n', "unknown key ctl.sokcet", "did you mean 'socket'?"),
-        ('[ctl]\noutput = "xml"\n', "output = 'xml': invalid enum value 'xml'", "mend this value"),
+        ('[ctl]\noutput = "xml"\n', "output is 'xml', and has to be", "mend this value"),
         ("[daemon]\nheartbeats_s = 1\n", "unknown key daemon.heartbeats_s", "did you mean 'heartbeat_s'?"),
-        ("[ctl\n", "not TOML", "mend this line"),
+        ("[ctl\n", "is no TOML: line 1", "mend this line"),
     ],
 )
 def test_what_is_wrong(folder: Path, text: str, problem: str, hint: str) -> None:

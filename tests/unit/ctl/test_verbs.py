@@ -172,7 +172,7 @@ def test_submit_dry_run_asks_nothing(ctl: Ctl, job_file: Callable[..., Path]) ->
         ("[model]\nlayers = 3\n", ["model.layers: unknown key", "known keys"]),
         ("[fault_tolerance]\npolcy = 'oobleck'\n", ["unknown key", "did you mean 'policy'?"]),
         ('[data]\nsource = "text"\npath = "/nowhere"\n', ["data.path", "/nowhere does not exist"]),
-        ("[train\n", ["not TOML"]),
+        ("[train\n", ["is no TOML"]),
     ],
 )
 def test_submit_names_what_is_wrong(

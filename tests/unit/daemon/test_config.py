@@ -71,7 +71,7 @@ def test_booleans_of_the_environment(text: str, value: bool) -> None:
         ("[daemon]\nheartbeat_s = 'fast'\n", "heartbeat_s = 'fast': expected `float`", ""),
         ("[daemon]\nheartbeat_s = 0\n", "heartbeat_s = 0: expected `float` > 0", ""),
         ("[daemon]\nlog_level = 'loud'\n", "log_level = 'loud': invalid enum value", ""),
-        ("[daemon\n", "not TOML", ""),
+        ("[daemon\n", "is no TOML", ""),
         ("[daemon]\nheartbeat_s = 6\n", "shorter than two heartbeats", "at least 2 * heartbeat_s"),
         ("[daemon]\nendpoint = 'here'\n", "endpoint = 'here' is none", "tcp://"),
         ("[daemon]\nendpoint = 'tcp://127.0.0.1'\n", "has no port", "tcp://"),

@@ -31,7 +31,7 @@ def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
         ("detect_s = -1\n", "detect_s"),
         ("deteckt_s = 1\n", "deteckt_s"),
         ('like = "nobody"\n', "no costs 'nobody'"),
-        ("detect_s =\n", "not TOML"),
+        ("detect_s =\n", "is no TOML"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, text: str, problem: str) -> None:
