@@ -102,9 +102,17 @@ class View(msgspec.Struct, frozen=True):
     tape: Tape | None = None
 
     @property
+    def own_incidents(self) -> tuple[IncidentView, ...]:
+        """The incidents of the job that is shown; of all, while none is."""
+        if self.job is None:
+            return self.incidents
+        return tuple(each for each in self.incidents if each.job in {self.job.id, ""})
+
+    @property
     def incident(self) -> IncidentView | None:
-        """The newest incident, an open one before any that is over."""
-        found = [incident for incident in self.incidents if incident.open] or self.incidents
+        """The newest incident of the job that is shown, an open one before any that is over."""
+        own = self.own_incidents
+        found = [incident for incident in own if incident.open] or own
         return found[-1] if found else None
 
     def impact(self, nodes: Iterable[str]) -> ImpactView | None:

@@ -57,7 +57,7 @@ class NodesPage(ListPage):
 
     def titles(self) -> None:
         """How the grid is grouped, how the table is sorted."""
-        self.entitle("grid", "Nodes", f"by {grid.GROUPINGS[self.by]}")
+        self.entitle("grid", "Nodes", grid.grouping(self.view, grid.GROUPINGS[self.by]))
         order = nodetable.ORDERS[self.order]
         self.entitle("table", f'Table: "{self.words}"' if self.words else "Table", f"by {order}")
 

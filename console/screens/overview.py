@@ -81,8 +81,8 @@ class Overview(Page):
             self.entitle("pipelines", f"Pipelines, {step}", "←→ scrub")
         incident = self._shown()
         last = incident is not None and incident is self.view.incident
-        count = len(self.view.incidents)
-        number = self.view.incidents.index(incident) + 1 if incident is not None else 0
+        own = self.view.own_incidents
+        count, number = len(own), own.index(incident) + 1 if incident is not None else 0
         self.entitle(
             "recovery",
             "Last incident" if last or not count else "Incident",
@@ -117,7 +117,7 @@ class Overview(Page):
 
     def action_incident(self, by: int) -> None:
         """Look at an earlier incident, or a later one."""
-        ids = [incident.id for incident in self.view.incidents]
+        ids = [incident.id for incident in self.view.own_incidents]
         shown = self._shown()
         if shown is not None:
             at = min(max(0, ids.index(shown.id) + by), len(ids) - 1)
@@ -149,7 +149,7 @@ class Overview(Page):
         return [*drawn, *_holders(view, now, width, height - len(drawn))]
 
     def _shown(self) -> IncidentView | None:
-        found = [incident for incident in self.view.incidents if incident.id == self.incident]
+        found = [incident for incident in self.view.own_incidents if incident.id == self.incident]
         return found[0] if found else self.view.incident
 
     def _recovery(self, view: View, now: float, width: int, height: int) -> list[Line]:

@@ -53,6 +53,12 @@ def paint(view: View, _now: float, width: int, height: int, by: By = "rack") -> 
     return [*lines, *below][:height]
 
 
+def grouping(view: View, by: By) -> str:
+    """How they are grouped, in words: by what some of them have."""
+    named = any(name for name, _ in grouped(view, by))
+    return f"by {by}" if named else "all together"
+
+
 def grouped(view: View, by: By) -> list[tuple[str, list[NodeView]]]:
     """Names of the groups with their nodes, each in the order of names; nodes of no group come last."""
     home = {node: f"P{pipeline.index}" for pipeline in view.pipelines for node in pipeline.nodes}

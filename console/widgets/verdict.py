@@ -15,6 +15,7 @@ from oobleckd.words import age, count, noun, rate, seconds
 
 HEIGHT = 3
 AWAY = "daemon away"
+_ROOMY = 100
 NEEDS_NONE = f"{AWAY}, training does not need it"
 ODD = "the daemon answers what this console cannot read"
 
@@ -26,7 +27,7 @@ _JOB_ROLES: dict[str, Role] = {
 
 def paint(view: View, now: float, width: int, height: int = HEIGHT) -> list[Line]:
     """Headline, numbers, banner."""
-    head, numbers = [_link(view, now), *_job_fields(view)], _number_fields(view, now)
+    head, numbers = [_link(view, now), *_job_fields(view)], _number_fields(view, now, width)
     lines = flow(head, width)
     lines = [*lines, *flow(numbers, width)] if len(lines) == 1 else flow([*head, *numbers], width)
     lines[0] = _with_clock(lines[0], view, now, width)
@@ -111,7 +112,7 @@ def can_lose(job: JobView) -> Line:
     return ((f" can still lose {job.tolerance} of {count(job.f, 'node')} ", role),)
 
 
-def _number_fields(view: View, now: float) -> list[Line]:
+def _number_fields(view: View, now: float, width: int) -> list[Line]:
     if not view.heard_at:
         return [((view.hint, "dim"),)] if view.hint else []
     alive = sum(node.state not in _GONE for node in view.nodes)
@@ -122,27 +123,30 @@ def _number_fields(view: View, now: float) -> list[Line]:
     job = view.job
     if job is not None:
         if job.samples_per_s:
-            best = best_words(view, now)
+            roomy = width >= _ROOMY
+            best = best_words(view, now, when=roomy)
             fields.append(((rate(job.samples_per_s), "strong"), (" samples/s", "dim"), (best, "dim")))
-            fields += plan_field(view)
+            fields += plan_field(view, whose=roomy)
             fields.append((("step ", "dim"), (seconds(job.step_s), "")))
         incidents = f"{count(job.incidents, 'incident')}, {count(job.steps_lost, 'step')} lost"
         fields.append(((incidents, "warn" if job.steps_lost else "dim"),))
     return fields
 
 
-def best_words(view: View, now: float) -> str:
-    """Beside what is measured now: the most that was ever measured, and when."""
+def best_words(view: View, now: float, *, when: bool = True) -> str:
+    """Beside what is measured now: the most that was ever measured, and ``when``."""
     best, at = view.best_rate
     if view.job is None or not best:
         return ""
     if view.job.samples_per_s >= best:
         return ", the best so far"
-    return f", best {rate(best)} at {minute(at, view.clock(now))}"
+    return f", best {rate(best)}" + (f" at {minute(at, view.clock(now))}" if when else "")
 
 
-def plan_field(view: View) -> list[Line]:
-    """The plan as modelled beside the best one of all nodes that joined; nothing measured is part of it."""
+def plan_field(view: View, *, whose: bool = True) -> list[Line]:
+    """The plan as modelled beside the best one of all nodes that joined (``whose``: say so); nothing measured
+    is part of it.
+    """
     share, whole = view.plan_share, view.goodput.best_plan_nodes if view.goodput is not None else 0
     if not share:
         return []
@@ -150,7 +154,7 @@ def plan_field(view: View) -> list[Line]:
     # Green is for a cluster that lacks nobody: with a node gone even the best plan of those left is less
     # than what there was.
     role: Role = "warn" if share < 0.95 else "good" if here >= max(whole, len(view.nodes)) else "strong"
-    said = f" of all {whole} nodes'" if whole > 1 else ""
+    said = f" of all {whole} nodes'" if whose and whole > 1 else ""
     return [(("plan ", "dim"), (f"{share:.0%}", role), (said, "dim"))]
 
 

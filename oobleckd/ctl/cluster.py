@@ -270,6 +270,8 @@ def start_node(node: str, home: Home, timeout_s: float) -> None:
     known = (DAEMON, *cluster.nodes)
     if node not in known:
         fail(f"no node {node!r} in this cluster", f"known: {', '.join(known)}", NOT_FOUND)
+    if not processes.recall(home.run):  # `down` forgets them; who died is remembered
+        fail(f"the cluster in {home.state} was ended", "`oobleckctl up` starts all of it again", REFUSED)
     if node == DAEMON and node in home.alive() and not home.socket.exists():
         # It runs, and nobody can reach it: agents and devices go on without it meanwhile.
         processes.end([home.alive()[node]], _END_S)

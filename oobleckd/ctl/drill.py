@@ -25,7 +25,7 @@ from oobleckd.ctl.local import Home
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_json, emit_line, fail, note
 from oobleckd.ctl.verify import judge
-from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
+from oobleckd.ctl.waiting import FINAL, TimedOut, ended, until_final, views
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
 from oobleckd.words import count, seconds
@@ -57,11 +57,11 @@ def drill(client: Client, file: Path, seed: int, job: str, dry_run: bool, timeou
         script = script_of(wanted, seed, _usable(client))
     except DrillError as error:
         raise Failure(str(error), error.hint, USAGE) from error
-    for number, act in enumerate(script, 1):
-        note(f"{number}. {act}")
     if dry_run:
         _emit(seed, script)
         return
+    for number, act in enumerate(script, 1):
+        note(f"{number}. {act}")
     if not client.status().allow_injection:
         fail("failure injection is off", "start the daemon with allow_injection = true", REFUSED)
     view = _job_of(client, wanted, job, file)
@@ -148,7 +148,7 @@ def _await(client: Client, job: str, holds: Callable[[JobView], bool], what: str
 
 def _too_late(view: JobView, what: str) -> NoReturn:
     hint = view.reason or "give the job more steps, or the fault an earlier one"
-    fail(f"{what}: {view.name} is {view.state} at step {view.step} before it", hint, FAILED)
+    fail(f"{what}: {view.name} {ended(view)} at step {view.step} before it", hint, FAILED)
 
 
 # --------------------------------------------------------------------------- the end
@@ -157,7 +157,7 @@ def _too_late(view: JobView, what: str) -> NoReturn:
 def _end(client: Client, job: str, wanted: Drill, seed: int, script: Sequence[Act]) -> None:
     done = until_final(client, job)
     if done.state != "done":
-        fail(f"{done.name} is {done.state} at step {done.step}", done.reason, FAILED)
+        fail(f"{done.name} {ended(done)} at step {done.step}", done.reason, FAILED)
     _, verdict = judge(client, done, single=wanted.verify == "single")
     _emit(seed, script, done, verdict)
     if not verdict.identical:

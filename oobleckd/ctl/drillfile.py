@@ -96,7 +96,7 @@ def load_drill(path: Path) -> Drill:
         drill = msgspec.convert(raw, Drill)
     except FileNotFoundError as error:
         raise DrillError(
-            f"{path}: cannot be read: {error.strerror}", "name a drill.toml; examples/ has one"
+            f"{path}: cannot be read: {error.strerror}", "name a drill.toml: docs/drills.md has one"
         ) from error
     except anyfile.FileError as error:
         raise DrillError(f"{path}: {error}", error.hint) from error

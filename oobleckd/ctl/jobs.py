@@ -29,7 +29,7 @@ from oobleckd.ctl.output import (
     fail,
     note,
 )
-from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
+from oobleckd.ctl.waiting import FINAL, TimedOut, ended, until_final, until_planned, views
 from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
@@ -179,11 +179,6 @@ def _end_with(view: JobView) -> None:
     if failed:
         fail(f"{view.name} {ended(view)} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
     note(done(view))
-
-
-def ended(view: JobView) -> str:
-    """What became of a job that is over and not done."""
-    return "failed" if view.state == "failed" else f"is {view.state}"
 
 
 def done(view: JobView) -> str:

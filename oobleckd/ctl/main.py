@@ -10,6 +10,7 @@ import os
 import sys
 from contextlib import suppress
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import click
@@ -92,17 +93,21 @@ class Verbs(click.Group):
             close = get_close_matches(args[0], VERBS, n=1)
             also = f"; did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"no verb {args[0]!r}{also}")
+        if any(word == "" and not before.startswith("-") for before, word in pairwise(args)):
+            ctx.fail("a word is empty where a name was to stand: is a variable not set?")
         return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run the command line; every failure becomes words on stderr and the documented exit code."""
         _stand_in()
+        kept: dict[str, Any] = {}
         try:
-            code = super().main(*args, **{**kwargs, "standalone_mode": False})
+            code = super().main(*args, **{**kwargs, "standalone_mode": False, "obj": kept})
         except click.UsageError as error:
+            from oobleckd.host import usage
+
             command = error.ctx.command_path if error.ctx else "oobleckctl"
-            _say(error.format_message(), f"see `{command} --help`")
-            sys.exit(2)
+            _end(kept, usage.problem_of(error), f"see `{command} --help`", 2)
         except click.Abort:
             sys.exit(130)
         except BrokenPipeError:
@@ -114,15 +119,12 @@ class Verbs(click.Group):
 
             if isinstance(error, OutputLost):
                 _let_go()
-                _say(error.problem, error.hint)
-                sys.exit(1)
+                _end(kept, error.problem, error.hint, 1)
             if isinstance(error, Failure):
-                _say(error.problem, error.hint)
-                sys.exit(error.code)
+                _end(kept, error.problem, error.hint, error.code)
             if "OOBLECK_TRACEBACK" in os.environ:
                 raise
-            _say(*_unforeseen(error))
-            sys.exit(2 if isinstance(error, UnicodeEncodeError) else 1)
+            _end(kept, *_unforeseen(error), 2 if isinstance(error, UnicodeEncodeError) else 1)
         sys.exit(code if isinstance(code, int) else 0)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - the same
@@ -147,13 +149,23 @@ def _unforeseen(error: Exception) -> tuple[str, str]:
     )
 
 
-def _say(problem: str, hint: str) -> None:
+def _end(kept: dict[str, Any], problem: str, hint: str, code: int) -> NoReturn:
+    """Say what is wrong and what to do next, in words or, for a program, as a document; then end."""
+    from oobleckd.ctl.output import error_json
+    from oobleckd.ctl.pages import located
     from oobleckd.protocol.text import visible
 
+    loaded = kept.get("loaded")
+    output = loaded.config.output if loaded is not None else kept.get("output")
+    problem, hint = visible(located(problem)), visible(located(hint))
     with suppress(OSError):  # nobody reads it any more; the exit code says it, too
-        click.echo(f"error: {visible(problem)}", err=True)
-        if hint:
-            click.echo(f"hint: {visible(hint)}", err=True)
+        if output == "json":
+            click.echo(error_json(problem, hint, code), err=True)
+        else:
+            click.echo(f"error: {problem}", err=True)
+            if hint:
+                click.echo(f"hint: {hint}", err=True)
+    sys.exit(code)
 
 
 def _let_go() -> None:
@@ -185,7 +197,7 @@ def main(ctx: click.Context, socket: str | None, output: str | None) -> None:
     false, 4 daemon unreachable, 5 refused, 6 the job's loss or gradients were not finite, 7 its data
     changed, 8 it does not fit a device's memory, 124 timed out.
     """
-    ctx.obj = {"socket": socket, "output": output}
+    ctx.ensure_object(dict).update(socket=socket, output=output)
 
 
 if __name__ == "__main__":

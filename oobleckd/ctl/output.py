@@ -95,6 +95,12 @@ def emit_json(kind: str, fields: Mapping[str, Any]) -> None:
     _put(shown_json(data).decode())
 
 
+def error_json(problem: str, hint: str, code: int) -> str:
+    """The end of a command as a document: what is wrong, what to do next, and the exit code."""
+    document = {"apiVersion": API_VERSION, "kind": "Error", "problem": problem, "hint": hint, "code": code}
+    return shown_json(msgspec.json.encode(document)).decode()
+
+
 def emit_items(kind: str, items: Sequence[msgspec.Struct]) -> None:
     """A list document."""
     emit_json(f"{kind}List", {"items": items})
@@ -150,5 +156,9 @@ def since(at: float) -> str:
 
 
 def tolerance(still: int, f: int) -> str:
-    """``"2 of 2"``: how many nodes can be lost at once, of how many were asked for."""
-    return "-" if still < 0 else f"{still} of {f}"
+    """``"1 of 2"``: how many nodes can be lost at once, of how many were asked for; ``"3 (f = 1)"`` where
+    that is more.
+    """
+    if still < 0:
+        return "-"
+    return f"{still} of {f}" if still <= f else f"{still} (f = {f})"

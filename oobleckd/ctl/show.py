@@ -278,7 +278,7 @@ def _describe_job(client: Client, job: JobView) -> None:
 def _can_lose(job: JobView) -> str:
     """How many nodes, of how many that were asked for."""
     still = tolerance(job.tolerance, job.f)
-    return still if job.tolerance < 0 else f"{still} {noun(job.f, 'node')}"
+    return f"{still} {noun(job.f, 'node')}" if 0 <= job.tolerance <= job.f else still
 
 
 def _skipped(job: JobView) -> str:

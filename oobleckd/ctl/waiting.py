@@ -36,6 +36,11 @@ class TimedOut(Exception):
         self.job = job
 
 
+def ended(view: JobView) -> str:
+    """What became of a job that is over and not done."""
+    return "failed" if view.state == "failed" else f"is {view.state}"
+
+
 def views(client: Client, job: str, timeout_s: float | None, *, patient: bool = True) -> Iterator[JobView]:
     """The job again and again, until the caller has seen enough. ``patient``: also while the daemon is away.
     Raises TimedOut.
@@ -126,10 +131,10 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
                 if wants_json():
                     emit_item("Job", view)
                 if view.steps_skipped:
-                    note(f"{view.name} is {view.state} at step {view.step}: {skipped(view.steps_skipped)}")
+                    note(f"{view.name} {ended(view)} at step {view.step}: {skipped(view.steps_skipped)}")
                 return
             if view.state in FINAL:
-                fail(f"{view.name} is {view.state} at step {view.step}; {what} will not come true",
+                fail(f"{view.name} {ended(view)} at step {view.step}; {what} will not come true",
                      view.reason or f"`oobleckctl describe job {view.id}` says more",
                      CAUSES.get(view.cause, NOT_FOUND))  # fmt: skip
     except TimedOut as error:

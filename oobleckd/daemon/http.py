@@ -172,7 +172,7 @@ class Api:
         """Changes that concern ``key``."""
         key = request.query.get("key", "")
         if not key:
-            raise Refusal(422, "invalid", "key is missing", "ask for ?key=node:NAME, incident:ID or job:ID")
+            raise Refusal(422, "invalid", "key is missing", "a key is node:NAME, incident:ID or job:ID")
         since = int(paging.after(request) or -1)
         found = [change for change in view.story(self._service.core, key) if change.seq > since]
         return paging.page(request, found, _as_is, lambda change: change.seq)

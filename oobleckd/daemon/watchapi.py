@@ -105,7 +105,7 @@ class WatchApi:
             404,
             "not-found",
             f"step {step} of {job.id} was not told op by op, or is too long ago",
-            f"known are some from {min(known)} to {max(known)}: /v1/schedules lists them",
+            f"known are some from {min(known)} to {max(known)}",
         )
 
     async def _simulated(self, job: JobRecord, sample: Sample | None) -> ScheduleView:
@@ -169,7 +169,7 @@ class WatchApi:
         job, core = self._asked(request), self._service.core
         nodes = [name for name in request.query.get("nodes", "").split(",") if name]
         if not nodes:
-            raise Refusal(422, "invalid", "nodes is missing", "ask for ?nodes=node-1,node-2")
+            raise Refusal(422, "invalid", "nodes is missing", "name nodes, with commas between them")
         if unknown := watching.unknown_nodes(core, job, nodes):
             raise Refusal(
                 404, "not-found", f"no node {', '.join(unknown)}", "`oobleckctl get nodes` lists them"
@@ -255,7 +255,9 @@ class WatchApi:
     def _asked(self, request: web.Request) -> JobRecord:
         job = answers.asked_or_active(self._service, request)
         if job is None:
-            raise Refusal(404, "not-found", "no job is active", "name one with ?job=")
+            raise Refusal(
+                404, "not-found", "no job is active", "name a job; `oobleckctl get jobs` lists them"
+            )
         return job
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from oobleckd.host import anyfile
-from oobleckd.protocol.job import Job, JobError, parse_job, reject_old_names
+from oobleckd.protocol.job import SEE, Job, JobError, parse_job, reject_old_names
 
 
 def load_job(path: Path) -> Job:
     """The job of a file. Raises JobError with the path of the key that is wrong."""
     try:
-        raw = anyfile.toml(path, "see docs/job-toml.md")
+        raw = anyfile.toml(path, SEE)
     except FileNotFoundError as error:
-        raise JobError("", f"{path}: no such file", "name a job.toml; examples/ has some") from error
+        raise JobError(
+            "", f"{path}: no such file", "name a job.toml: docs/job-toml.md begins with one"
+        ) from error
     except anyfile.FileError as error:
         raise JobError("", f"{path}: {error}", error.hint) from error
     reject_old_names(raw)

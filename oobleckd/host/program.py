@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
+from oobleckd.host import usage
 from oobleckd.host.settings import PREFIX, ConfigError, check_renamed, config_files, read_table
 from oobleckd.protocol.text import visible
 from oobleckd.protocol.units import parse_seconds
@@ -55,7 +56,7 @@ class Program(click.Command):
         try:
             code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.UsageError as error:
-            end(error.format_message(), f"see `{self.name} --help`", EXIT_USAGE)
+            end(usage.problem_of(error), f"see `{self.name} --help`", EXIT_USAGE)
         except click.Abort:
             sys.exit(130)
         sys.exit(code if isinstance(code, int) else 0)

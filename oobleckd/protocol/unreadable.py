@@ -150,6 +150,8 @@ _OTHER = "text of another form"
 
 
 def _limits(kind: inspect.IntType | inspect.FloatType) -> str:
+    if kind.ge is not None and kind.le is not None:
+        return f" from {kind.ge} to {kind.le}"
     said = [
         f" {words} {limit}"
         for words, limit in (

@@ -237,7 +237,7 @@ def sizes_of(plan: Plan) -> str:
 def nodes_of(plan: Plan) -> str:
     """The same with their noun: "1 node", "2+2+3 nodes"."""
     sizes = sizes_of(plan)
-    return f"{sizes} {noun(0 if sizes != '1' else 1, 'node')}"
+    return f"{sizes} {noun(1 if sizes == '1' or sizes.endswith(' of 1') else 2, 'node')}"
 
 
 def steps_of(horizon_steps: float) -> str:

@@ -23,7 +23,7 @@ from tests.helpers.simtext import WRONG
 from tests.helpers.world import World
 
 PAGE = Path(__file__).with_name("reasons.txt")
-_FRACTION = re.compile(r"\d+\.\d+")  # of seconds: they move with anything that takes time
+_FRACTION = re.compile(r"\d+\.\d+|\b\d+(?= m?s\b)")  # of seconds: they move with anything that takes time
 GIB = 2**30
 _EVERYTHING = 10_000
 
