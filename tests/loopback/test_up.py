@@ -18,9 +18,12 @@ import pytest
 from oobleckd.ctl import processes
 from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.host import urgency
+from oobleckd.host.starts import failed_starts
 from tests.helpers.family import members
+from tests.helpers.nvidia import Machine, needs_cc
 
 OOBLECKCTL = Path(sys.executable).with_name("oobleckctl")
+WORKER = Path(sys.executable).with_name("oobleck-worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +135,69 @@ def test_a_program_that_cannot_start_is_named_with_its_log(cluster: Cluster) -> 
     assert "error: oobleckd ended at its start: " in up.stderr
     assert f"its log: {cluster.home.log(DAEMON)}" in up.stderr
     assert not cluster.home.alive()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+if "oobleckd.worker.device.process" in sys.orig_argv:
+    Path({folder!r}).mkdir(exist_ok={again})
+    print("the stand-in has enough", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def dying(folder: Path, *, again: bool) -> dict[str, str]:
+    """An environment in which the first device dies at its start, or each one does."""
+    died = str(folder / "died")
+    (folder / "sitecustomize.py").write_text(KILLED.format(folder=died, again=again))
+    return {"PYTHONPATH": str(folder), "OOBLECK_FORK": "0"}
+
+
+def test_up_gives_up_when_devices_die_alike(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.home.logs.mkdir(parents=True)
+    cluster.home.log("node-1").write_text("error: of another day\n")
+    up = cluster.ctl("up", "--nodes", "1", "--no-spare", "--timeout", "90", **dying(tmp_path, again=True))
+    assert up.returncode == 1
+    assert up.stderr.count("signal 9") == up.stderr.count("the stand-in has enough") == 1
+    assert "error: node-1/0 cannot start" in up.stderr
+    assert "of another day" not in up.stderr
+    assert "within 90 s" not in up.stderr
+    assert not cluster.home.alive()
+    assert not members(cluster.home.state)
+
+
+def test_a_device_that_dies_once_at_its_start_is_no_reason_to_give_up(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    up = cluster.ctl("up", "--nodes", "1", "--no-spare", **dying(tmp_path, again=False))
+    assert up.returncode == 0, up.stderr
+    assert (tmp_path / "died").exists()
+    assert failed_starts(cluster.home.run / "node-1") == []
+
+
+def test_up_without_the_gpus_that_it_is_to_use_starts_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """And says so in one sentence; an agent that is started by itself does the same."""
+    no_cuda = Machine(torch="2.13.0+cpu", cuda=None, library=False).environ(tmp_path)
+    up = cluster.ctl("up", "--nodes", "2", "--kind", "cuda", **no_cuda)
+    assert up.returncode == 2
+    assert [line.partition(": ")[0] for line in up.stderr.splitlines()] == ["error", "hint"]
+    assert "2.13.0+cpu" in up.stderr
+    assert not cluster.home.logs.exists()
+    words = [WORKER, "--node", "n", "--kind", "cuda", "--run-dir", str(tmp_path / "n")]
+    agent = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**cluster.environ, **no_cuda}
+    )
+    assert (agent.returncode, agent.stderr) == (2, up.stderr)
+    assert not (tmp_path / "n").exists()
+
+
+@needs_cc
+@pytest.mark.parametrize(("machine", "code"), [(Machine(), 2), (Machine(errors="46"), 1)])
+def test_an_agent_with_too_few_gpus_or_busy_ones(machine: Machine, code: int, tmp_path: Path) -> None:
+    """What may be over when a service tries again is 1."""
+    words = [WORKER, "--node", "n", "--kind", "cuda", "--devices", "3", "--run-dir", str(tmp_path / "n")]
+    environ = machine.but(gpus=3 if machine.errors else 2).environ(tmp_path)
+    agent = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
+    assert agent.returncode == code, agent.stderr
+    assert agent.stderr.startswith("error: ")
