@@ -24,6 +24,7 @@ import zmq.auth
 
 from oobleckd.host import gpus, journald, sd, urgency
 from oobleckd.host.program import ConfiguredProgram, Seconds
+from oobleckd.host.rlimits import raise_file_limit
 from oobleckd.host.starts import forget_failed
 from oobleckd.protocol.z85 import why_none
 from oobleckd.worker.agent.daemon_link import CurveKeys
@@ -168,6 +169,7 @@ def main(
     /etc/oobleck/config.toml ([worker]), in this order.
     """
     _set_up_logging(node, log_level)
+    raise_file_limit()
     if realtime and not urgency.hurry():
         _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
     try:
