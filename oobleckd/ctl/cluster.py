@@ -14,7 +14,7 @@ from typing import Literal
 import click
 
 from oobleckd.client import SERVICE_STATE, Client, state_dir
-from oobleckd.ctl import processes
+from oobleckd.ctl import checkup, limitcheck, processes
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.names import node_names
@@ -32,6 +32,7 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.ctl.starting import Starting
 from oobleckd.host import gpus
+from oobleckd.host.needs import ClusterSize
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import NodeView
 from oobleckd.unixhttp import ClientError
@@ -39,6 +40,8 @@ from oobleckd.unixhttp import ClientError
 _LOOK_EVERY_S = 0.05
 _LOG_LINES = 20
 _END_S = 5.0
+_SAID = {"few-files", "network-file-system", "unknown-file-system"}
+"""Findings of ``doctor`` that do not keep a cluster from beginning, and are said all the same."""
 
 
 def _state_option(verb: Callable[..., None]) -> Callable[..., None]:
@@ -105,6 +108,7 @@ def up(
             REFUSED,
         )
     check_gpus(kind, devices, num_nodes)
+    check_machine(home, ClusterSize(num_nodes, num_nodes * devices, num_nodes, num_nodes * devices, kind))
     nodes = tuple(f"node-{index}" for index in range(1, num_nodes + 1))
     if spares is None:
         spares = spares_fit(num_nodes, devices, free_memory_bytes())
@@ -152,6 +156,19 @@ def check_gpus(kind: str, devices: int, num_nodes: int) -> None:
     _, trouble = gpus.usable(devices, sharing=num_nodes)
     if trouble is not None:
         fail(trouble.problem, trouble.hint, FAILED if trouble.passing else USAGE)
+
+
+def check_machine(home: Home, cluster: ClusterSize) -> None:
+    """Whether this machine's limits let the cluster begin. Ends the command if not; what may do later is
+    said.
+    """
+    for found in (
+        limitcheck.open_files(cluster), limitcheck.tasks(cluster), checkup.state_folder(home.state / "daemon")
+    ):  # fmt: skip
+        if found.level == "fail" and found.name != "state folder":
+            fail(f"{found.name}: {found.text}", found.hint)
+        if found.level != "ok" and found.code in _SAID:
+            note(f"{found.name}: {found.text}; {found.hint}")
 
 
 @contextmanager

@@ -6,30 +6,22 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from oobleckd.client import Client, socket_of, state_dir
 from oobleckd.ctl.local import Cluster
-from oobleckd.ctl.needs import ClusterSize
+from oobleckd.host.needs import ClusterSize
 from oobleckd.protocol.api import NodeView
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.unixhttp import ClientError
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """``running``: whether its programs are there by now."""
-
-    size: ClusterSize
-    running: bool = False
-
-
-def measure(asked: Client | None, keys: Sequence[Path], kind: str, devices: int) -> Measured:
-    """Of the cluster of the daemon that ``asked`` reaches (None: of none that runs). ``keys``: its key
-    folders; a node that is not known better has ``devices`` devices of ``kind``.
+def measure(asked: Client | None, keys: Sequence[Path], kind: str, devices: int) -> tuple[ClusterSize, bool]:
+    """Of the cluster of the daemon that ``asked`` reaches (None: of none that runs), and whether its programs
+    are there by now. ``keys``: its key folders; a node that is not known better has ``devices`` devices of
+    ``kind``.
     """
     nodes: Sequence[NodeView] = ()
     if asked is not None:
@@ -38,15 +30,13 @@ def measure(asked: Client | None, keys: Sequence[Path], kind: str, devices: int)
         except ClientError:
             nodes = ()
     if nodes:
-        return Measured(of_nodes(nodes, kind), running=True)
+        return of_nodes(nodes, kind), True
     local = _local()
     if local is not None:
         count = len(local.nodes)
-        return Measured(
-            ClusterSize(count, count * local.devices, count, count * local.devices, kind, daemon=True)
-        )
+        return ClusterSize(count, count * local.devices, count, count * local.devices, kind), False
     known = max([1, *(len(list((folder / "nodes").glob("*.key_secret"))) for folder in keys)])
-    return Measured(ClusterSize(known, known * devices, 1, devices, kind))
+    return ClusterSize(known, known * devices, 1, devices, kind), False
 
 
 def of_nodes(nodes: Sequence[NodeView], kind: str) -> ClusterSize:

@@ -70,14 +70,14 @@ def checks(
     config, read = clustercheck.settings(os.environ, config_files(Path.home(), Path.cwd()))
     status, daemon = clustercheck.daemon(asked, named=named)
     running, keys = asked if status is not None else None, _key_folders(asked, config)
-    found = clustersize.measure(running, keys, kind, here)
+    cluster, is_up = clustersize.measure(running, keys, kind, here)
     return [
         checkup.python(),
         *checkup.packages(),
-        limitcheck.open_files(found.size),
-        limitcheck.tasks(found.size, running=found.running),
-        limitcheck.shared_memory(found.size),
-        *limitcheck.locked_memory(found.size),
+        limitcheck.open_files(cluster),
+        limitcheck.tasks(cluster, running=is_up),
+        limitcheck.shared_memory(cluster),
+        *limitcheck.locked_memory(cluster),
         checkup.clock(),
         *of_gpus,
         read,

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oobleckd.ctl.checkup import CheckupItem
-from oobleckd.ctl.needs import ClusterSize, devices_for, nodes_for
 from oobleckd.draw.lines import size
+from oobleckd.host.needs import ClusterSize, devices_for, nodes_for
+from oobleckd.host.rlimits import RAISE_FILES
 
 _NO_LIMIT = resource.RLIM_INFINITY
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
@@ -39,8 +40,7 @@ def open_files(cluster: ClusterSize, hard: int | None = None) -> CheckupItem:
     text = (
         f"{allowed:,} for a process, and {_of(cluster)} takes {least:,}, {wanted:,} with users and strangers"
     )
-    hint = f"raise it to {wanted:,}: LimitNOFILE= of the unit, `ulimit -n`, or /etc/security/limits.conf"
-    return CheckupItem("open files", "fail" if allowed < least else "warn", text, hint, "few-files")
+    return CheckupItem("open files", "fail" if allowed < least else "warn", text, RAISE_FILES, "few-files")
 
 
 def tasks(

@@ -17,7 +17,9 @@ import pytest
 
 from oobleckd.ctl import processes
 from oobleckd.ctl.local import DAEMON, Home
+from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.host import urgency
+from oobleckd.host.needs import ClusterSize
 from oobleckd.host.starts import failed_starts
 from tests.helpers.family import members
 from tests.helpers.nvidia import Machine, needs_cc
@@ -58,6 +60,12 @@ def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
     assert [(node["name"], node["state"]) for node in nodes] == [("node-1", "standby"), ("node-2", "standby")]
     assert cluster.ctl("up", "--nodes", "2", "--no-spare").returncode == 5
 
+    # What doctor believes that this takes of a machine (two processes of a node: its agent and its device).
+    taken = ClusterSize(2, 2, 2, 2)
+    family = members(cluster.home.state)
+    assert max(num_entries(process, "fd") for process in family) <= taken.files(least=True)
+    assert sum(num_entries(process, "task") for process in family) <= taken.tasks()
+
     # A node that dies by itself is no trouble for anybody, and comes back by its name.
     agent = processes.recall(cluster.home.run)["node-2"]
     before = members(cluster.home.state)
@@ -93,6 +101,10 @@ def test_who_is_waited_for_comes_before_who_computes(cluster: Cluster, wanted: b
     assert not is_urgent(device)
     threads = [path.name for path in Path(f"/proc/{device}/task").iterdir()]
     assert [is_urgent(int(thread)) for thread in threads].count(True) == urgent
+
+
+def num_entries(process: ClusterProcess, of: str) -> int:
+    return len(list(Path(f"/proc/{process.pid}/{of}").iterdir()))
 
 
 def is_urgent(thread: int) -> bool:
@@ -201,3 +213,27 @@ def test_an_agent_with_too_few_gpus_or_busy_ones(machine: Machine, code: int, tm
     agent = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
     assert agent.returncode == code, agent.stderr
     assert agent.stderr.startswith("error: ")
+
+
+def test_a_limit_of_open_files_that_nothing_can_begin_with(cluster: Cluster) -> None:
+    """Each program says so, up before it starts anything; where a few could be short it goes on."""
+    daemon = ["oobleckd", "--state-dir", str(cluster.home.state / "d"), "--socket", str(cluster.home.socket)]
+    agent = ["oobleck-worker", "--node", "n", "--run-dir", str(cluster.home.state / "r")]
+    for words, code in ((daemon, 2), (agent, 2), (["oobleckctl", "up", "--nodes", "2"], 1)):
+        done = limited(cluster, 32, *words)
+        assert (done.returncode, done.stderr.count("error: ")) == (code, 1), done.stderr
+        assert "LimitNOFILE" in done.stderr
+    assert not cluster.home.logs.exists()
+    assert limited(cluster, 64, "oobleckctl", "up", "--nodes", "1", "--no-spare").returncode == 0
+
+
+def limited(cluster: Cluster, files: int, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = f'ulimit -n {files}; exec "$@"'
+    program = [str(OOBLECKCTL.with_name(name)), *words]
+    return subprocess.run(
+        ["sh", "-c", command, "sh", *program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=cluster.environ,
+    )

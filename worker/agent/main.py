@@ -23,8 +23,9 @@ import zmq
 import zmq.auth
 
 from oobleckd.host import gpus, journald, sd, urgency
+from oobleckd.host.needs import agent_files
 from oobleckd.host.program import ConfiguredProgram, Seconds
-from oobleckd.host.rlimits import raise_file_limit
+from oobleckd.host.rlimits import RAISE_FILES, raise_file_limit, too_few_files
 from oobleckd.host.starts import forget_failed
 from oobleckd.protocol.z85 import why_none
 from oobleckd.worker.agent.daemon_link import CurveKeys
@@ -169,7 +170,7 @@ def main(
     /etc/oobleck/config.toml ([worker]), in this order.
     """
     _set_up_logging(node, log_level)
-    raise_file_limit()
+    max_files = raise_file_limit()
     if realtime and not urgency.hurry():
         _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
     try:
@@ -189,6 +190,7 @@ def main(
             notice_source(notices),
             fork,
         )
+        _check_files(max_files, config)
         code = run_agent(config)
     except AgentError as error:
         print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
@@ -339,6 +341,12 @@ def _have_gpus(wanted: int) -> int:
     if trouble is not None:
         raise AgentError(trouble.problem, trouble.hint, EXIT_FAILED if trouble.passing else EXIT_USAGE)
     return count
+
+
+def _check_files(max_files: int, config: AgentConfig) -> None:
+    """Whether the agent may have the files open that it needs. Raises AgentError."""
+    if few := too_few_files(max_files, agent_files(config.num_devices), f"an agent of {config.node}"):
+        raise AgentError(few, RAISE_FILES)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """What the programs of a cluster take of the limits that a machine sets: open files, tasks, memory in
 /dev/shm, locked memory.
 
-Each number is one of the code that it names, and tests hold them to it, or was counted in a cluster that
-trained. Owns no limit and no check (``limitcheck``).
+A leaf for programs that cannot begin without, for ``up`` and for ``doctor``. Each number is one of the code
+that it names, and tests hold them to it, or was counted in a cluster that trained.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 # oobleckd.daemon.accepting: MAX_EACH, RESERVE; oobleckd.daemon.spares: NUM_SPARES.
 USER_CONNECTIONS, RESERVE, SPARE_FILES = 64, 64, 8
-DAEMON_FILES = 57  # counted: journal, past, sockets, ZeroMQ, pipes of the planner's processes
+DAEMON_FILES = 53  # counted: journal, past, sockets, ZeroMQ, pipes of the planner's processes
 NODE_FILES = 1  # its connection (oobleckd.daemon.hub)
 
 AGENT_FILES = 30  # counted: ZeroMQ, the loop, the forker, its log
@@ -65,7 +65,7 @@ class ClusterSize(msgspec.Struct, frozen=True):
         (users, strangers), or only for a moment.
         """
         more = 0 if least else 1
-        agent = AGENT_FILES + CHILD_FILES * (self._each + 1 + more * (MORE_CHILDREN - 1))
+        agent = agent_files(self._each) + more * CHILD_FILES * (MORE_CHILDREN - 1)
         device = DEVICE_FILES + PEER_FILES * (self.devices - 1) + CUDA_FILES * self._cuda + more * STRANGERS
         daemon = DAEMON_FILES + NODE_FILES * self.nodes + more * (USER_CONNECTIONS + RESERVE + SPARE_FILES)
         return max(agent, device, daemon if self.daemon else 0)
@@ -91,6 +91,11 @@ class ClusterSize(msgspec.Struct, frozen=True):
     def _each(self) -> int:
         """Devices of a node of this machine."""
         return -(-self.devices_here // max(1, self.nodes_here))
+
+
+def agent_files(devices: int) -> int:
+    """Open files of an agent of so many devices and a spare."""
+    return AGENT_FILES + CHILD_FILES * (devices + 1)
 
 
 def devices_for(files: int, kind: str) -> int:
