@@ -14,7 +14,7 @@ from typing import Literal
 import click
 
 from oobleckd.client import SERVICE_STATE, Client, state_dir
-from oobleckd.ctl import checkup, limitcheck, processes
+from oobleckd.ctl import processes
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.names import node_names
@@ -30,8 +30,8 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.processes import ClusterProcess
+from oobleckd.ctl.startcheck import check_gpus, check_machine
 from oobleckd.ctl.starting import Starting
-from oobleckd.host import gpus
 from oobleckd.host.needs import ClusterSize
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import NodeView
@@ -40,8 +40,6 @@ from oobleckd.unixhttp import ClientError
 _LOOK_EVERY_S = 0.05
 _LOG_LINES = 20
 _END_S = 5.0
-_SAID = {"few-files", "network-file-system", "unknown-file-system"}
-"""Findings of ``doctor`` that do not keep a cluster from beginning, and are said all the same."""
 
 
 def _state_option(verb: Callable[..., None]) -> Callable[..., None]:
@@ -141,34 +139,10 @@ def _start_all(home: Home, cluster: Cluster, timeout_s: float, *, adopt: bool) -
     home.begin_base()
     starting, client = Starting(home), Client(home.socket)
     starting.begin(DAEMON, lambda: home.start_daemon(cluster, adopt=adopt))
-    starting.wait(lambda: _answers(client), timeout_s, "the daemon does not answer")
+    starting.wait(lambda: () if _answers(client) else (DAEMON,), timeout_s, "the daemon does not answer")
     for node in cluster.nodes:
         starting.begin(node, partial(home.start_node, cluster, node))
-    starting.wait(lambda: _joined(client) >= set(cluster.nodes), timeout_s, "not all nodes joined")
-
-
-def check_gpus(kind: str, devices: int, num_nodes: int) -> None:
-    """Whether the nodes can have the GPUs that they are to share. Ends the command if not, before anything is
-    started.
-    """
-    if kind != "cuda":
-        return
-    _, trouble = gpus.usable(devices, sharing=num_nodes)
-    if trouble is not None:
-        fail(trouble.problem, trouble.hint, FAILED if trouble.passing else USAGE)
-
-
-def check_machine(home: Home, cluster: ClusterSize) -> None:
-    """Whether this machine's limits let the cluster begin. Ends the command if not; what may do later is
-    said.
-    """
-    for found in (
-        limitcheck.open_files(cluster), limitcheck.tasks(cluster), checkup.state_folder(home.state / "daemon")
-    ):  # fmt: skip
-        if found.level == "fail" and found.name != "state folder":
-            fail(f"{found.name}: {found.text}", found.hint)
-        if found.level != "ok" and found.code in _SAID:
-            note(f"{found.name}: {found.text}; {found.hint}")
+    starting.wait(lambda: set(cluster.nodes) - _joined(client), timeout_s, "not all nodes joined")
 
 
 @contextmanager
@@ -297,7 +271,7 @@ def _start(home: Home, cluster: Cluster, node: str, timeout_s: float) -> Cluster
         before = {view.name: view.incarnation for view in _nodes(client)}.get(node, "")
         process = starting.begin(node, lambda: home.start_node(cluster, node))
         holds = partial(_is_back, client, node, before)
-    starting.wait(holds, timeout_s, f"{node} did not come back")
+    starting.wait(lambda: () if holds() else (node,), timeout_s, f"{node} did not come back")
     return process
 
 

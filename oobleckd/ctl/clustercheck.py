@@ -43,9 +43,9 @@ def daemon(client: Client, *, named: bool = True) -> tuple[Status | None, list[C
         status, healthy = client.status(), client.healthy()
     except ClientError as error:
         # A machine that only trains has none, nor has one on which nothing was started yet.
-        absent = isinstance(error, Unreachable) and not named and not client.socket_path.exists()
-        level, code = ("warn", "no-daemon") if absent else ("fail", "no-answer")
-        return None, [CheckupItem("daemon", level, error.problem, error.hint, code)]
+        if isinstance(error, Unreachable) and not named and not client.socket_path.exists():
+            return None, [CheckupItem("daemon", "warn", error.problem, error.hint, "no-daemon")]
+        return None, [CheckupItem("daemon", "fail", error.problem, error.hint, "no-answer")]
     checks = [CheckupItem("daemon", "ok", f"{status.version}, {status.line}, agents at {status.endpoint}")]
     if (status.version, status.apiVersion) != (__version__, API_VERSION):
         text = f"it is {status.version} ({status.apiVersion}), this command {__version__} ({API_VERSION})"

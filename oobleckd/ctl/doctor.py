@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -64,11 +65,13 @@ def checks(
     asked: Client, kind: str = "", devices: int = gpus.ALL, *, named: bool = True
 ) -> list[CheckupItem]:
     """All of them, in the order in which they are shown. ``named``: whether the user named the daemon."""
-    count, of_gpus = gpucheck.check(kind, devices)
-    kind = kind or ("cuda" if count else "cpu")
-    here = max(1, count) if devices == gpus.ALL else devices
     config, read = clustercheck.settings(os.environ, config_files(Path.home(), Path.cwd()))
     status, daemon = clustercheck.daemon(asked, named=named)
+    # Beginning on a GPU takes 0.5 GB of its memory, which may be what a job is about to allocate there.
+    num_begun = gpus.ALL if status is None else 0
+    count, of_gpus = gpucheck.check(kind, devices, partial(gpus.look, num_begun))
+    kind = kind or ("cuda" if count else "cpu")
+    here = max(1, count) if devices == gpus.ALL else devices
     running, keys = asked if status is not None else None, _key_folders(asked, config)
     cluster, is_up = clustersize.measure(running, keys, kind, here)
     return [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -38,13 +38,13 @@ class _Torch(msgspec.Struct, frozen=True):
     kernels: tuple[str, ...] = ()
 
 
-def check(kind: str, devices: int, seen: GpuLook | None = None) -> tuple[int, list[CheckupItem]]:
+def check(kind: str, devices: int, look: Callable[[], GpuLook]) -> tuple[int, list[CheckupItem]]:
     """How many GPUs can be used, and what was found. ``kind``: what devices are to compute on ("": on GPUs
     where there are any); ``devices``: how many a node is to have, ``gpus.ALL``: all there are.
     """
     if kind == "cpu":
         return 0, []
-    seen = gpus.look() if seen is None else seen
+    seen = look()
     if not kind and not seen.module and not seen.gpus:
         return 0, [CheckupItem("gpu", "ok", "none: devices compute on the CPU", code="no-driver")]
     wanted = max(1, len(seen.gpus)) if devices == gpus.ALL else devices

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from oobleckd.ctl.checkup import CheckupItem
+from oobleckd.ctl.checkup import CheckupItem, Level
 from oobleckd.draw.lines import size
 from oobleckd.host.needs import ClusterSize, devices_for, nodes_for
 from oobleckd.host.rlimits import RAISE_FILES
@@ -22,6 +22,7 @@ _NO_LIMIT = resource.RLIM_INFINITY
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _SHM = Path("/dev/shm")  # noqa: S108 - looked at, not used
 _INFINIBAND = Path("/sys/class/infiniband")
+_FIRST_NAMESPACE = ["0", "0", str((1 << 32) - 1)]
 _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE, _CAP_IPC_LOCK = 21, 24, 14  # linux/capability.h
 
 
@@ -115,11 +116,13 @@ def _number(file: Path) -> int | None:
 
 
 def _may(capability: int, proc: Path) -> bool:
+    """Whether this process has a capability that frees it of a limit: in the first user namespace alone."""
     try:
         status = (proc / "self/status").read_text(encoding="ascii", errors="replace")
+        namespace = (proc / "self/uid_map").read_text(encoding="ascii").split()
     except OSError:
         return False
-    return bool(int(_said(status, "CapEff") or "0", 16) >> capability & 1)
+    return namespace == _FIRST_NAMESPACE and bool(int(_said(status, "CapEff") or "0", 16) >> capability & 1)
 
 
 def _said(status: str, name: str) -> str:
@@ -162,7 +165,7 @@ def locked_memory(
     if allowed >= wanted > 0:
         return [CheckupItem("locked memory", "ok", text, about=names)]
     hint = "lift it: LimitMEMLOCK=infinity of the unit, `ulimit -l unlimited`"
-    level = "fail" if wanted else "warn"
+    level: Level = "fail" if wanted else "warn"
     return [CheckupItem("locked memory", level, text, hint, "little-locked", names)]
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from oobleckd.ctl import processes
 from oobleckd.ctl.local import DAEMON, Home
-from oobleckd.ctl.output import FAILED, fail
+from oobleckd.ctl.output import fail
 from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.host.starts import FailedStart, failed_starts, forget_failed, repeated
 
@@ -39,21 +39,20 @@ class Starting:
         self.programs[name] = start()
         return self.programs[name]
 
-    def wait(self, holds: Callable[[], bool], timeout_s: float, problem: str) -> None:
-        """Wait until ``holds``. A program that ends meanwhile, devices that die alike, or the deadline, end
-        the command.
+    def wait(self, missing: Callable[[], Collection[str]], timeout_s: float, problem: str) -> None:
+        """Wait until nobody is ``missing``. A program that ends meanwhile, devices that die alike, or the
+        deadline, end the command.
         """
         deadline = time.monotonic() + timeout_s
-        while not holds():
+        while late := missing():
             self._check_programs()
             # One death may be chance, and an agent tries again for ever. (D-devices-021)
             failed = {name: failed_starts(self.home.run / name) for name in self.programs if name != DAEMON}
             if (again := repeated(start for starts in failed.values() for start in starts)) is not None:
                 self._give_up(next(name for name, starts in failed.items() if again in starts), again)
             if time.monotonic() >= deadline:
-                died = [start.words for starts in failed.values() for start in starts]
-                last = f" (a device died of: {died[-1]})" if died else ""
-                fail(f"{problem} within {timeout_s:g} s{last}", f"the logs: {self.home.logs}", FAILED)
+                last, hint = last_words(self.home.log(name := min(late)), self._logged[name])
+                fail(f"{problem} within {timeout_s:g} s ({name}: {last})", self._hint(name, hint))
             time.sleep(_LOOK_EVERY_S)
 
     def _check_programs(self) -> None:

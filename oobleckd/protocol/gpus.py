@@ -16,10 +16,10 @@ import msgspec
 GpuCode = Literal[
     "no-torch", "cpu-build", "no-library", "bad-library", "stub-library", "no-driver", "old-driver",
     "unlike-driver", "no-compatibility", "hidden", "not-permitted", "mig", "none-visible", "too-few",
-    "prohibited", "exclusive", "in-use", "no-memory", "not-ready", "cannot-begin", "no-answer",
+    "prohibited", "exclusive", "in-use", "no-memory", "not-ready", "cannot-begin", "driver-fails",
 ]  # fmt: skip
 CODES: tuple[GpuCode, ...] = get_args(GpuCode)
-_PASSING: frozenset[GpuCode] = frozenset({"in-use", "no-memory", "not-ready", "cannot-begin", "no-answer"})
+_PASSING: frozenset[GpuCode] = frozenset({"in-use", "no-memory", "not-ready", "cannot-begin", "driver-fails"})
 """What may be over when it is tried again. All others a user must mend."""
 
 # CUresult of CUDA's driver (cuda.h), as far as it tells kinds apart.
@@ -108,7 +108,7 @@ def _none(code: GpuCode, why: str, hint: str, *about: str) -> GpuTrouble:
 def _of_software(look: GpuLook) -> Iterator[GpuTrouble]:
     """torch, and the library of the driver."""
     if look.failure:
-        yield _none("no-answer", look.failure, "try `nvidia-smi`; where it hangs too, restart the machine")
+        yield _none("driver-fails", look.failure, "try `nvidia-smi`; where it hangs too, restart the machine")
     if not look.torch:
         hint = "install torch into the environment that oobleckd is installed in"
         yield _none("no-torch", "torch is not installed", hint)

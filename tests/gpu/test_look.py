@@ -1,4 +1,4 @@
-"""The look that agents, ``up`` and ``doctor`` take at GPUs sees what torch sees, and what is hidden from it."""
+"""The look that agents, ``up`` and ``doctor`` take at GPUs sees what torch sees, and what is hidden."""
 
 from __future__ import annotations
 

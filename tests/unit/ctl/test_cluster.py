@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from oobleckd.ctl import cluster, processes
+from oobleckd.ctl import processes, startcheck
 from oobleckd.ctl.checkup import CheckupItem
 from oobleckd.ctl.local import Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.main import main
@@ -55,17 +55,17 @@ def test_what_up_says_of_a_machine_before_it_starts_anything(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = ClusterSize()
-    monkeypatch.setattr(cluster.checkup, "state_folder", lambda _: CheckupItem("state folder", "ok", ""))
-    cluster.check_machine(home, one)
+    monkeypatch.setattr(startcheck.checkup, "state_folder", lambda _: CheckupItem("state folder", "ok", ""))
+    startcheck.check_machine(home, one)
     assert capsys.readouterr().err == ""
     on_nfs = CheckupItem("state folder", "fail", "it is on nfs4", "move it", "network-file-system")
-    monkeypatch.setattr(cluster.checkup, "state_folder", lambda _: on_nfs)
-    cluster.check_machine(home, one)
+    monkeypatch.setattr(startcheck.checkup, "state_folder", lambda _: on_nfs)
+    startcheck.check_machine(home, one)
     assert capsys.readouterr().err == "state folder: it is on nfs4; move it\n"
     no_room = CheckupItem("tasks", "fail", "room for 3", "raise it", "few-tasks")
-    monkeypatch.setattr(cluster.limitcheck, "tasks", lambda _: no_room)
+    monkeypatch.setattr(startcheck.limitcheck, "tasks", lambda _: no_room)
     with pytest.raises(Failure, match="room for 3") as caught:
-        cluster.check_machine(home, one)
+        startcheck.check_machine(home, one)
     assert caught.value.code == 1
 
 

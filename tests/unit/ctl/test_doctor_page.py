@@ -61,22 +61,21 @@ def of_a_machine(folder: Path) -> Iterator[CheckupItem]:
 
 
 def of_gpus() -> Iterator[CheckupItem]:
-    yield from gpucheck.check("", gpus.ALL, GpuLook("2.13.0+cpu"))[1]
+    yield from gpucheck.check("", gpus.ALL, lambda: GpuLook("2.13.0+cpu"))[1]
     for said in (
         '{"count": 8, "cuda": "13.0", "nccl": [2, 29, 7]}',
         '{"count": 0, "cuda": "", "nccl": []}',
         '{"count": 8, "cuda": "13.0", "nccl": [], "kernels": ["sm_75", "sm_80"]}',
     ):
         with patch.object(gpucheck, "_ASK_TORCH", f"print({said!r})"):
-            yield from gpucheck.check("cuda", gpus.ALL, WELL)[1]
+            yield from gpucheck.check("cuda", gpus.ALL, lambda: WELL)[1]
     for code, look in CASES:
         found = trouble(look, 2)
         assert found is not None
         yield CheckupItem("gpu", "fail", found.problem, found.hint, code, found.about)
-    yield from gpucheck.check("cuda", 3, WELL)[1]
-    yield from gpucheck.check(
-        "cuda", 2, msgspec.structs.replace(WELL, gpus=WELL.gpus[:1], visible="0", hidden=2)
-    )[1]
+    yield from gpucheck.check("cuda", 3, lambda: WELL)[1]
+    half = msgspec.structs.replace(WELL, gpus=WELL.gpus[:1], visible="0", hidden=2)
+    yield from gpucheck.check("cuda", 2, lambda: half)[1]
 
 
 def of_a_cluster(folder: Path) -> Iterator[CheckupItem]:

@@ -31,12 +31,12 @@ NOTHING = GpuLook("2.13.0+cpu")
     ],
 )
 def test_what_an_agent_would_say(kind: str, devices: int, look: GpuLook, level: str, code: str) -> None:
-    count, (found,) = gpucheck.check(kind, devices, look)
+    count, (found,) = gpucheck.check(kind, devices, lambda: look)
     assert (count, found.level, found.code) == (0, level, code)
 
 
 def test_nobody_looks_for_gpus_that_are_not_wanted() -> None:
-    assert gpucheck.check("cpu", gpus.ALL, WELL) == (0, [])
+    assert gpucheck.check("cpu", gpus.ALL, lambda: WELL) == (0, [])
 
 
 def test_what_torch_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,16 +44,16 @@ def test_what_torch_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpucheck, "_ASK_TORCH", f"print({text!r})")
 
     told('{"count": 8, "cuda": "13.0", "nccl": [2, 29, 7], "kernels": ["sm_80", "sm_90", "compute_90"]}')
-    count, (seen,) = gpucheck.check("cuda", gpus.ALL, WELL)
+    count, (seen,) = gpucheck.check("cuda", gpus.ALL, lambda: WELL)
     assert (count, seen.level, seen.code) == (8, "ok", "")
     assert all(part in seen.text for part in ("8", "550.54.15", "13.0", "2.29.7"))
     told('{"count": 8, "cuda": "13.0", "nccl": [], "kernels": ["sm_100", "compute_120"]}')
-    (old,) = gpucheck.check("cuda", gpus.ALL, WELL)[1]
+    (old,) = gpucheck.check("cuda", gpus.ALL, lambda: WELL)[1]
     assert (old.level, old.code, old.about) == ("fail", "no-kernels", ("0",))
     told('{"count": 0, "cuda": "", "nccl": []}')
-    assert gpucheck.check("cuda", gpus.ALL, WELL)[1][0].code == "torch-sees-none"
+    assert gpucheck.check("cuda", gpus.ALL, lambda: WELL)[1][0].code == "torch-sees-none"
     monkeypatch.setattr(gpucheck, "_ASK_TORCH", "raise SystemExit(1)")
-    assert gpucheck.check("cuda", gpus.ALL, WELL)[1][0].code == "torch-fails"
+    assert gpucheck.check("cuda", gpus.ALL, lambda: WELL)[1][0].code == "torch-fails"
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def proc(folder: Path, *others: tuple[int, int], groups: str = "0::/\n", capabil
     (folder / "self").mkdir(parents=True)
     (folder / "self/status").write_text(status.format(os.getuid(), 1, capabilities))
     (folder / "self/cgroup").write_text(groups)
+    (folder / "self/uid_map").write_text("         0          0 4294967295\n")
     return folder
 
 
@@ -78,6 +79,8 @@ def test_tasks_of_this_user(limit: int, level: str, tmp_path: Path) -> None:
 def test_the_kernel_holds_root_to_no_number_of_tasks(tmp_path: Path) -> None:
     here = proc(tmp_path, (os.getuid(), 60), capabilities=1 << 24)
     assert limitcheck.tasks(ONE, user=10, proc=here, cgroups=tmp_path / "none").level == "ok"
+    (here / "self/uid_map").write_text("         0       1000          1\n")  # root of a rootless container
+    assert limitcheck.tasks(ONE, user=10, proc=here, cgroups=tmp_path / "none").level == "fail"
 
 
 @pytest.mark.parametrize("groups", ["0::/pod/box\n", "12:cpu:/x\n5:pids:/pod/box\n0::/\n"])

@@ -55,7 +55,7 @@ def test_of_this_very_machine(tmp_path: Path) -> None:
         (WELL.but(errors="46"), gpus.ALL, "in-use"),
         (WELL.but(errors="0,2"), gpus.ALL, "no-memory"),
         (WELL.but(errors="214"), gpus.ALL, "cannot-begin"),
-        (WELL.but(crashes=True), gpus.ALL, "no-answer"),
+        (WELL.but(crashes=True), gpus.ALL, "driver-fails"),
     ],
 )
 def test_each_kind_of_machine(
@@ -70,11 +70,11 @@ def test_a_driver_that_hangs_keeps_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(gpus, "_LOOK_S", 0.3)
     _, trouble = gpus.usable(1, environ=WELL.but(hangs=True).environ(tmp_path))
     assert trouble is not None
-    assert trouble.code == "no-answer"
+    assert trouble.code == "driver-fails"
 
 
 def test_where_nobody_can_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "PROGRAM", (str(tmp_path / "none"),))
     _, trouble = gpus.usable(1)
     assert trouble is not None
-    assert trouble.code == "no-answer"
+    assert trouble.code == "driver-fails"

@@ -55,7 +55,7 @@ CASES: list[tuple[GpuCode, GpuLook]] = [
     ("exclusive", used(Gpu("NVIDIA H100", mode=3, error=46))),
     ("in-use", used(Gpu("NVIDIA H100", error=46))),
     ("no-memory", used(Gpu("NVIDIA H100", error=2))),
-    ("no-answer", GpuLook(failure="the NVIDIA driver does not answer within 60 s")),
+    ("driver-fails", GpuLook(failure="the NVIDIA driver does not answer within 60 s")),
 ]
 """Of a node of two devices."""
 
