@@ -32,7 +32,8 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 class Gpu(msgspec.Struct, frozen=True):
     """One that CUDA sees. ``capability``: such as (9, 0); ``mode``: CUcomputemode; ``error``: CUresult of its
-    first use, with its name, 0 where it was not tried.
+    first use, with its name, 0 where it was not tried; ``bus``: where it is on the PCI bus, which is the same
+    whatever is visible.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Gpu(msgspec.Struct, frozen=True):
     mode: int = 0
     error: int = 0
     error_name: str = ""
+    bus: str = ""
 
 
 class GpuLook(msgspec.Struct, frozen=True):
@@ -233,11 +235,11 @@ def _of_gpus(look: GpuLook, wanted: int, sharing: int) -> Iterator[GpuTrouble]:
     """One of those that are to be used cannot be."""
     for index, gpu in enumerate(look.gpus[:wanted]):
         if gpu.mode == _PROHIBITED:
-            hint = f"`nvidia-smi -i {index} -c DEFAULT` as root, or leave it out with {_VISIBLE}"
+            hint = f"`nvidia-smi -i {gpu.bus or index} -c DEFAULT` as root, or leave it out with {_VISIBLE}"
             yield _one("prohibited", index, gpu, "nothing may compute on it (prohibited mode)", hint)
         if gpu.mode == _EXCLUSIVE and (sharing > 1 or gpu.error == _UNAVAILABLE):
             who = f"{sharing} nodes are to share it" if sharing > 1 else "another one has it"
-            hint = f"`nvidia-smi -i {index} -c DEFAULT` as root, or one node on it alone"
+            hint = f"`nvidia-smi -i {gpu.bus or index} -c DEFAULT` as root, or one node on it alone"
             why = f"one process may use it (exclusive-process mode), and {who}"
             yield _one("exclusive", index, gpu, why, hint)
         if gpu.error == _UNAVAILABLE:
@@ -253,7 +255,8 @@ def _of_gpus(look: GpuLook, wanted: int, sharing: int) -> Iterator[GpuTrouble]:
 
 
 def _one(code: GpuCode, index: int, gpu: Gpu, why: str, hint: str) -> GpuTrouble:
-    return GpuTrouble(code, f"GPU {index} ({gpu.name}) cannot be used: {why}", hint, (str(index),))
+    named = f"GPU {index} ({gpu.name}{gpu.bus and f' at {gpu.bus}'})"
+    return GpuTrouble(code, f"{named} cannot be used: {why}", hint, (str(index),))
 
 
 def _version(look: GpuLook) -> str:

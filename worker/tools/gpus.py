@@ -39,7 +39,7 @@ class Driver(Protocol):
     cuDeviceGetName: _Call  # noqa: N815
     cuDeviceGetAttribute: _Call  # noqa: N815
     cuDevicePrimaryCtxRetain: _Call  # noqa: N815
-    cuDevicePrimaryCtxRelease: _Call  # noqa: N815
+    cuDeviceGetPCIBusId: _Call  # noqa: N815
     cuGetErrorName: _Call  # noqa: N815
 
 
@@ -126,10 +126,12 @@ def of_driver(seen: GpuLook, driver: Driver, num_tried: int) -> GpuLook:
 
 
 def _gpu(driver: Driver, index: int, *, begin: bool) -> Gpu:
-    device, name = ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
+    device = ctypes.c_int()
+    name, bus = (ctypes.create_string_buffer(_NAME_BYTES) for _ in range(2))
     error = driver.cuDeviceGet(ctypes.byref(device), index)
     if not error:
         driver.cuDeviceGetName(name, _NAME_BYTES - 1, device)
+        driver.cuDeviceGetPCIBusId(bus, _NAME_BYTES - 1, device)
 
     def attribute(which: int) -> int:
         value = ctypes.c_int()
@@ -137,16 +139,15 @@ def _gpu(driver: Driver, index: int, *, begin: bool) -> Gpu:
         return value.value
 
     if begin and not error:
-        context = ctypes.c_void_p()
+        context = ctypes.c_void_p()  # it ends with this process
         error = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-        if not error:
-            driver.cuDevicePrimaryCtxRelease(device)
     return Gpu(
         name.value.decode(errors="replace") or "unknown",
         (attribute(_MAJOR), attribute(_MINOR)),
         attribute(_COMPUTE_MODE),
         error,
         _name_of(driver, error),
+        bus.value.decode(errors="replace"),
     )
 
 

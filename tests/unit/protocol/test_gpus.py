@@ -51,7 +51,7 @@ CASES: list[tuple[GpuCode, GpuLook]] = [
     ("cannot-begin", but(NONE, error=999, error_name="CUDA_ERROR_UNKNOWN")),
     ("cannot-begin", used(Gpu("NVIDIA H100", (9, 0), 0, 214, "CUDA_ERROR_ECC_UNCORRECTABLE"))),
     ("prohibited", used(Gpu("NVIDIA H100", mode=2))),
-    ("prohibited", used(Gpu("NVIDIA H100", mode=2, error=46))),
+    ("prohibited", used(Gpu("NVIDIA H100", mode=2, error=46, bus="0000:17:00.0"))),
     ("exclusive", used(Gpu("NVIDIA H100", mode=3, error=46))),
     ("in-use", used(Gpu("NVIDIA H100", error=46))),
     ("no-memory", used(Gpu("NVIDIA H100", error=2))),
