@@ -52,13 +52,15 @@ def tasks(
     this process is in. ``running``: those of the cluster are there, and counted, already.
     """
     wanted = 0 if running else cluster.tasks()
+    needed = f" ({_of(cluster)} takes {wanted:,})" if wanted else ""
     rooms = [*_room_of_user(user, proc), *_room_of_groups(proc, cgroups)]
     if not rooms:
-        return CheckupItem("tasks", "ok", f"no limit ({wanted:,} threads are needed)")
+        return CheckupItem("tasks", "ok", f"no limit{needed}")
     room, whose, hint = min(rooms)
     if room >= wanted and room > 0:
-        return CheckupItem("tasks", "ok", f"room for {room:,} threads more, {wanted:,} are needed ({whose})")
-    text = f"room for {max(0, room):,} threads more, and {_of(cluster)} takes {wanted:,} ({whose})"
+        return CheckupItem("tasks", "ok", f"room for {room:,} threads more{needed}; {whose}")
+    takes = f", and {_of(cluster)} takes {wanted:,}" if wanted else ""
+    text = f"room for {max(0, room):,} threads more{takes}; {whose}"
     return CheckupItem("tasks", "fail", text, hint, "few-tasks")
 
 
