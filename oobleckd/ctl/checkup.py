@@ -1,18 +1,16 @@
-"""What ``doctor`` looks at on this machine: versions, limits, clock, disks, GPUs. Nothing here asks a daemon.
+"""What ``doctor`` looks at on this machine: versions, clock, disks (``limitcheck``: limits; ``gpucheck``:
+GPUs). Nothing here asks a daemon.
 
 Each check is a function of what it is about and answers with one ``CheckupItem``, so that a test can hand it
-any machine. torch is never imported: what only torch knows is asked of it in a process of its own.
+any machine.
 """
 
 from __future__ import annotations
 
 import ctypes
 import operator
-import os
 import re
-import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -22,35 +20,26 @@ from typing import Literal
 
 import msgspec
 
-from oobleckd.protocol.unreadable import UNREADABLE, problem_of
+from oobleckd.host.mounts import MOUNTS, Unfit, mount_of
+from oobleckd.protocol.gpus import GpuCode
 from oobleckd.words import size
 
 Level = Literal["ok", "warn", "fail"]
 Code = Literal[
-    "", "wrong-version", "missing-package", "few-files", "clock-behind", "clock-not-kept", "not-writable",
-    "little-room", "no-room", "path-too-long", "no-driver", "torch-fails", "torch-sees-none",
-    "invalid-settings", "no-answer", "other-version", "journal-not-writable", "records-lost", "no-keys",
-    "no-node-keys", "keys-open", "keys-unlike", "keys-invalid", "not-checked", "not-usable", "none-usable",
-    "unlike-devices", "unlike-kinds",
+    "", "wrong-version", "missing-package", "few-files", "few-tasks", "little-locked", "clock-behind",
+    "clock-not-kept", "not-writable", "little-room", "no-room", "path-too-long", GpuCode, "torch-fails",
+    "torch-sees-none", "no-kernels", "network-file-system", "unknown-file-system", "memory-file-system",
+    "container-file-system", "invalid-settings", "no-daemon", "no-answer", "other-version",
+    "journal-not-writable", "records-lost", "no-keys", "no-node-keys", "keys-open", "keys-unlike",
+    "keys-invalid", "not-checked", "not-usable", "none-usable", "unlike-devices", "unlike-kinds",
 ]  # fmt: skip
 """What was found, for programs; "" where there is no more to it than the level."""
 
 _OURS = "oobleckd"
-_MIN_FILES = 4096
-_MIN_SHM_BYTES = 64 << 20
 _LOW_DISK_BYTES, _FULL_DISK_BYTES = 10 << 30, 1 << 30
 _MAX_SOCKET_PATH = 107
 _STA_UNSYNC = 0x40
 _TIMEX_BYTES = 512  # struct timex, with room to spare
-_DRIVER = Path("/proc/driver/nvidia/version")
-_TORCH_S = 120.0
-_ASK_TORCH = """
-import json, torch
-# Of the library that is loaded, not what torch was built with.
-from oobleckd.worker.groups.nccl import nccl_version
-nccl = nccl_version() if torch.cuda.is_available() and torch.distributed.is_nccl_available() else ()
-print(json.dumps({"count": torch.cuda.device_count(), "cuda": torch.version.cuda or "", "nccl": nccl}))
-"""
 _COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
     ">=": operator.ge, "<": operator.lt, "==": operator.eq, ">": operator.gt, "<=": operator.le,
 }  # fmt: skip
@@ -128,19 +117,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 # --------------------------------------------------------------------------- limits of this machine
 
 
-def open_files(hard: int | None = None) -> CheckupItem:
-    """The limit of open files that a daemon started from here would have."""
-    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if hard is None else hard
-    if max_files == resource.RLIM_INFINITY or max_files >= _MIN_FILES:
-        return CheckupItem(
-            "open files", "ok", "no limit" if max_files == resource.RLIM_INFINITY else f"{max_files} allowed"
-        )
-    hint = "raise it: LimitNOFILE= of the unit, or `ulimit -Hn` as root"
-    return CheckupItem(
-        "open files", "warn", f"{max_files} allowed; the daemon needs one for each agent", hint, "few-files"
-    )
-
-
 def clock(
     now: float | None = None, installed_at: float | None = None, synchronized: bool | None = None
 ) -> CheckupItem:
@@ -164,22 +140,6 @@ def _is_synchronized() -> bool:
     ctypes.CDLL(None).adjtimex(timex)
     status_at = ctypes.sizeof(ctypes.c_long) * 5  # modes (padded), offset, freq, maxerror, esterror
     return not ctypes.c_int.from_buffer(timex, status_at).value & _STA_UNSYNC
-
-
-def shared_memory(folder: Path = Path("/dev/shm")) -> CheckupItem:  # noqa: S108 - looked at, not used
-    """Room for what processes of one machine share."""
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        return CheckupItem(
-            "shared memory", "fail", f"{folder} cannot be written to", f"mount a tmpfs at {folder}",
-            "not-writable", (str(folder),),
-        )  # fmt: skip
-    free = shutil.disk_usage(folder).free
-    if free < _MIN_SHM_BYTES:
-        return CheckupItem(
-            "shared memory", "warn", f"{size(free)} free in {folder}", "enlarge it (containers: --shm-size)",
-            "little-room", (str(folder),),
-        )  # fmt: skip
-    return CheckupItem("shared memory", "ok", f"{size(free)} free in {folder}")
 
 
 def socket_folder(socket: Path) -> CheckupItem:
@@ -220,38 +180,22 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
-# --------------------------------------------------------------------------- GPUs
+_UNFIT: dict[Unfit, tuple[str, Code]] = {
+    "network": ("its write-ahead log and its locks may not hold there", "network-file-system"),
+    "unknown": ("nobody knows whether write-ahead log and locks hold there", "unknown-file-system"),
+    "memory": ("what lies there is gone when the machine restarts", "memory-file-system"),
+    "container": ("what lies there is gone with the container", "container-file-system"),
+}
 
 
-def gpus(driver: Path = _DRIVER) -> CheckupItem:
-    """The GPUs' driver, and what torch makes of it. Without a driver there is nothing to check."""
-    if not driver.exists():
-        return CheckupItem("gpu", "ok", "none: devices compute on the CPU", code="no-driver")
-    found = re.search(r"\s([0-9]+\.[0-9.]+)\s", driver.read_text(encoding="utf-8", errors="replace"))
-    named = f"driver {found[1] if found else 'unknown'}"
-    try:
-        asked = subprocess.run(
-            [sys.executable, "-P", "-c", _ASK_TORCH],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_TORCH_S,
-        )
-        told = msgspec.json.decode(asked.stdout, type=_Torch)
-    except (subprocess.SubprocessError, *UNREADABLE) as error:
-        return CheckupItem(
-            "gpu", "fail", f"{named}; torch cannot be asked: {problem_of(error)}",
-            "try `python -c 'import torch'`", "torch-fails",
-        )  # fmt: skip
-    if told.count == 0:
-        hint = "install the torch of this driver's CUDA, or a newer driver; look at CUDA_VISIBLE_DEVICES"
-        text = f"{named}; torch (CUDA {told.cuda or 'none'}) sees no GPU"
-        return CheckupItem("gpu", "fail", text, hint, "torch-sees-none")
-    nccl = ".".join(map(str, told.nccl)) or "none"
-    return CheckupItem("gpu", "ok", f"{told.count} GPUs, {named}, CUDA {told.cuda}, NCCL {nccl}")
-
-
-class _Torch(msgspec.Struct, frozen=True):
-    count: int
-    cuda: str
-    nccl: tuple[int, ...]
+def state_folder(folder: Path, mounts: Path = MOUNTS) -> CheckupItem:
+    """Whether the daemon's journal may lie in ``folder``, or where that would be made."""
+    mount = mount_of(folder, mounts)
+    text = f"{folder} is on {mount.kind or 'an unknown file system'}"
+    if not mount.unfit:
+        return CheckupItem("state folder", "ok", text)
+    why, code = _UNFIT[mount.unfit]
+    level: Level = "fail" if mount.unfit == "network" else "warn"
+    hint = "a local disk, Lustre or GPFS will do: --state (OOBLECK_STATE) of `up`, --state-dir of oobleckd"
+    text = f"{text} ({mount.point}): {why}"
+    return CheckupItem("state folder", level, text, hint, code, (str(folder), mount.kind))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +30,9 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.processes import ClusterProcess
+from oobleckd.ctl.startcheck import check_gpus, check_machine
+from oobleckd.ctl.starting import Starting
+from oobleckd.host.needs import ClusterSize
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import NodeView
 from oobleckd.unixhttp import ClientError
@@ -103,6 +106,8 @@ def up(
             "end it with `oobleckctl down`, or choose another folder with --state",
             REFUSED,
         )
+    check_gpus(kind, devices, num_nodes)
+    check_machine(home, ClusterSize(num_nodes, num_nodes * devices, num_nodes, num_nodes * devices, kind))
     nodes = tuple(f"node-{index}" for index in range(1, num_nodes + 1))
     if spares is None:
         spares = spares_fit(num_nodes, devices, free_memory_bytes())
@@ -133,12 +138,12 @@ def _start_all(home: Home, cluster: Cluster, timeout_s: float, *, adopt: bool) -
     make_keys(home.keys, cluster.nodes)
     home.save(cluster)
     home.begin_base()
-    daemon = home.start_daemon(cluster, adopt=adopt)
-    client = Client(home.socket)
-    _await(home, {DAEMON: daemon}, lambda: _answers(client), timeout_s, "the daemon does not answer")
-    started = {node: home.start_node(cluster, node) for node in cluster.nodes}
-    watched = {DAEMON: daemon, **started}
-    _await(home, watched, lambda: _joined(client) >= set(cluster.nodes), timeout_s, "not all nodes joined")
+    starting, client = Starting(home), Client(home.socket)
+    starting.begin(DAEMON, lambda: home.start_daemon(cluster, adopt=adopt))
+    starting.wait(lambda: () if _answers(client) else (DAEMON,), timeout_s, "the daemon does not answer")
+    for node in cluster.nodes:
+        starting.begin(node, partial(home.start_node, cluster, node))
+    starting.wait(lambda: set(cluster.nodes) - _joined(client), timeout_s, "not all nodes joined")
 
 
 @contextmanager
@@ -183,36 +188,6 @@ def _joined(client: Client) -> set[str]:
         }
     except ClientError:
         return set()
-
-
-def _await(
-    home: Home, watched: dict[str, ClusterProcess], holds: Callable[[], bool], timeout_s: float, problem: str
-) -> None:
-    """Wait until ``holds``. A program that ends meanwhile, or the deadline, ends the command."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        for name, process in watched.items():
-            if not processes.is_alive(process):
-                problem, hint = _last_words(home.log(name))
-                fail(
-                    f"{name} ended at its start: {problem}",
-                    f"{hint and f'{hint}; '}its log: {home.log(name)}",
-                )
-        if time.monotonic() >= deadline:
-            fail(f"{problem} within {seconds(timeout_s)}", f"the logs: {home.logs}", FAILED)
-        time.sleep(_LOOK_EVERY_S)
-
-
-def _last_words(log: Path) -> tuple[str, str]:
-    """The last error in a log, or else its last line, and the hint with the error."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    said = [line for line in lines if line.strip()]
-    errors = [index for index, line in enumerate(said) if line.lower().startswith("error: ")]
-    if not errors:
-        return (said or ["it said nothing"])[-1], ""
-    after = said[errors[-1] + 1 : errors[-1] + 2]
-    hint = next((line.removeprefix("hint: ") for line in after if line.startswith("hint: ")), "")
-    return said[errors[-1]].removeprefix("error: "), hint
 
 
 def _print_nodes(home: Home, cluster: Cluster) -> None:
@@ -290,13 +265,16 @@ def start_node(node: str, home: Home, timeout_s: float) -> None:
 
 def _start(home: Home, cluster: Cluster, node: str, timeout_s: float) -> ClusterProcess:
     """Start one program of the cluster and wait until it takes part."""
-    client = Client(home.socket)
+    starting, client = Starting(home), Client(home.socket)
     if node == DAEMON:
-        process, holds = home.start_daemon(cluster), lambda: _answers(client)
+        process = starting.begin(node, lambda: home.start_daemon(cluster))
+        holds = partial(_answers, client)
     else:
+        check_gpus(cluster.kind, cluster.devices, len(cluster.nodes))
         before = {view.name: view.incarnation for view in _nodes(client)}.get(node, "")
-        process, holds = home.start_node(cluster, node), lambda: _is_back(client, node, before)
-    _await(home, {node: process}, holds, timeout_s, f"{node} did not come back")
+        process = starting.begin(node, lambda: home.start_node(cluster, node))
+        holds = partial(_is_back, client, node, before)
+    starting.wait(lambda: () if holds() else (node,), timeout_s, f"{node} did not come back")
     return process
 
 

@@ -18,7 +18,7 @@ from oobleckd.draw.times import day
 from oobleckd.host.settings import ConfigError
 from oobleckd.protocol.api import API_VERSION, LostRecords, NodeView, Status
 from oobleckd.protocol.traits import differences
-from oobleckd.unixhttp import ClientError
+from oobleckd.unixhttp import ClientError, Unreachable
 from oobleckd.words import count
 
 _USABLE = {"active", "standby"}
@@ -36,11 +36,16 @@ def settings(env: Mapping[str, str], files: Iterable[Path]) -> tuple[Config | No
     return config, CheckupItem("settings", "ok", ", ".join(read) or "no files, only defaults and variables")
 
 
-def daemon(client: Client) -> tuple[Status | None, list[CheckupItem]]:
-    """Whether a daemon answers, is of our version, and can write."""
+def daemon(client: Client, *, named: bool = True) -> tuple[Status | None, list[CheckupItem]]:
+    """Whether a daemon answers, is of our version, and can write. ``named``: whether the user said that there
+    is one.
+    """
     try:
         status, healthy = client.status(), client.healthy()
     except ClientError as error:
+        # A machine that only trains has none, nor has one on which nothing was started yet.
+        if isinstance(error, Unreachable) and not named and not client.socket_path.exists():
+            return None, [CheckupItem("daemon", "warn", error.problem, error.hint, "no-daemon")]
         return None, [CheckupItem("daemon", "fail", error.problem, error.hint, "no-answer")]
     checks = [CheckupItem("daemon", "ok", f"{status.version}, {status.line}, agents at {status.endpoint}")]
     if (status.version, status.apiVersion) != (__version__, API_VERSION):

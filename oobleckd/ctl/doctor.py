@@ -1,24 +1,26 @@
 """The verb ``doctor``: looks at what makes runs fail, before they do.
 
-Owns which checks are made, in which order, and how they are shown. The checks are ``checkup`` (this machine)
-and ``clustercheck`` (settings, daemon, nodes).
+Owns which checks are made, in which order, and how they are shown. The checks are ``checkup``, ``limitcheck``
+and ``gpucheck`` (this machine), and ``clustercheck`` (settings, daemon, nodes).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
 from oobleckd.client import Client, socket_of, state_dir
-from oobleckd.ctl import checkup, clustercheck
+from oobleckd.ctl import checkup, clustercheck, clustersize, gpucheck, limitcheck
 from oobleckd.ctl.checkup import CheckupItem
-from oobleckd.ctl.connect import client, output_option, socket_option, wants_json
+from oobleckd.ctl.connect import client, output_option, settings, socket_option, wants_json
 from oobleckd.ctl.local import Home
 from oobleckd.ctl.output import FAILED, emit_json, emit_line, emit_page, note
 from oobleckd.daemon.config import Config
+from oobleckd.host import gpus
 from oobleckd.host.settings import config_files
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.text import visible
@@ -28,14 +30,26 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command()
+@click.option(
+    "--kind",
+    type=click.Choice(["cpu", "cuda"]),
+    help="What devices are to compute on; GPUs are looked at as `oobleck-worker --kind cuda` does. Default: "
+    "GPUs where there are any.",
+)
+@click.option(
+    "--devices",
+    type=click.IntRange(1, 64),
+    help="How many devices a node is to have. Default: all GPUs, or 1.",
+)
 @socket_option
 @output_option
 @click.pass_context
-def doctor(ctx: click.Context) -> None:
-    """Check this machine and its cluster: versions, limits, keys, daemon, nodes, disks. Exit 1 if
+def doctor(ctx: click.Context, kind: str | None, devices: int | None) -> None:
+    """Check this machine and its cluster: versions, limits, GPUs, keys, daemon, nodes, disks. Exit 1 if
     one fails.
     """
-    made = checks(client())
+    named = bool(settings().config.socket or os.environ.get("OOBLECK_SOCKET"))
+    made = checks(client(), kind or "", devices or gpus.ALL, named=named)
     failed = sum(check.level == "fail" for check in made)
     warned = sum(check.level == "warn" for check in made)
     if wants_json():
@@ -47,28 +61,44 @@ def doctor(ctx: click.Context) -> None:
         ctx.exit(FAILED)
 
 
-def checks(asked: Client) -> list[CheckupItem]:
-    """All of them, in the order in which they are shown."""
-    return [*_machine(), *_cluster(asked)]
-
-
-def _machine() -> list[CheckupItem]:
+def checks(
+    asked: Client, kind: str = "", devices: int = gpus.ALL, *, named: bool = True
+) -> list[CheckupItem]:
+    """All of them, in the order in which they are shown. ``named``: whether the user named the daemon."""
+    config, read = clustercheck.settings(os.environ, config_files(Path.home(), Path.cwd()))
+    status, daemon = clustercheck.daemon(asked, named=named)
+    # Beginning on a GPU takes 0.5 GB of its memory, which may be what a job is about to allocate there.
+    num_begun = gpus.ALL if status is None else 0
+    count, of_gpus = gpucheck.check(kind, devices, partial(gpus.look, num_begun))
+    kind = kind or ("cuda" if count else "cpu")
+    here = max(1, count) if devices == gpus.ALL else devices
+    running, keys = asked if status is not None else None, _key_folders(asked, config)
+    cluster, is_up = clustersize.measure(running, keys, kind, here)
     return [
         checkup.python(),
         *checkup.packages(),
-        checkup.open_files(),
+        limitcheck.open_files(cluster),
+        limitcheck.tasks(cluster, running=is_up),
+        limitcheck.shared_memory(cluster),
+        *limitcheck.locked_memory(cluster),
         checkup.clock(),
-        checkup.shared_memory(),
-        checkup.gpus(),
+        *of_gpus,
+        read,
+        checkup.socket_folder(asked.socket_path),
+        checkup.state_folder(_state_folder(asked, config, status)),
+        *daemon,
+        *(clustercheck.key_folder(folder) for folder in keys),
+        *(() if status is None else _running(asked, status)),
     ]
 
 
-def _cluster(asked: Client) -> list[CheckupItem]:
-    config, settings = clustercheck.settings(os.environ, config_files(Path.home(), Path.cwd()))
-    status, daemon = clustercheck.daemon(asked)
-    checks = [settings, checkup.socket_folder(asked.socket_path), *daemon]
-    checks += [clustercheck.key_folder(folder) for folder in _key_folders(asked, config)]
-    return checks if status is None else [*checks, *_running(asked, status)]
+def _state_folder(asked: Client, config: Config | None, status: Status | None) -> Path:
+    """The daemon's, as it says itself, or where it would be."""
+    if status is not None:
+        return Path(status.state_dir)
+    if asked.socket_path == socket_of(state_dir()) or config is None:
+        return state_dir() / "daemon"
+    return config.state_path
 
 
 def _key_folders(asked: Client, config: Config | None) -> list[Path]:

@@ -12,7 +12,6 @@ import errno
 import faulthandler
 import logging
 import os
-import resource
 import signal
 import socket
 import time
@@ -40,7 +39,10 @@ from oobleckd.daemon.tls import context_of
 from oobleckd.daemon.tokens import TokenError
 from oobleckd.daemon.traces import TracesMissing
 from oobleckd.host import journald, sd, urgency
+from oobleckd.host.mounts import MOUNTS, mount_of
+from oobleckd.host.needs import DAEMON_FILES
 from oobleckd.host.program import Program, end
+from oobleckd.host.rlimits import RAISE_FILES, raise_file_limit, too_few_files
 from oobleckd.host.settings import ConfigError, LoadedSettings, config_files
 
 FAILED, USAGE, REFUSED = 1, 2, 5
@@ -54,6 +56,9 @@ _PLACES_HINT = (
     "choose places that this user may use with --state-dir, --keys-dir, --socket, --endpoint and --metrics"
 )
 _ROOM_HINT = "make room on that file system (`df -h`, `df -i`), and start again: nothing is lost"
+_HINTS = {
+    errno.ENOSPC: _ROOM_HINT, errno.EDQUOT: _ROOM_HINT, errno.EMFILE: RAISE_FILES, errno.ENFILE: RAISE_FILES,
+}  # fmt: skip
 _log = logging.getLogger("oobleckd")
 
 
@@ -116,7 +121,9 @@ def main(*, adopt: bool, **flags: Any) -> None:
         # A daemon that hangs is ended by SIGABRT: then its log has where it stood.
         faulthandler.enable()
         _set_up_logging(loaded.config.log_level)
-        _raise_file_limit()
+        if few := too_few_files(raise_file_limit(), DAEMON_FILES, "a daemon without nodes"):
+            end(few, RAISE_FILES, USAGE)
+        warn_of_place(loaded.config.state_path)
         if loaded.config.realtime and not urgency.hurry():
             _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
         with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
@@ -130,7 +137,7 @@ def main(*, adopt: bool, **flags: Any) -> None:
     except (JournalError, KeyFileError, TokenError, HubError) as error:
         end(error.problem, error.hint, FAILED)
     except OSError as error:
-        hint = _ROOM_HINT if error.errno in {errno.ENOSPC, errno.EDQUOT} else _PLACES_HINT
+        hint = _HINTS.get(error.errno or 0, _PLACES_HINT)
         end(f"{error.filename or place}: {error.strerror or error}", hint, FAILED)
 
 
@@ -145,10 +152,19 @@ def _set_up_logging(level: str) -> None:
     journald.set_up(level, formatter)
 
 
-def _raise_file_limit() -> None:
-    """One descriptor for every agent: as many as we are allowed."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def warn_of_place(state: Path, mounts: Path = MOUNTS) -> None:
+    """Say so where the journal lies on a file system that may lose it."""
+    # A warning and no refusal: where a cluster has nothing but NFS, one machine's daemon mostly gets away
+    # with it, and nobody's jobs should wait for another disk. (D-daemon-020)
+    mount = mount_of(state, mounts)
+    if mount.unfit in {"network", "unknown"}:
+        _log.warning(
+            "the state folder %s is on %s (%s), where a write-ahead log may be damaged: put it on a local "
+            "disk, Lustre or GPFS with --state-dir",
+            state,
+            mount.kind,
+            mount.point,
+        )
 
 
 async def _serve(config: Config, load: Callable[[], LoadedSettings[Config]], *, adopt: bool) -> None:

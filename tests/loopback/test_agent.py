@@ -16,6 +16,7 @@ import pytest
 from zmq.auth import create_certificates, load_certificate
 
 from oobleckd.host import urgency
+from oobleckd.host.starts import FailedStart, failed_starts, note_failed, repeated
 from oobleckd.protocol.deaths import TO_MEND
 from oobleckd.protocol.messages import (
     Ack,
@@ -535,7 +536,10 @@ def test_a_node_without_a_network_says_hello_when_it_is_back(daemon: StubDaemon,
     assert daemon.expect(Progress).epoch == 5
 
 
-def test_devices_that_never_come_up_are_tried_again(daemon: StubDaemon, launch: Launch) -> None:
+def test_devices_that_never_come_up_are_tried_again(
+    daemon: StubDaemon, launch: Launch, tmp_path: Path
+) -> None:
+    note_failed(tmp_path, FailedStart("n1/0", "of a life before"))
     agent = launch(daemon.endpoint, STANDIN_CRASH="1")
     incarnations = set()
     while len(incarnations) < 3:
@@ -546,6 +550,10 @@ def test_devices_that_never_come_up_are_tried_again(daemon: StubDaemon, launch: 
     _, stderr = agent.communicate(timeout=TIMEOUT_S)
     assert agent.returncode == 0
     assert "ended before it was up" in stderr
+    starts = failed_starts(tmp_path)  # for whoever waits for this node
+    assert len(starts) >= 2
+    assert {(start.words, start.said) for start in starts} == {("exit code 9", False)}
+    assert repeated(starts) is not None
 
 
 @pytest.mark.parametrize(

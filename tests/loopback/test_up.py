@@ -17,10 +17,15 @@ import pytest
 
 from oobleckd.ctl import processes
 from oobleckd.ctl.local import DAEMON, Home
+from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.host import urgency
+from oobleckd.host.needs import ClusterSize
+from oobleckd.host.starts import failed_starts
 from tests.helpers.family import members
+from tests.helpers.nvidia import Machine, needs_cc
 
 OOBLECKCTL = Path(sys.executable).with_name("oobleckctl")
+WORKER = Path(sys.executable).with_name("oobleck-worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,12 @@ def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
     nodes = json.loads(cluster.ctl("get", "nodes", "-o", "json").stdout)["items"]
     assert [(node["name"], node["state"]) for node in nodes] == [("node-1", "standby"), ("node-2", "standby")]
     assert cluster.ctl("up", "--nodes", "2", "--no-spare").returncode == 5
+
+    # What doctor believes that this takes of a machine (two processes of a node: its agent and its device).
+    taken = ClusterSize(2, 2, 2, 2)
+    family = members(cluster.home.state)
+    assert max(num_entries(process, "fd") for process in family) <= taken.files(least=True)
+    assert sum(num_entries(process, "task") for process in family) <= taken.tasks()
 
     # A node that dies by itself is no trouble for anybody, and comes back by its name.
     agent = processes.recall(cluster.home.run)["node-2"]
@@ -90,6 +101,10 @@ def test_who_is_waited_for_comes_before_who_computes(cluster: Cluster, wanted: b
     assert not is_urgent(device)
     threads = [path.name for path in Path(f"/proc/{device}/task").iterdir()]
     assert [is_urgent(int(thread)) for thread in threads].count(True) == urgent
+
+
+def num_entries(process: ClusterProcess, of: str) -> int:
+    return len(list(Path(f"/proc/{process.pid}/{of}").iterdir()))
 
 
 def is_urgent(thread: int) -> bool:
@@ -132,3 +147,93 @@ def test_a_program_that_cannot_start_is_named_with_its_log(cluster: Cluster) -> 
     assert "error: oobleckd ended at its start: " in up.stderr
     assert f"its log: {cluster.home.log(DAEMON)}" in up.stderr
     assert not cluster.home.alive()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+if "oobleckd.worker.device.process" in sys.orig_argv:
+    Path({folder!r}).mkdir(exist_ok={again})
+    print("the stand-in has enough", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def dying(folder: Path, *, again: bool) -> dict[str, str]:
+    """An environment in which the first device dies at its start, or each one does."""
+    died = str(folder / "died")
+    (folder / "sitecustomize.py").write_text(KILLED.format(folder=died, again=again))
+    return {"PYTHONPATH": str(folder), "OOBLECK_FORK": "0"}
+
+
+def test_up_gives_up_when_devices_die_alike(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.home.logs.mkdir(parents=True)
+    cluster.home.log("node-1").write_text("error: of another day\n")
+    up = cluster.ctl("up", "--nodes", "1", "--no-spare", "--timeout", "90", **dying(tmp_path, again=True))
+    assert up.returncode == 1
+    assert up.stderr.count("signal 9") == up.stderr.count("the stand-in has enough") == 1
+    assert "error: node-1/0 cannot start" in up.stderr
+    assert "of another day" not in up.stderr
+    assert "within 90 s" not in up.stderr
+    assert not cluster.home.alive()
+    assert not members(cluster.home.state)
+
+
+def test_a_device_that_dies_once_at_its_start_is_no_reason_to_give_up(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    up = cluster.ctl("up", "--nodes", "1", "--no-spare", **dying(tmp_path, again=False))
+    assert up.returncode == 0, up.stderr
+    assert (tmp_path / "died").exists()
+    assert failed_starts(cluster.home.run / "node-1") == []
+
+
+def test_up_without_the_gpus_that_it_is_to_use_starts_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """And says so in one sentence; an agent that is started by itself does the same."""
+    no_cuda = Machine(torch="2.13.0+cpu", cuda=None, library=False).environ(tmp_path)
+    up = cluster.ctl("up", "--nodes", "2", "--kind", "cuda", **no_cuda)
+    assert up.returncode == 2
+    assert [line.partition(": ")[0] for line in up.stderr.splitlines()] == ["error", "hint"]
+    assert "2.13.0+cpu" in up.stderr
+    assert not cluster.home.logs.exists()
+    words = [WORKER, "--node", "n", "--kind", "cuda", "--run-dir", str(tmp_path / "n")]
+    agent = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**cluster.environ, **no_cuda}
+    )
+    assert (agent.returncode, agent.stderr) == (2, up.stderr)
+    assert not (tmp_path / "n").exists()
+
+
+@needs_cc
+@pytest.mark.parametrize(("machine", "code"), [(Machine(), 2), (Machine(errors="46"), 1)])
+def test_an_agent_with_too_few_gpus_or_busy_ones(machine: Machine, code: int, tmp_path: Path) -> None:
+    """What may be over when a service tries again is 1."""
+    words = [WORKER, "--node", "n", "--kind", "cuda", "--devices", "3", "--run-dir", str(tmp_path / "n")]
+    environ = machine.but(gpus=3 if machine.errors else 2).environ(tmp_path)
+    agent = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
+    assert agent.returncode == code, agent.stderr
+    assert agent.stderr.startswith("error: ")
+
+
+def test_a_limit_of_open_files_that_nothing_can_begin_with(cluster: Cluster) -> None:
+    """Each program says so, up before it starts anything; where a few could be short it goes on."""
+    daemon = ["oobleckd", "--state-dir", str(cluster.home.state / "d"), "--socket", str(cluster.home.socket)]
+    agent = ["oobleck-worker", "--node", "n", "--run-dir", str(cluster.home.state / "r")]
+    for words, code in ((daemon, 2), (agent, 2), (["oobleckctl", "up", "--nodes", "2"], 1)):
+        done = limited(cluster, 32, *words)
+        assert (done.returncode, done.stderr.count("error: ")) == (code, 1), done.stderr
+        assert "LimitNOFILE" in done.stderr
+    assert not cluster.home.logs.exists()
+    assert limited(cluster, 64, "oobleckctl", "up", "--nodes", "1", "--no-spare").returncode == 0
+
+
+def limited(cluster: Cluster, files: int, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = f'ulimit -n {files}; exec "$@"'
+    program = [str(OOBLECKCTL.with_name(name)), *words]
+    return subprocess.run(
+        ["sh", "-c", command, "sh", *program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=cluster.environ,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from oobleckd.host.starts import alike
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.worker.processes.children import EXITING, Child
@@ -26,7 +27,7 @@ class Endings:
         self._most: dict[int, int] = {}  # pid -> bytes
         self._idle: dict[int, int] = {}  # the same, when it was up and had no job
         self._looked_s = float("-inf")
-        self._before = ""  # how a device ended at its start last
+        self._before: set[str] = set()  # how devices ended at their starts since all were up
 
     def look(self, children: Collection[Child], now_s: float) -> None:
         """See what may have to be known afterwards. To be called often."""
@@ -58,17 +59,19 @@ class Endings:
 
     def hopeless(self, death: Death | None, *, others_up: bool) -> bool:
         """A device died of ``death`` before it was up: whether it would again. At once where a user must mend
-        something, else at the second time in a row.
+        something, else at the second time since all were up.
         """
         if death is None:
-            self._before = ""
+            self._before.clear()
             return False
-        again, self._before = self._before == str(death), str(death)
+        words = alike(str(death))
+        again = words in self._before
+        self._before.add(words)
         return again or (death.kind == TO_MEND and not others_up)
 
     def all_up(self) -> None:
         """Whatever kept a device from starting does so no more."""
-        self._before = ""
+        self._before.clear()
 
     def close(self) -> None:
         """Close what belongs to it."""

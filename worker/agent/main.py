@@ -22,8 +22,11 @@ import click
 import zmq
 import zmq.auth
 
-from oobleckd.host import journald, sd, urgency
+from oobleckd.host import gpus, journald, sd, urgency
+from oobleckd.host.needs import agent_files
 from oobleckd.host.program import ConfiguredProgram, Seconds
+from oobleckd.host.rlimits import RAISE_FILES, raise_file_limit, too_few_files
+from oobleckd.host.starts import forget_failed
 from oobleckd.protocol.z85 import why_none
 from oobleckd.worker.agent.daemon_link import CurveKeys
 from oobleckd.worker.agent.node import Agent, AgentConfig
@@ -167,6 +170,7 @@ def main(
     /etc/oobleck/config.toml ([worker]), in this order.
     """
     _set_up_logging(node, log_level)
+    max_files = raise_file_limit()
     if realtime and not urgency.hurry():
         _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
     try:
@@ -186,6 +190,7 @@ def main(
             notice_source(notices),
             fork,
         )
+        _check_files(max_files, config)
         code = run_agent(config)
     except AgentError as error:
         print(f"error: {error.problem}\nhint: {error.hint}", file=sys.stderr)
@@ -196,6 +201,7 @@ def main(
 def run_agent(config: AgentConfig) -> int:
     """Run an agent until it is told to end; its exit code. Raises AgentError."""
     with _only_one(config):
+        forget_failed(config.setting.run_dir)
         orphans = Orphans()
         # Before there are a loop and threads: a fork wants one thread.
         forker = start_forker(config.node, orphans) if config.fork else None
@@ -231,13 +237,13 @@ async def _run(config: AgentConfig, forker: Forker | None, orphans: Orphans) -> 
 
 def num_devices(text: str, kind: str) -> int:
     """How many devices ``--devices`` asks for. "auto" is all visible GPUs, or one CPU device. Raises
-    AgentError.
+    AgentError, also where GPUs are wanted that cannot be had.
     """
     if text == "auto":
-        return _num_gpus() if kind == "cuda" else 1
+        return _have_gpus(gpus.ALL) if kind == "cuda" else 1
     if not text.isdecimal() or int(text) == 0:
         raise AgentError(f"--devices {text!r} is no number of devices", "write a number above 0, or auto")
-    return int(text)
+    return _have_gpus(int(text)) if kind == "cuda" else int(text)
 
 
 def notice_source(name: str) -> NoticeSource | None:
@@ -327,16 +333,20 @@ def _check_bind(bind: str) -> None:
         )
 
 
-def _num_gpus() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        count = len([name for name in visible.split(",") if name.strip() not in {"", "-1"}])
-    else:
-        driver = Path("/proc/driver/nvidia/gpus")
-        count = len(list(driver.iterdir())) if driver.is_dir() else 0
-    if count == 0:
-        raise AgentError("there is no GPU on this machine", "use --kind cpu, or say how many with --devices")
+def _have_gpus(wanted: int) -> int:
+    """How many devices have a GPU each: ``wanted``, or all there are. Raises AgentError."""
+    # Asked of another process, and before there are devices: each would say the same after seconds, again
+    # and again, and CUDA must not begin in what forks them. (D-devices-020)
+    count, trouble = gpus.usable(wanted)
+    if trouble is not None:
+        raise AgentError(trouble.problem, trouble.hint, EXIT_FAILED if trouble.passing else EXIT_USAGE)
     return count
+
+
+def _check_files(max_files: int, config: AgentConfig) -> None:
+    """Whether the agent may have the files open that it needs. Raises AgentError."""
+    if few := too_few_files(max_files, agent_files(config.num_devices), f"an agent of {config.node}"):
+        raise AgentError(few, RAISE_FILES)
 
 
 @contextmanager

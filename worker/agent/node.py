@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from oobleckd.host import urgency
+from oobleckd.host.starts import FailedStart, forget_failed, note_failed
 from oobleckd.protocol import codec
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.messages import (
@@ -240,7 +241,7 @@ class Agent:
             self._finish(EXIT_HOPELESS)
             return
         self._failed_starts = 0 if self._all_up() else self._failed_starts + 1
-        self._in_task(self._renew())
+        self._in_task(self._renew(device if device.info is None else None, death))
 
     def _look_after_devices(self) -> None:
         """End devices that hang, again and again; of those that are stopped the daemon is told, where it
@@ -314,9 +315,16 @@ class Agent:
             _log.error("the spare (pid %d) did not take its place in time", device.child.process.pid)
             device.child.kill()
 
-    async def _renew(self) -> None:
-        """End what is left of this incarnation, start the next."""
+    async def _renew(self, failed: _Device | None = None, death: Death | None = None) -> None:
+        """End what is left of this incarnation, start the next. ``failed`` died before it was up, of
+        ``death`` if it said so.
+        """
         await self._end_devices()
+        if failed is not None:
+            words = failed.verdict or (str(death) if death is not None else failed.child.ending())
+            hint = death.hint if death is not None else ""
+            start = FailedStart(failed.child.device, words, said=death is not None, hint=hint)
+            note_failed(self._config.setting.run_dir, start)
         self._num_restarts += 1
         for name in self._names:
             self._outbox.forget(name)
@@ -379,6 +387,7 @@ class Agent:
         )
         if self._all_up() and not was_up:
             self._endings.all_up()
+            forget_failed(self._config.setting.run_dir)
             if self._config.spare:
                 self._spare.keep()
             self._hello()

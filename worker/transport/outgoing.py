@@ -270,7 +270,11 @@ class Outgoing:
     def _said_goodbye(self) -> bool:
         """Whether a goodbye lies unread on a link that failed in writing."""
         sock = self._socket
-        if sock is None or not self._open or not select.select([sock], [], [], 0)[0]:
+        if sock is None or not self._open:
+            return False
+        poller = select.poll()  # not select: descriptors of a large job are above 1024
+        poller.register(sock, select.POLLIN)
+        if not poller.poll(0):
             return False
         try:
             return wire.MessageReader(sock, "").read() is None

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from oobleckd.ctl import processes
+from oobleckd.ctl import processes, startcheck
+from oobleckd.ctl.checkup import CheckupItem
 from oobleckd.ctl.local import Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.main import main
+from oobleckd.ctl.output import Failure
+from oobleckd.host.needs import ClusterSize
 
 
 def ctl(*words: str | Path) -> Result:
@@ -46,6 +49,24 @@ def test_up_where_nothing_can_be_written() -> None:
     result = ctl("up", "--state", "/dev/null/x")
     assert result.exit_code == 2
     assert "cannot be made" in result.stderr
+
+
+def test_what_up_says_of_a_machine_before_it_starts_anything(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ClusterSize()
+    monkeypatch.setattr(startcheck.checkup, "state_folder", lambda _: CheckupItem("state folder", "ok", ""))
+    startcheck.check_machine(home, one)
+    assert capsys.readouterr().err == ""
+    on_nfs = CheckupItem("state folder", "fail", "it is on nfs4", "move it", "network-file-system")
+    monkeypatch.setattr(startcheck.checkup, "state_folder", lambda _: on_nfs)
+    startcheck.check_machine(home, one)
+    assert capsys.readouterr().err == "state folder: it is on nfs4; move it\n"
+    no_room = CheckupItem("tasks", "fail", "room for 3", "raise it", "few-tasks")
+    monkeypatch.setattr(startcheck.limitcheck, "tasks", lambda _: no_room)
+    with pytest.raises(Failure, match="room for 3") as caught:
+        startcheck.check_machine(home, one)
+    assert caught.value.code == 1
 
 
 def test_spares_are_kept_where_they_leave_room_for_layers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from oobleckd.ctl import checkup, clustercheck
 from oobleckd.ctl.checkup import CheckupItem
+from oobleckd.ctl.main import main
 from oobleckd.daemon import keys
 from oobleckd.protocol.api import LostRecords, Problem
 from tests.helpers.api_server import node_view
@@ -54,8 +56,6 @@ def test_versions() -> None:
 
 
 def test_limits() -> None:
-    assert checkup.open_files(1024).level == "warn"
-    assert checkup.open_files(1 << 20).level == "ok"
     assert checkup.clock(now=1.0, installed_at=2.0, synchronized=True).level == "fail"
     assert checkup.clock(now=3.0, installed_at=2.0, synchronized=False).level == "warn"
     assert checkup.clock(now=3.0, installed_at=2.0, synchronized=True).level == "ok"
@@ -69,32 +69,31 @@ def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     free(1 << 40)
     assert checkup.disk(tmp_path / "not" / "there" / "yet", "checkpoints").level == "ok"
-    assert checkup.shared_memory(tmp_path).level == "ok"
     free(5 << 30)
     assert checkup.disk(tmp_path, "checkpoints").level == "warn"
     free(1 << 20)
     assert checkup.disk(tmp_path, "checkpoints").level == "fail"
-    assert checkup.shared_memory(tmp_path).level == "warn"
-    assert checkup.shared_memory(tmp_path / "none").level == "fail"
 
 
-def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "version"
-    assert checkup.gpus(driver).code == "no-driver"
-    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar\n")
-    assert checkup.gpus(driver).code != "torch-fails"  # torch itself, whatever it sees here
-
-    def told(text: str) -> None:
-        monkeypatch.setattr(checkup, "_ASK_TORCH", f"print({text!r})")
-
-    told('{"count": 8, "cuda": "13.0", "nccl": [2, 29, 7]}')
-    seen = checkup.gpus(driver)
-    assert (seen.level, seen.code) == ("ok", "")
-    assert all(part in seen.text for part in ("8", "550.54.15", "13.0", "2.29.7"))
-    told('{"count": 0, "cuda": "", "nccl": []}')
-    assert checkup.gpus(driver).code == "torch-sees-none"
-    monkeypatch.setattr(checkup, "_ASK_TORCH", "raise SystemExit(1)")
-    assert checkup.gpus(driver).code == "torch-fails"
+@pytest.mark.parametrize(
+    ("kind", "level", "code"),
+    [
+        ("ext4", "ok", ""),
+        ("lustre", "ok", ""),
+        ("nfs4", "fail", "network-file-system"),
+        ("cifs", "fail", "network-file-system"),
+        ("fuse.sshfs", "fail", "network-file-system"),
+        ("fuse.something", "warn", "unknown-file-system"),
+        ("tmpfs", "warn", "memory-file-system"),
+        ("overlay", "warn", "container-file-system"),
+    ],
+)
+def test_what_the_state_folder_lies_on(kind: str, level: str, code: str, tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / /home rw - {kind} a:/home rw\n")
+    found = checkup.state_folder(Path("/home/you/oobleck"), mounts)
+    assert (found.level, found.code) == (level, code)
+    assert found.about == (("/home/you/oobleck", kind) if code else ())
 
 
 # --------------------------------------------------------------------------- the cluster
@@ -204,6 +203,19 @@ def test_what_fails_is_exit_code_1(ctl: Ctl) -> None:
     nobody = ctl("doctor", "--socket", "/nowhere/s", "-o", "json")
     assert nobody.exit_code == 1
     assert "no-answer" in [check["code"] for check in json.loads(nobody.stdout)["checks"]]
+
+
+def test_a_machine_without_a_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It may be one that only trains: all else is looked at, and nothing has failed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OOBLECK_SOCKET", raising=False)
+    monkeypatch.setenv("OOBLECK_STATE", str(tmp_path / "s"))
+    done = CliRunner().invoke(main, ["doctor", "--kind", "cpu", "-o", "json"])
+    found = {check["name"]: check["code"] for check in json.loads(done.stdout)["checks"]}
+    assert found["daemon"] == "no-daemon"
+    assert {"open files", "tasks", "shared memory", "state folder"} <= found.keys()
+    assert "gpu" not in found
+    assert done.exit_code == 0
 
 
 def test_torch_is_not_imported() -> None:

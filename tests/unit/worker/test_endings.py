@@ -69,8 +69,14 @@ def test_no_use_in_starting_once_more(counter: Path) -> None:
     assert endings.hopeless(user, others_up=False)
     assert not endings.hopeless(bug, others_up=False)
     assert endings.hopeless(bug, others_up=False)
+    endings.all_up()
     assert not endings.hopeless(user, others_up=True)
     assert endings.hopeless(user, others_up=True)
+    endings.all_up()
+    one, other = (Death("OSError", "start", f"port {port} is taken") for port in (4001, 977))
+    assert not endings.hopeless(one, others_up=False)
+    assert not endings.hopeless(bug, others_up=False)
+    assert endings.hopeless(other, others_up=False)  # numbers aside it is the same, whatever was between
     endings.all_up()
     assert not endings.hopeless(bug, others_up=False)
     assert not endings.hopeless(None, others_up=False)  # killed: whoever did that may stop
