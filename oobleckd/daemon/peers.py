@@ -11,9 +11,13 @@ import pwd
 import socket
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
+from aiohttp import web
+
 _CREDENTIALS = struct.Struct("3i")
+_NAMES = 1024  # of users, kept
 
 
 class PeerSocket(Protocol):
@@ -37,16 +41,27 @@ class SocketPeer:
         return self.uid in {0, os.geteuid()}
 
     def __str__(self) -> str:
-        try:
-            return pwd.getpwuid(self.uid).pw_name
-        except KeyError:
-            return f"uid {self.uid}"
+        return _name_of(self.uid)
+
+
+@lru_cache(_NAMES)  # of each question: where users are a directory's, a look-up may take its time
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def peer_of(sock: PeerSocket) -> SocketPeer:
     """The process that connected."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return SocketPeer(*_CREDENTIALS.unpack(data))
+
+
+def is_ours(request: web.Request) -> bool:
+    """Whether root asks, or our own user, on this machine."""
+    sock = request.transport.get_extra_info("socket") if request.transport is not None else None
+    return sock is not None and sock.family == socket.AF_UNIX and peer_of(sock).ours
 
 
 def may_act(peer: SocketPeer, group: str) -> bool:

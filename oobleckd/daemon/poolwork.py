@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 
 from oobleckd.core.questions import LossQuestion, StepQuestion
+from oobleckd.core.samples import Sample
+from oobleckd.daemon.past import PastText, past_text
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import Proposal, Setup, Situation
 from oobleckd.planner.sizing.catalogue import CatalogueEntry
+from oobleckd.protocol.text import shown_json
 from oobleckd.protocol.watch import ImpactView, ScheduleView
 
 _setup_of = lru_cache(4)(msgspec.msgpack.Decoder(Setup).decode)
@@ -25,6 +29,7 @@ templates_of = lru_cache(4)(msgspec.msgpack.Decoder(tuple[Template, ...]).decode
 _situation_of = msgspec.msgpack.Decoder(Situation).decode
 proposal_of = msgspec.msgpack.Decoder(Proposal).decode
 _loss_of = msgspec.msgpack.Decoder(LossQuestion).decode
+_sample_of = msgspec.msgpack.Decoder(Sample).decode
 _step_of = msgspec.msgpack.Decoder(StepQuestion).decode
 impact_of = msgspec.msgpack.Decoder(ImpactView).decode
 schedule_of = msgspec.msgpack.Decoder(ScheduleView).decode
@@ -35,11 +40,11 @@ pack = msgspec.msgpack.encode
 
 def load() -> None:
     """Import everything that the others need."""
-    from oobleckd.core import impact, modelled
+    from oobleckd.core import impact, modelled, schedules
     from oobleckd.planner import policies
     from oobleckd.planner.sizing import catalogue
 
-    assert all((impact, modelled, catalogue, policies))
+    assert all((impact, modelled, schedules, catalogue, policies))
 
 
 def prepare(policy: str, setup: bytes) -> bytes:
@@ -73,6 +78,18 @@ def impact(setup: bytes, templates: bytes, question: bytes, sizes: tuple[int, ..
     return pack(impact_view(_loss_of(question), _setup_of(setup), templates_of(templates), sizes))
 
 
+def sampled(sample: bytes) -> bytes:
+    """A step as devices told of it, as JSON."""
+    from oobleckd.core.schedules import sampled_view
+
+    return shown_json(msgspec.json.encode(sampled_view(_sample_of(sample))))
+
+
+def past(path: Path, at: float, span_s: float) -> PastText:
+    """A moment, as JSON. Raises PastError."""
+    return past_text(path, at, span_s)
+
+
 def schedule(question: bytes) -> bytes:
     """A step as modelled. Raises PlanError, ScheduleError."""
     from oobleckd.core.modelled import modelled_view
@@ -87,8 +104,10 @@ __all__ = [
     "impact_of",
     "load",
     "pack",
+    "past",
     "prepare",
     "proposal_of",
+    "sampled",
     "schedule",
     "schedule_of",
     "templates_of",
