@@ -9,7 +9,7 @@ connections that begin a request and never end it, at the API's socket and at th
 daemon may open few descriptors. In the middle of each a node gets a SIGKILL. Ends with 1 where a goal is
 missed, of each flood: the daemon's loop was not free for 50 ms at most (by its own counter), no answer came
 in a piece above 1 MB, training went on 2 s after the kill, memory is back within 64 MB 30 s after the flood,
-and the daemon's log has 100 lines more at most, besides that of each step.
+and the daemon's log has 100 lines more at most, besides that of each step. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import msgspec
@@ -252,9 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each flood")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=150_000, help="of the job that is over")
-    parser.add_argument(
-        "--settle", type=float, default=60.0, help="s before: the counter has the start's time"
-    )
+    parser.add_argument("--settle", type=float, default=5.0, help="s before the first flood")
     parser.add_argument(
         "--rest", type=float, default=30.0, help="s after each flood, until memory is looked at"
     )
@@ -262,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if os.geteuid():
         parser.error("run it as root: the floods are to be nobody's")
-    rows, met = [], True
+    rows, found, met = [], [], True
     with tempfile.TemporaryDirectory(prefix="flood-") as folder:
         state = Path(folder) / "state"
         state.mkdir()
@@ -274,9 +272,11 @@ def main(arguments: list[str] | None = None) -> int:
                 for how in [each for each in FLOODS if each in args.only.split(",")]:
                     seen, answers = Round(cluster, state, asks, args.seconds, args.rest).run(how)
                     rows.append([str(number), how, *seen.cells(), answers])
+                    found.append({"round": number, "flood": how, **asdict(seen), "answers": answers})
                     met = met and seen.within(GOAL)
                     print(*rows[-1], flush=True)
     print(table(_HEADER, [*rows, ["goal", "", *GOAL.cells(), ""]]))
+    print(json.dumps({"floods": found, "goal": asdict(GOAL), "met": met, "load1": os.getloadavg()[0]}))
     return 0 if met else 1
 
 

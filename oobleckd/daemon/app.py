@@ -28,6 +28,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from oobleckd import __version__
+from oobleckd.daemon import busy
 from oobleckd.daemon.accepting import HEAD_S, GuardedSite, Guests
 from oobleckd.daemon.busy import MeasuredLoop
 from oobleckd.daemon.config import Config, load_config
@@ -193,6 +194,7 @@ async def _live(service: Service, load: Callable[[], LoadedSettings[Config]]) ->
     loop.add_signal_handler(signal.SIGHUP, _reload, service, load)
     heartbeat = asyncio.create_task(_tell_systemd(service))
     _log.info("ready: api on %s", service.config.socket_path)
+    busy.forget()
     sd.notify("READY=1")
     await ended.wait()
     heartbeat.cancel()

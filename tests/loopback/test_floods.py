@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import flood
 from oobleckd.daemon.accepting import MAX_EACH
 from oobleckd.protocol.job import parse_job
 from tests.helpers.daemons import Daemon, daemon
@@ -122,3 +123,9 @@ def test_without_descriptors_it_says_so_once_and_goes_on(tmp_path: Path) -> None
         rest = running.process.stderr.readlines()
         assert len(rest) < 20, rest
         assert not [line for line in rest if "Traceback" in line]
+
+
+@pytest.mark.slow
+def test_floods_while_a_node_is_killed() -> None:
+    """The benchmark, short: what it asks of five rounds of a minute holds for one of some seconds."""
+    assert flood.main(["--seconds", "6", "--rounds", "1", "--steps", "20000", "--rest", "8"]) == 0
