@@ -34,7 +34,7 @@ from oobleckd.host.orphans import end_with_parent
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import ROLLING_BACK, PlanError, Setup
 from oobleckd.planner.sizing.catalogue import Catalogue
-from oobleckd.protocol.watch import ImpactView, ScheduleView
+from oobleckd.protocol.watch import ImpactView
 
 _MAX_PREPARED = 16
 # From the top down and after a plan: the next loss comes first, and a recovery waits behind a tenth of a
@@ -190,11 +190,11 @@ class Planning:
                 await self._patient.run(poolwork.impact, prepared.setup, prepared.packed, asked, sizes)
             )
 
-    async def schedule(self, question: StepQuestion) -> ScheduleView:
-        """A step as modelled. Raises PlanError, ScheduleError, and one of LOST."""
+    async def schedule(self, question: StepQuestion) -> bytes:
+        """A step as modelled, as JSON. Raises PlanError, ScheduleError, and one of LOST."""
         asked = poolwork.pack(question)
         async with self._looking:
-            return poolwork.schedule_of(await self._patient.run(poolwork.schedule, asked))
+            return await self._patient.run(poolwork.schedule, asked)
 
     async def sampled(self, sample: Sample) -> bytes:
         """A step as devices told of it, as JSON. Raises one of LOST."""

@@ -22,7 +22,7 @@ from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import Proposal, Setup, Situation
 from oobleckd.planner.sizing.catalogue import CatalogueEntry
 from oobleckd.protocol.text import shown_json
-from oobleckd.protocol.watch import ImpactView, ScheduleView
+from oobleckd.protocol.watch import ImpactView
 
 _setup_of = lru_cache(4)(msgspec.msgpack.Decoder(Setup).decode)
 templates_of = lru_cache(4)(msgspec.msgpack.Decoder(tuple[Template, ...]).decode)
@@ -32,7 +32,6 @@ _loss_of = msgspec.msgpack.Decoder(LossQuestion).decode
 _sample_of = msgspec.msgpack.Decoder(Sample).decode
 _step_of = msgspec.msgpack.Decoder(StepQuestion).decode
 impact_of = msgspec.msgpack.Decoder(ImpactView).decode
-schedule_of = msgspec.msgpack.Decoder(ScheduleView).decode
 # Not pickle, both ends of which run in the daemon's process: 0.2 s for the templates of 128 blocks, a few
 # ms as msgpack. (D-daemon-003)
 pack = msgspec.msgpack.encode
@@ -91,10 +90,10 @@ def past(path: Path, at: float, span_s: float) -> PastText:
 
 
 def schedule(question: bytes) -> bytes:
-    """A step as modelled. Raises PlanError, ScheduleError."""
+    """A step as modelled, as JSON. Raises PlanError, ScheduleError."""
     from oobleckd.core.modelled import modelled_view
 
-    return pack(modelled_view(_step_of(question)))
+    return shown_json(msgspec.json.encode(modelled_view(_step_of(question))))
 
 
 __all__ = [
@@ -109,6 +108,5 @@ __all__ = [
     "proposal_of",
     "sampled",
     "schedule",
-    "schedule_of",
     "templates_of",
 ]

@@ -27,7 +27,7 @@ from oobleckd.daemon.turns import Few
 from oobleckd.planner.policy import PlanError
 from oobleckd.planner.schedule import ScheduleError
 from oobleckd.protocol.api import IncidentView
-from oobleckd.protocol.watch import BUNDLE_VERSION, SampledSteps, ScheduleView
+from oobleckd.protocol.watch import BUNDLE_VERSION, SampledSteps
 
 AROUND_S = 10.0
 """Of the past before an incident and after it, in its bundle."""
@@ -41,11 +41,13 @@ _FAULTS: tuple[type[Exception], ...] = (PlanError, ScheduleError, *LOST)
 
 
 class WatchApi:
-    """Handlers over one service. ``modelled``: the last schedules that were simulated, by what was asked."""
+    """Handlers over one service. ``modelled``: fields of the last schedules that were simulated, by what was
+    asked.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._modelled: dict[tuple[object, ...], ScheduleView] = {}
+        self._modelled: dict[tuple[object, ...], dict[str, msgspec.Raw]] = {}
         self._few = Few()
 
     def routes(self) -> list[web.RouteDef]:
@@ -77,7 +79,7 @@ class WatchApi:
         sample = self._service.core.samples.step(job.id, step)
         if answers.flag(request, "modelled"):
             self._few.enter(request)
-            return answers.whole(await self._simulated(job, sample if step else None))
+            return answers.written(await self._simulated(job, sample if step else None))
         if sample is None:
             raise self._not_sampled(job, step)
         self._few.enter(request)
@@ -99,7 +101,7 @@ class WatchApi:
             f"known are some from {min(known)} to {max(known)}: /v1/schedules lists them",
         )
 
-    async def _simulated(self, job: JobRecord, sample: Sample | None) -> ScheduleView:
+    async def _simulated(self, job: JobRecord, sample: Sample | None) -> bytes:
         question = watching.step_question(self._service.core, job, sample)
         if question is None:
             raise Refusal(409, "conflict", f"{job.id} is not deployed: it has no schedule", _DEPLOYED)
@@ -111,10 +113,9 @@ class WatchApi:
                 raise _unplanned(error) from error
             while len(self._modelled) >= _KEPT:
                 self._modelled.pop(next(iter(self._modelled)))
-            self._modelled[key] = made
-        return msgspec.structs.replace(
-            self._modelled[key], step=question.step, epoch=question.epoch, at=question.at
-        )
+            self._modelled[key] = msgspec.json.decode(made, type=dict[str, msgspec.Raw])
+        now = {"step": question.step, "epoch": question.epoch, "at": question.at}
+        return msgspec.json.encode({**self._modelled[key], **now})
 
     # ------------------------------------------------------------------- layers and time
 

@@ -56,7 +56,8 @@ class _Look:
 
     def __call__(self, phase: str, _info: dict[str, Any]) -> None:
         # Python looks at all that lives whenever a quarter as much is new: 0.15 s of a daemon that has read
-        # 150,000 steps. What is not in a ring goes when nobody has it any more, looked at or not. (D-service-023)
+        # 150,000 steps. What is in no ring goes when nobody has it any more, looked at or not.
+        # (D-service-023)
         if phase == "start":
             self.began_at = time.perf_counter()
         elif time.perf_counter() - self.began_at > LOOK_S:

@@ -50,9 +50,9 @@ class Inline:
         templates = self.world.job().templates
         return poolwork.impact_of(poolwork.impact(pack(setup), pack(templates), pack(question), ()))
 
-    async def schedule(self, question: StepQuestion) -> ScheduleView:
+    async def schedule(self, question: StepQuestion) -> bytes:
         self._count()
-        return poolwork.schedule_of(poolwork.schedule(poolwork.pack(question)))
+        return poolwork.schedule(poolwork.pack(question))
 
     async def sampled(self, sample: Sample) -> bytes:
         return poolwork.sampled(poolwork.pack(sample))
