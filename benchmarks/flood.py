@@ -49,8 +49,8 @@ FEW_DESCRIPTORS = 128
 FLOODS = ("asks", "halves")
 _OF_STEP = b" INFO oobleckd.daemon.loop: step: "
 _AT_ONCE = 5000  # entries
-_FLOODING = Path(__file__).with_name("flooding.py")
-_RECOVERED_S = 60.0  # no flood lasts longer than that
+FLOODING = Path(__file__).with_name("flooding.py")
+_LAST_LINES = 40
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def wait(seconds: float) -> None:
 @contextlib.contextmanager
 def flooded(how: str, path: Path, what: str) -> Iterator[Callable[[], dict[str, object]]]:
     """A flood, as nobody. What is given ends it, and says what came of it."""
-    command = [sys.executable, "-P", _FLOODING, how, str(path), what]
+    command = [sys.executable, "-P", FLOODING, how, str(path), what]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 
         def end() -> dict[str, object]:
@@ -174,10 +174,9 @@ class Round:
                 not_free = max(not_free, self._not_free_ms())
                 came = end()
         finally:
-            resource.prlimit(self._pid, resource.RLIMIT_NOFILE, was)
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(self._pid, resource.RLIMIT_NOFILE, was)
         said = self._num_lines() - before
-        if said > GOAL.log_lines:
-            print(*self._log.read_text().splitlines()[-20:], sep="\n")
         wait(self.rest_s)
         piece = max(piece, int(str(came["largest"])))
         seen = Seen(not_free, piece / 1e3, recovered_s, memory_mb(self._pid) - before_mb, said)
@@ -226,6 +225,19 @@ def gone(pid: int, ending: Callable[[], None]) -> None:
     os.close(fd)
 
 
+@contextlib.contextmanager
+def told(log: Path) -> Iterator[None]:
+    """Where something fails, the end of the log."""
+    try:
+        yield
+    except BaseException:
+        lines = [
+            line for line in log.read_text(errors="replace").splitlines() if _OF_STEP.decode() not in line
+        ]
+        print(*lines[-_LAST_LINES:], sep="\n", file=sys.stderr)
+        raise
+
+
 def prepared(cluster: Cluster, state: Path, steps: int) -> list[str]:
     """A job that is over and was long, one that trains, and one loss behind it; what there is to ask."""
     long = cluster.submit(tiny_job("long", train={"steps": 3}))
@@ -265,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
         state = Path(folder) / "state"
         state.mkdir()
         Path(folder).chmod(0o755)
-        with Cluster(state, NODES) as cluster:
+        with Cluster(state, NODES) as cluster, told(Home(state).log(DAEMON)):
             asks = prepared(cluster, state, args.steps)
             wait(args.settle)
             for number in range(1, args.rounds + 1):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
 import ssl
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from oobleckd.daemon.halfopen import is_scarce
 from oobleckd.daemon.peers import peer_of
 from oobleckd.daemon.spares import FULL, Spares
 from oobleckd.host import heap
@@ -27,7 +27,6 @@ HEAD_S = 10.0
 """For the head of a request, for TLS, and between two requests."""
 MAX_EACH, MAX_OTHERS = 64, 1024
 """Connections of one user, and of all but root and the daemon's own user."""
-RESERVE = 64
 # At most so many in a turn and then a short rest: who connects again and again takes some percent of a core,
 # and whoever waits behind them some tenths of a second. (D-service-021)
 _PER_TURN, _REST_S = 16, 0.004
@@ -92,9 +91,7 @@ class Guests:
         self.spares.refill()
 
     def _has_room(self, owner: str, fd: int) -> bool:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # The kernel gives out the lowest number that is free.
-        if fd >= limit - min(RESERVE, limit // 4):
+        if is_scarce(fd):
             return False
         if len(self.by_owner.get(owner, ())) >= MAX_EACH:
             self._prune(owner)

@@ -25,6 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from oobleckd.daemon.config import is_loopback
 from oobleckd.daemon.connections import Connection, Connections
+from oobleckd.daemon.halfopen import HalfOpen
 from oobleckd.daemon.heartbeats import Heartbeats
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
@@ -44,7 +45,7 @@ _BACKLOG = 4096
 _LINGER_MS = 200
 _ZERO_COPY_RECV = 10  # of zmq_ctx_set; pyzmq has no name for it
 _MAX_BAD = 64
-_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_LISTENING | zmq.EVENT_ACCEPT_FAILED
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_LISTENING | zmq.EVENT_ACCEPT_FAILED
 _HANDSHAKE_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class Hub:
         self._door = Door(self._context, lambda key: key in self._allowed)
         self._router = self._open_router(pair, endpoint)
         self.spares = Spares()
+        self.half_open = HalfOpen()
         self._listening: list[socket.socket] = []
         self._monitor = self._router.get_monitor_socket(_EVENTS)
         self._messages = Readiness(self._router, self._take_message, self._is_calm)
@@ -136,6 +138,7 @@ class Hub:
             self.close()
             raise HubError(f"cannot listen on {endpoint}: {error}", "name another with --endpoint") from error
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._port = int(self.endpoint.rpartition(":")[2])
         if udp:
             self.heartbeats.bind(self.endpoint, any_port=endpoint.endswith((":0", ":*")))
 
@@ -215,7 +218,9 @@ class Hub:
         return True
 
     def _newcomer(self, identity: bytes, frame: zmq.Frame) -> _Peer:
-        self._by_fd.setdefault(int(frame.get(zmq.SRCFD)), []).append(identity)
+        fd = int(frame.get(zmq.SRCFD))
+        self.half_open.over(fd)
+        self._by_fd.setdefault(fd, []).append(identity)
         key = str(frame.get("User-Id")) if self._curve else ""
         peer = self._peers[identity] = _Peer(identity=identity, key=key)
         return peer
@@ -351,9 +356,14 @@ class Hub:
             return True
         if event["event"] == zmq.EVENT_ACCEPT_FAILED:
             # Else its thread tries again for ever, as fast as it can. (D-service-021)
-            for each in self._listening:
-                self.spares.drain(each)
+            if not self.half_open.make_room(self._port):
+                for each in self._listening:
+                    self.spares.drain(each)
             return True
+        if event["event"] == zmq.EVENT_ACCEPTED:
+            self.half_open.accepted(event["value"], self._port)
+            return True
+        self.half_open.over(event["value"])
         self._closed_fds.append(event["value"])
         # Told when the router is empty: what a node said before its end is heard before its end.
         self._messages.look()
