@@ -132,9 +132,8 @@ def test_half_open_connections_at_both_doors_leave_root_and_nodes_their_own(tmp_
     """ZeroMQ takes whatever connects, the last descriptor too."""
     keys.make_node_keys(tmp_path / "keys", "n1")
     with daemon(tmp_path) as running:
-        resource.prlimit(
-            running.process.pid, resource.RLIMIT_NOFILE, (flood.FEW_DESCRIPTORS, flood.FEW_DESCRIPTORS)
-        )
+        few = flood.FEW_DESCRIPTORS
+        resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (few, few))
         command = [sys.executable, "-P", flood.FLOODING, "halves", str(running.client.socket_path)]
         address = running.endpoint.removeprefix("tcp://")
         with subprocess.Popen([*command, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flooding:
