@@ -29,6 +29,7 @@ from oobleckd.daemon.callers import READING
 from oobleckd.daemon.debugapi import DebugApi
 from oobleckd.daemon.loop import Stopped
 from oobleckd.daemon.refusal import Refusal
+from oobleckd.daemon.seldom import Seldom
 from oobleckd.daemon.service import Service, status_of
 from oobleckd.daemon.turns import Took, Turns, leave, metered
 from oobleckd.daemon.watchapi import WatchApi
@@ -56,6 +57,7 @@ _REFUSED_LATE_S = 0.25
 _TAKEN = 503  # or it may have been
 _STATUS_OF = {"not-found": 404, "conflict": 409, "forbidden": 403, "invalid": 422}
 _log = logging.getLogger(__name__)
+_faults = Seldom(_log)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -348,7 +350,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
         problem = Problem(error.reason, error.status, detail, "is the client of this daemon's version?")
         headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
     except Exception:  # noqa: BLE001 - a request's boundary, logged with the request
-        _log.exception("%s %s", request.method, request.raw_path)
+        _faults.exception("%s %s", request.method, request.raw_path)
         problem = Problem("fault", 500, "a fault of oobleckd", "its log has more: please report it")
     finally:
         leave(request)

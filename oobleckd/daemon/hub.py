@@ -29,6 +29,7 @@ from oobleckd.daemon.halfopen import HalfOpen
 from oobleckd.daemon.heartbeats import Heartbeats
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
+from oobleckd.daemon.seldom import Seldom
 from oobleckd.daemon.spares import Spares
 from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.host import tcp, urgency
@@ -126,6 +127,7 @@ class Hub:
         self._router = self._open_router(pair, endpoint)
         self.spares = Spares()
         self.half_open = HalfOpen()
+        self._refusals, self._damaged = Seldom(_log), Seldom(_log)
         self._listening: list[socket.socket] = []
         self._monitor = self._router.get_monitor_socket(_EVENTS)
         self._messages = Readiness(self._router, self._take_message, self._is_calm)
@@ -265,7 +267,7 @@ class Hub:
             return
         self.counters.damaged += 1
         peer.num_bad += 1
-        _log.warning("ignored a damaged message of %s: %s", peer.node or "a newcomer", error)
+        self._damaged.warn("ignored a damaged message of %s: %s", peer.node or "a newcomer", error)
 
     def _heard(self, peer: _Peer, message: FromWorker) -> None:
         if not isinstance(message, Hello):
@@ -327,7 +329,7 @@ class Hub:
         self.counters.refused += 1
         peer.early.clear()
         name = self._allowed.get(peer.key, "a newcomer")
-        _log.warning("refused %s: %s; %s", name, reason, hint)
+        self._refusals.warn("refused %s: %s; %s", name, reason, hint)
         self._send(peer.identity, Refused(reason, hint, cause))
 
     # ------------------------------------------------------------------- out

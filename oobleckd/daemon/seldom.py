@@ -25,8 +25,16 @@ class Seldom:
 
     def warn(self, text: str, *args: object) -> None:
         """Say it, or count it."""
+        self._say(logging.WARNING, text % args, exc_info=False)
+
+    def exception(self, text: str, *args: object) -> None:
+        """The same of the exception that is being handled."""
+        self._say(logging.ERROR, text % args, exc_info=True)
+
+    def _say(self, level: int, text: str, *, exc_info: bool) -> None:
         if self._limit.take("", time.monotonic()):
             self.num_unsaid += 1
             return
         unsaid, self.num_unsaid = self.num_unsaid, 0
-        self.log.warning("%s%s", text % args, f" ({unsaid} more like it before)" if unsaid else "")
+        more = f" ({unsaid} more like it before)" if unsaid else ""
+        self.log.log(level, "%s%s", text, more, exc_info=exc_info)

@@ -116,3 +116,16 @@ def test_what_anybody_brings_about_is_logged_now_and_then(caplog: pytest.LogCapt
         f"refused {number} of 100%" for number in range(AT_ONCE)
     ]
     assert seldom.num_unsaid == 1000 - AT_ONCE
+
+
+def test_a_fault_that_anybody_may_repeat_is_logged_with_its_traceback_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seldom = Seldom(logging.getLogger("test"))
+    for _ in range(100):
+        try:
+            int("no number")
+        except ValueError:
+            seldom.exception("GET %s", "/100%")
+    assert len(caplog.records) == AT_ONCE
+    assert all(record.exc_info and record.levelname == "ERROR" for record in caplog.records)
