@@ -15,7 +15,8 @@ from typing import Any
 TRIM_BYTES = 16 * 2**20
 TRIM_EVERY_S = 5.0
 LOOK_S = 0.005
-"""Of one look for garbage, or what has survived it is not looked at again."""
+"""Of one look at all that lives for garbage, or what has survived it is not looked at again."""
+_OF_ALL = 2  # as Python numbers it
 
 
 class _Used:
@@ -50,15 +51,17 @@ def keep_looks_short() -> None:
 
 
 class _Look:
-    """How long the one that is being made takes."""
+    """How long the one at all that lives takes, of the processor."""
 
-    began_at = 0.0
+    began_s = 0.0
 
-    def __call__(self, phase: str, _info: dict[str, Any]) -> None:
+    def __call__(self, phase: str, info: dict[str, Any]) -> None:
         # Python looks at all that lives whenever a quarter as much is new: 0.15 s of a daemon that has read
         # 150,000 steps. What is in no ring goes when nobody has it any more, looked at or not.
         # (D-service-023)
+        if info["generation"] != _OF_ALL:  # others leave garbage behind, which must be found yet
+            return
         if phase == "start":
-            self.began_at = time.perf_counter()
-        elif time.perf_counter() - self.began_at > LOOK_S:
+            self.began_s = time.thread_time()
+        elif time.thread_time() - self.began_s > LOOK_S:
             gc.freeze()
