@@ -19,7 +19,7 @@ from pathlib import Path
 from aiohttp import web
 
 from oobleckd.daemon.halfopen import is_scarce
-from oobleckd.daemon.peers import peer_of
+from oobleckd.daemon.peers import owner_of
 from oobleckd.daemon.spares import FULL, Spares
 from oobleckd.host import heap
 
@@ -71,7 +71,7 @@ class Guests:
 
     def admit(self, sock: socket.socket) -> _Connection | None:
         """A new connection, unless its owner has too many, or no more than the reserve is left."""
-        owner = _owner(sock)
+        owner = owner_of(sock)
         connection = _Connection(sock)
         if owner is not None and not self._has_room(owner, sock.fileno()):
             self._refused(owner)
@@ -189,7 +189,7 @@ class GuardedSite(web.BaseSite):
         sock = self.guests.spares.accept(self._listening)
         if sock is None:
             self._pause(_FULL_REST_S)
-        elif _owner(sock) is not None:
+        elif owner_of(sock) is not None:
             self.guests.spares.refuse(sock)
         else:
             self._let_in(sock)
@@ -225,14 +225,3 @@ class GuardedSite(web.BaseSite):
         loop = asyncio.get_running_loop()
         loop.run_in_executor(None, heap.give_back)
         self._sweep = loop.call_later(_SWEEP_S, self._look_after)
-
-
-def _owner(sock: socket.socket) -> str | None:
-    """Whose connection it is; None: root's, or our own user's, on this machine."""
-    if sock.family == socket.AF_UNIX:
-        peer = peer_of(sock)
-        return None if peer.ours else f"uid {peer.uid}"
-    try:
-        return str(sock.getpeername()[0])
-    except OSError:
-        return "somebody who has gone"

@@ -12,9 +12,7 @@ import socket
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
-
-from aiohttp import web
+from typing import Any, Protocol
 
 _CREDENTIALS = struct.Struct("3i")
 _NAMES = 1024  # of users, kept
@@ -24,6 +22,17 @@ class PeerSocket(Protocol):
     """A connected unix socket."""
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
+        """As in ``socket``."""
+
+
+class AnySocket(PeerSocket, Protocol):
+    """A connected socket."""
+
+    @property
+    def family(self) -> int:
+        """As in ``socket``."""
+
+    def getpeername(self) -> Any:
         """As in ``socket``."""
 
 
@@ -58,10 +67,15 @@ def peer_of(sock: PeerSocket) -> SocketPeer:
     return SocketPeer(*_CREDENTIALS.unpack(data))
 
 
-def is_ours(request: web.Request) -> bool:
-    """Whether root asks, or our own user, on this machine."""
-    sock = request.transport.get_extra_info("socket") if request.transport is not None else None
-    return sock is not None and sock.family == socket.AF_UNIX and peer_of(sock).ours
+def owner_of(sock: AnySocket) -> str | None:
+    """Whose connection it is: a user's, or an address's; None: root's, or our own user's, on this machine."""
+    if sock.family == socket.AF_UNIX:
+        peer = peer_of(sock)
+        return None if peer.ours else f"uid {peer.uid}"
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return "somebody who has gone"
 
 
 def may_act(peer: SocketPeer, group: str) -> bool:

@@ -11,13 +11,13 @@ import asyncio
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import msgspec
 from aiohttp import web
 
-from oobleckd.daemon.peers import is_ours
+from oobleckd.daemon.peers import owner_of
 from oobleckd.daemon.refusal import Refusal
 
 Answer = TypeVar("Answer")
@@ -54,34 +54,41 @@ class Slice:
 
 @dataclass(slots=True)
 class Few:
-    """What is long: of all but ours ``most`` are made or sent at once, so that memory has a bound and ours
-    wait behind few. ``now``: how many there are.
+    """What is long: ``most_each`` of one user or address are made or sent at once, ``most`` of all but ours,
+    so that memory has a bound and ours wait behind few. ``now``: whose there are.
     """
 
+    most_each: int = 2
     most: int = 4
-    now: int = 0
+    now: list[str] = field(default_factory=list)
 
     def enter(self, request: web.Request) -> None:
-        """For as long as the request lasts, unless it is ours. Raises Refusal."""
-        if is_ours(request):
+        """For as long as the request lasts. Raises Refusal."""
+        owner = _owner_of(request)
+        if owner is None:
             return
-        if self.now >= self.most:
-            refusal = Refusal(
-                429, "too many requests", "others ask for long answers just now", "ask again soon"
-            )
+        if len(self.now) >= self.most or self.now.count(owner) >= self.most_each:
+            detail = "as many long answers are being made as may be at once"
+            refusal = Refusal(429, "too many requests", detail, "ask again soon")
             refusal.problem = msgspec.structs.replace(refusal.problem, retry_s=_AGAIN_S)
             raise refusal
-        self.now += 1
-        _inside[id(request)] = self
+        self.now.append(owner)
+        _inside[id(request)] = (self, owner)
 
 
 def leave(request: web.Request) -> None:
     """It was answered."""
-    if (few := _inside.pop(id(request), None)) is not None:
-        few.now -= 1
+    if (inside := _inside.pop(id(request), None)) is not None:
+        few, owner = inside
+        few.now.remove(owner)
 
 
-_inside: dict[int, Few] = {}  # requests by their identity, each until ``leave``
+def _owner_of(request: web.Request) -> str | None:
+    sock = request.transport.get_extra_info("socket") if request.transport is not None else None
+    return owner_of(sock) if sock is not None else "somebody who has gone"
+
+
+_inside: dict[int, tuple[Few, str]] = {}  # requests by their identity, each until ``leave``
 
 
 @dataclass(slots=True)

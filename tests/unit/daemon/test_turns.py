@@ -40,22 +40,37 @@ async def test_long_work_lets_others_have_turns_between() -> None:
 def test_others_ask_for_what_is_long_by_few_at_once_and_we_as_we_like(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    few, theirs = Few(most=2), [make_mocked_request("GET", "/") for _ in range(3)]
-    monkeypatch.setattr(turns, "is_ours", lambda request: request not in theirs)
-    few.enter(theirs[0])
-    few.enter(theirs[1])
+    few, whose = Few(most_each=2, most=3), dict[int, str]()
+    monkeypatch.setattr(turns, "_owner_of", lambda request: whose.get(id(request)))
+
+    def request(owner: str = "") -> web.Request:
+        made = make_mocked_request("GET", "/")
+        if owner:
+            whose[id(made)] = owner
+        return made
+
+    ann, bob, late = [request("ann") for _ in range(3)], [request("bob") for _ in range(2)], request("cid")
+    few.enter(ann[0])
+    few.enter(ann[1])
     with pytest.raises(Refusal) as caught:
-        few.enter(theirs[2])
+        few.enter(ann[2])
     assert caught.value.problem.status == 429
     assert caught.value.problem.retry_s
-    for _ in range(5):
-        few.enter(make_mocked_request("GET", "/"))
-    leave(theirs[2])
-    assert few.now == 2
-    leave(theirs[0])
-    leave(theirs[0])
-    few.enter(theirs[2])
-    assert few.now == 2
+    few.enter(bob[0])
+    with pytest.raises(Refusal):
+        few.enter(late)
+    ours = [request() for _ in range(5)]
+    for each in ours:
+        few.enter(each)
+    leave(ann[2])
+    leave(ours[0])
+    assert few.now == ["ann", "ann", "bob"]
+    leave(ann[0])
+    leave(ann[0])
+    few.enter(late)
+    assert few.now == ["ann", "bob", "cid"]
+    for each in (ann[1], bob[0], late):
+        leave(each)
 
 
 @pytest.mark.asyncio
