@@ -66,6 +66,7 @@ bench: setup ## the planner against brute force and the optimum; recovery and th
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/lag.py
+	$(BIN)/python benchmarks/flood.py
 	$(BIN)/python benchmarks/fleet.py
 	$(BIN)/python benchmarks/modelled.py
 	$(BIN)/python benchmarks/backward.py

@@ -42,7 +42,7 @@ def every(job: JobRecord, plan: Plan) -> int:
 @dataclass(slots=True)
 class Sample:
     """A round: what ran it, and what devices ``told`` of it so far. ``gone``: devices of the layout that were
-    lost by then.
+    lost by then. ``waited``: as ``schedules.share_waited`` had it when so many had told.
     """
 
     job: str
@@ -55,6 +55,7 @@ class Sample:
     at: float
     repaired: bool = False
     told: dict[str, OpTimes] = field(default_factory=dict)
+    waited: tuple[int, float] = (-1, 0.0)
 
     @property
     def num_bytes(self) -> int:

@@ -7,6 +7,7 @@ in the plan. Pure.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -43,6 +44,36 @@ def sampled_view(sample: Sample) -> ScheduleView:
     )
 
 
+def share_waited(sample: Sample) -> float:
+    """Of the step: what live devices that told of it waited, over all of them; 0 where none told. Computed
+    once for all who ask, as it looks at each op.
+    """
+    if sample.waited[0] != len(sample.told):
+        sample.waited = (len(sample.told), _share_waited(sample))
+    return sample.waited[1]
+
+
+def _share_waited(sample: Sample) -> float:
+    told = {device: ops_of(message) for device, message in sample.told.items()}
+    starts = [sample.told[d].at + min(op.start_s for op in ops) for d, ops in told.items() if ops]
+    stops = [sample.told[d].at + max(op.stop_s for op in ops) for d, ops in told.items() if ops]
+    span_s = max(stops, default=0.0) - min(starts, default=0.0)
+    lost = {*sample.plan.vacant, *sample.gone}
+    waited = [
+        _waited(told[device], span_s)
+        for pipeline in sample.plan.pipelines
+        for device in pipeline.devices
+        if device not in lost and told.get(device)
+    ]
+    return statistics.fmean(waited) if waited else 0.0
+
+
+def _waited(ops: Iterable[OpTime], span_s: float) -> float:
+    """The share of ``span_s`` in which none of ``ops`` ran."""
+    busy_s = sum(op.stop_s - op.start_s for op in ops)
+    return 0.0 if span_s <= 0 else min(1.0, max(0.0, 1 - busy_s / span_s))
+
+
 def ops_of(message: OpTimes) -> tuple[OpTime, ...]:
     """What the device told; nothing where it cannot be read, since a picture is no reason to fail."""
     try:
@@ -70,10 +101,10 @@ def lanes(
     for index, pipeline in enumerate(plan.pipelines):
         for device in pipeline.devices:
             hops = tuple(hop for hop, segment in enumerate(pipeline.segments) if segment.device == device)
-            mine = tuple(_op_view(device, op, own) for op in ops.get(device, ()))
-            busy_s = sum(op.stop_s - op.start_s for op in mine)
+            told = ops.get(device, ())
+            mine = tuple(_op_view(device, op, own) for op in told)
             dead = device in lost
-            waited = 0.0 if dead or span_s <= 0 else min(1.0, max(0.0, 1 - busy_s / span_s))
+            waited = 0.0 if dead else _waited(told, span_s)
             found.append(LaneView(device, index, hops, mine, waited, dead))
     return tuple(found)
 

@@ -171,6 +171,7 @@ class JobRecord:
     inputs: Inputs = ()
     readers: dict[str, str] = field(default_factory=dict)
     _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
+    _fewest: tuple[_Survivors, int] = field(default=(_Survivors(), 0), repr=False, compare=False)
 
     @property
     def final(self) -> bool:
@@ -209,6 +210,19 @@ class JobRecord:
             nodes = frozenset(map(node_of, devices))
             known = self._survivors = _Survivors(self.layout, self.dead, devices, nodes)
         return known
+
+    def fewest_holders(self) -> int:
+        """Of all layers of the layout in force the fewest live nodes that hold one. Asked at every look, and
+        thousands of devices take a while to count.
+        """
+        who = self._who()
+        if self.layout is not None and self._fewest[0] is not who:
+            holders: list[set[str]] = [set() for _ in range(self.layout.num_layers)]
+            for device in who.devices:
+                for layer in self.layout.holdings[device].layers():
+                    holders[layer].add(node_of(device))
+            self._fewest = (who, min(map(len, holders), default=0))
+        return self._fewest[1]
 
     def undeploy(self, source: str) -> None:
         """No device holds the job any more; its state is in ``source``."""

@@ -263,11 +263,7 @@ def node_tolerance(job: JobRecord) -> int:
         return -1
     if job.spec.fault_tolerance.policy in ROLLING_BACK:
         return 0
-    fewest = min(
-        len({node_of(device) for device in job.layout.holders(layer) if device not in job.dead})
-        for layer in range(job.layout.num_layers)
-    )
-    return fewest - 1
+    return job.fewest_holders() - 1
 
 
 def pipeline_views(job: JobRecord) -> list[PipelineView]:

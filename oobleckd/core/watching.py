@@ -19,7 +19,7 @@ from oobleckd.core.goodput import phases_of
 from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
-from oobleckd.core.schedules import sampled_view
+from oobleckd.core.schedules import share_waited
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.planner.policy import Situation
@@ -82,10 +82,7 @@ def bubble(core: Core, job: JobRecord) -> float:
     none is known).
     """
     sample = core.samples.step(job.id, 0)
-    if sample is None:
-        return 0.0
-    waited = [lane.bubble for lane in sampled_view(sample).lanes if not lane.dead and lane.ops]
-    return statistics.fmean(waited) if waited else 0.0
+    return share_waited(sample) if sample is not None else 0.0
 
 
 def unknown_nodes(core: Core, job: JobRecord, nodes: Collection[str]) -> list[str]:

@@ -36,7 +36,6 @@ from oobleckd.host.needs import ClusterSize
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import NodeView
 from oobleckd.unixhttp import ClientError
-from oobleckd.words import seconds
 
 _LOOK_EVERY_S = 0.05
 _LOG_LINES = 20

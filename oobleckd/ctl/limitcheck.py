@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oobleckd.ctl.checkup import CheckupItem, Level
-from oobleckd.words import count, size
 from oobleckd.host.needs import ClusterSize, devices_for, nodes_for
 from oobleckd.host.rlimits import RAISE_FILES
+from oobleckd.words import count, size
 
 _NO_LIMIT = resource.RLIM_INFINITY
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")

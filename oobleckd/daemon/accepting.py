@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
 import ssl
 import time
@@ -19,7 +18,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from oobleckd.daemon.peers import peer_of
+from oobleckd.daemon.halfopen import is_scarce
+from oobleckd.daemon.peers import owner_of
 from oobleckd.daemon.spares import FULL, Spares
 from oobleckd.host import heap
 
@@ -27,7 +27,6 @@ HEAD_S = 10.0
 """For the head of a request, for TLS, and between two requests."""
 MAX_EACH, MAX_OTHERS = 64, 1024
 """Connections of one user, and of all but root and the daemon's own user."""
-RESERVE = 64
 # At most so many in a turn and then a short rest: who connects again and again takes some percent of a core,
 # and whoever waits behind them some tenths of a second. (D-service-021)
 _PER_TURN, _REST_S = 16, 0.004
@@ -72,7 +71,7 @@ class Guests:
 
     def admit(self, sock: socket.socket) -> _Connection | None:
         """A new connection, unless its owner has too many, or no more than the reserve is left."""
-        owner = _owner(sock)
+        owner = owner_of(sock)
         connection = _Connection(sock)
         if owner is not None and not self._has_room(owner, sock.fileno()):
             self._refused(owner)
@@ -92,9 +91,7 @@ class Guests:
         self.spares.refill()
 
     def _has_room(self, owner: str, fd: int) -> bool:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # The kernel gives out the lowest number that is free.
-        if fd >= limit - min(RESERVE, limit // 4):
+        if is_scarce(fd):
             return False
         if len(self.by_owner.get(owner, ())) >= MAX_EACH:
             self._prune(owner)
@@ -192,7 +189,7 @@ class GuardedSite(web.BaseSite):
         sock = self.guests.spares.accept(self._listening)
         if sock is None:
             self._pause(_FULL_REST_S)
-        elif _owner(sock) is not None:
+        elif owner_of(sock) is not None:
             self.guests.spares.refuse(sock)
         else:
             self._let_in(sock)
@@ -228,14 +225,3 @@ class GuardedSite(web.BaseSite):
         loop = asyncio.get_running_loop()
         loop.run_in_executor(None, heap.give_back)
         self._sweep = loop.call_later(_SWEEP_S, self._look_after)
-
-
-def _owner(sock: socket.socket) -> str | None:
-    """Whose connection it is; None: root's, or our own user's, on this machine."""
-    if sock.family == socket.AF_UNIX:
-        peer = peer_of(sock)
-        return None if peer.ours else f"uid {peer.uid}"
-    try:
-        return str(sock.getpeername()[0])
-    except OSError:
-        return "somebody who has gone"

@@ -14,8 +14,10 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -25,6 +27,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from oobleckd import __version__
+from oobleckd.daemon import busy
 from oobleckd.daemon.accepting import HEAD_S, GuardedSite, Guests
 from oobleckd.daemon.busy import MeasuredLoop
 from oobleckd.daemon.config import Config, load_config
@@ -38,7 +41,7 @@ from oobleckd.daemon.socketfile import keep_at, open_at
 from oobleckd.daemon.tls import context_of
 from oobleckd.daemon.tokens import TokenError
 from oobleckd.daemon.traces import TracesMissing
-from oobleckd.host import journald, sd, urgency
+from oobleckd.host import heap, journald, sd, urgency
 from oobleckd.host.mounts import MOUNTS, mount_of
 from oobleckd.host.needs import DAEMON_FILES
 from oobleckd.host.program import Program, end
@@ -48,6 +51,8 @@ from oobleckd.host.settings import ConfigError, LoadedSettings, config_files
 FAILED, USAGE, REFUSED = 1, 2, 5
 _STATUS_EVERY_S = 1.0
 _STREAMS_END_S = 1.0
+_SWITCH_S = 0.0005  # for as long the loop waits for a thread that computes, each time that it wants to go on
+_NUM_THREADS = 8
 _LAST_REQUESTS_S = 0.05
 """What a request may need from its connection to us: there is nothing that would tell that none is on its
 way.
@@ -126,6 +131,7 @@ def main(*, adopt: bool, **flags: Any) -> None:
         warn_of_place(loaded.config.state_path)
         if loaded.config.realtime and not urgency.hurry():
             _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
+        sys.setswitchinterval(_SWITCH_S)
         with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
             runner.run(_serve(loaded.config, load, adopt=adopt))
     except ConfigError as error:
@@ -169,7 +175,12 @@ def warn_of_place(state: Path, mounts: Path = MOUNTS) -> None:
 
 async def _serve(config: Config, load: Callable[[], LoadedSettings[Config]], *, adopt: bool) -> None:
     """One incarnation."""
+    # A thread that holds the interpreter's lock keeps the loop waiting, and may itself wait for a core that
+    # somebody else has: it is as urgent as what waits for it. (D-service-022)
+    behind = urgency.hurry_behind if urgency.hurries() else None
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "aside", behind))
     service = open_service(config, adopt=adopt)
+    heap.keep_looks_short()
     runners: list[web.AppRunner] = []
     try:
         try:
@@ -199,6 +210,7 @@ async def _live(service: Service, load: Callable[[], LoadedSettings[Config]]) ->
     loop.add_signal_handler(signal.SIGHUP, _reload, service, load)
     heartbeat = asyncio.create_task(_tell_systemd(service))
     _log.info("ready: api on %s", service.config.socket_path)
+    busy.forget()
     sd.notify("READY=1")
     await ended.wait()
     heartbeat.cancel()

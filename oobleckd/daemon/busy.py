@@ -36,6 +36,11 @@ class BusySelector(selectors.EpollSelector):
         oldest = int(time.monotonic()) - _KEPT_S
         return max((took_s for second, took_s in self._by_second if second >= oldest), default=0.0)
 
+    def forget(self) -> None:
+        """What was so far, as at a start, when nobody is heard yet."""
+        self._by_second.clear()
+        self._left_at = time.monotonic()
+
     def _note(self, now: float) -> None:
         took_s, second = now - self._left_at, int(now)
         known = self._by_second
@@ -58,3 +63,10 @@ def longest_s() -> float:
     """Of the running loop; 0.0 where it is not measured."""
     loop = asyncio.get_running_loop()
     return loop.busy.longest_s if isinstance(loop, MeasuredLoop) else 0.0
+
+
+def forget() -> None:
+    """Of the running loop, where it is measured."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, MeasuredLoop):
+        loop.busy.forget()

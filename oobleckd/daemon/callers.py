@@ -19,11 +19,13 @@ from oobleckd.daemon import tokens
 from oobleckd.daemon.limits import Limit
 from oobleckd.daemon.peers import may_act, peer_of
 from oobleckd.daemon.refusal import Refusal
+from oobleckd.daemon.seldom import Seldom
 from oobleckd.daemon.tokens import Token
 
 _log = logging.getLogger(__name__)
 READING = frozenset({"GET", "HEAD"})
 _LEAST_S = 0.05
+_SHOWN = 200  # characters of a path that was refused
 _HOW_TO_GET_IN = "make one with `oobleckctl token NAME`, and send it as Authorization: Bearer"
 
 
@@ -56,6 +58,7 @@ class Callers:
     # what it costs. (D-service-020)
     others: tuple[Limit, Limit] = field(default_factory=lambda: _allowance(1.0))
     ours: tuple[Limit, Limit] = field(default_factory=lambda: _allowance(8.0))
+    refused: Seldom = field(default_factory=lambda: Seldom(_log))
 
     def admit(self, request: web.Request, now: float, mono_s: float) -> Caller:
         """Who asks, if they may ask this now. ``now``: POSIX seconds; ``mono_s``: of a clock that nobody
@@ -64,7 +67,8 @@ class Callers:
         acting = request.method not in READING
         caller = self._caller(request, now, mono_s, acting=acting)
         if acting and not caller.acts:
-            _log.warning("refused %s %s: %s may not act", request.method, request.raw_path, caller.name)
+            said = request.raw_path[:_SHOWN]
+            self.refused.warn("refused %s %s: %s may not act", request.method, said, caller.name)
             raise Refusal(403, "forbidden", f"{caller.name} may read, but not act", self._how_to_act(request))
         wait_s = (self.acts if acting else self.reads).take(caller.name, mono_s)
         if not acting:
@@ -98,9 +102,8 @@ class Callers:
         wait_s = self.strangers.take(request.remote or "", mono_s)
         if wait_s:
             raise _too_often(request.remote or "somebody", wait_s)
-        _log.warning(
-            "refused %s %s of %s: no token that is good", request.method, request.raw_path, request.remote
-        )
+        said = request.raw_path[:_SHOWN]
+        self.refused.warn("refused %s %s of %s: no token that is good", request.method, said, request.remote)
         if found is not None:
             raise _unknown(f"the token {found.name} has expired")
         raise _unknown("a token is needed here, and this is none that is known")

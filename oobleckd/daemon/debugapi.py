@@ -55,6 +55,7 @@ def _debug_view(service: Service) -> DebugView:
             "events": loop.num_events,
             "loop_longest_us": round(1e6 * busy.longest_s()),
             "manifest_errors": loop.num_manifest_errors,
+            "half_open_dropped": service.hub.half_open.num_dropped,
             "refused_keys": service.hub.num_refused_keys,
             **asdict(service.hub.counters),
             **asdict(service.hub.heartbeats.counters),

@@ -13,8 +13,9 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 from aiohttp import web
@@ -28,8 +29,9 @@ from oobleckd.daemon.callers import READING
 from oobleckd.daemon.debugapi import DebugApi
 from oobleckd.daemon.loop import Stopped
 from oobleckd.daemon.refusal import Refusal
+from oobleckd.daemon.seldom import Seldom
 from oobleckd.daemon.service import Service, status_of
-from oobleckd.daemon.turns import Took, Turns, metered
+from oobleckd.daemon.turns import Took, Turns, leave, metered
 from oobleckd.daemon.watchapi import WatchApi
 from oobleckd.host.folder import disclaim
 from oobleckd.protocol.api import AnyRequest, Control, Denied, Drain, Forget, Kill, NodeView, Problem, Submit
@@ -40,6 +42,10 @@ from oobleckd.protocol.text import all_visible, shown_json, visible
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import seconds
 
+if TYPE_CHECKING:
+    from oobleckd.daemon.metrics import Scrapes
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 HEARTBEAT_S = 10.0
 # Shorter than the client's patience, so that it hears why an act is not durable yet.
 ANSWER_S = 8.0
@@ -52,6 +58,7 @@ _REFUSED_LATE_S = 0.25
 _TAKEN = 503  # or it may have been
 _STATUS_OF = {"not-found": 404, "conflict": 409, "forbidden": 403, "invalid": 422}
 _log = logging.getLogger(__name__)
+_faults = Seldom(_log)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -64,6 +71,8 @@ class Api:
         self._service = service
         self._submitting = asyncio.Lock()
         self._turns = Turns()
+        self._scrapes: Scrapes | None = None
+        self._document = b""
 
     def application(self) -> web.Application:
         """The routes."""
@@ -109,15 +118,19 @@ class Api:
 
     async def openapi(self, _request: web.Request) -> web.StreamResponse:
         """What this API is, for programs."""
-        return web.Response(body=openapi.document(), content_type="application/json")
+        if not self._document:
+            self._document = await asyncio.to_thread(openapi.document)
+        return web.Response(body=self._document, content_type="application/json")
 
     async def metrics(self, _request: web.Request) -> web.StreamResponse:
         """Prometheus text."""
-        from oobleckd.daemon import metrics  # a daemon that restarts need not wait for its library
+        if self._scrapes is None:
+            # A daemon that restarts need not wait for its library, and the loop need not at all.
+            await asyncio.to_thread(import_module, "oobleckd.daemon.metrics")
+            from oobleckd.daemon.metrics import Scrapes
 
-        return web.Response(
-            body=metrics.render(self._service), headers={"Content-Type": metrics.CONTENT_TYPE}
-        )
+            self._scrapes = self._scrapes or Scrapes(self._service)
+        return web.Response(body=await self._scrapes.text(), headers={"Content-Type": PROMETHEUS})
 
     async def status(self, _request: web.Request) -> web.StreamResponse:
         """Headline."""
@@ -338,8 +351,10 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
         problem = Problem(error.reason, error.status, detail, "is the client of this daemon's version?")
         headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
     except Exception:  # noqa: BLE001 - a request's boundary, logged with the request
-        _log.exception("%s %s", request.method, request.raw_path)
+        _faults.exception("%s %s", request.method, request.raw_path)
         problem = Problem("fault", 500, "a fault of oobleckd", "its log has more: please report it")
+    finally:
+        leave(request)
     return web.Response(
         body=msgspec.json.encode(_readable(problem)),
         status=problem.status,

@@ -25,9 +25,11 @@ from zmq.utils.monitor import parse_monitor_message
 
 from oobleckd.daemon.config import is_loopback
 from oobleckd.daemon.connections import Connection, Connections
+from oobleckd.daemon.halfopen import HalfOpen
 from oobleckd.daemon.heartbeats import Heartbeats
 from oobleckd.daemon.keys import KeyPair
 from oobleckd.daemon.readiness import Readiness
+from oobleckd.daemon.seldom import Seldom
 from oobleckd.daemon.spares import Spares
 from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.host import tcp, urgency
@@ -44,7 +46,7 @@ _BACKLOG = 4096
 _LINGER_MS = 200
 _ZERO_COPY_RECV = 10  # of zmq_ctx_set; pyzmq has no name for it
 _MAX_BAD = 64
-_EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_LISTENING | zmq.EVENT_ACCEPT_FAILED
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_LISTENING | zmq.EVENT_ACCEPT_FAILED
 _HANDSHAKE_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -124,6 +126,8 @@ class Hub:
         self._door = Door(self._context, lambda key: key in self._allowed)
         self._router = self._open_router(pair, endpoint)
         self.spares = Spares()
+        self.half_open = HalfOpen()
+        self._refusals, self._damaged = Seldom(_log), Seldom(_log)
         self._listening: list[socket.socket] = []
         self._monitor = self._router.get_monitor_socket(_EVENTS)
         self._messages = Readiness(self._router, self._take_message, self._is_calm)
@@ -136,6 +140,7 @@ class Hub:
             self.close()
             raise HubError(f"cannot listen on {endpoint}: {error}", "name another with --endpoint") from error
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._port = int(self.endpoint.rpartition(":")[2])
         if udp:
             self.heartbeats.bind(self.endpoint, any_port=endpoint.endswith((":0", ":*")))
 
@@ -215,7 +220,9 @@ class Hub:
         return True
 
     def _newcomer(self, identity: bytes, frame: zmq.Frame) -> _Peer:
-        self._by_fd.setdefault(int(frame.get(zmq.SRCFD)), []).append(identity)
+        fd = int(frame.get(zmq.SRCFD))
+        self.half_open.over(fd)
+        self._by_fd.setdefault(fd, []).append(identity)
         key = str(frame.get("User-Id")) if self._curve else ""
         peer = self._peers[identity] = _Peer(identity=identity, key=key)
         return peer
@@ -260,7 +267,7 @@ class Hub:
             return
         self.counters.damaged += 1
         peer.num_bad += 1
-        _log.warning("ignored a damaged message of %s: %s", peer.node or "a newcomer", error)
+        self._damaged.warn("ignored a damaged message of %s: %s", peer.node or "a newcomer", error)
 
     def _heard(self, peer: _Peer, message: FromWorker) -> None:
         if not isinstance(message, Hello):
@@ -322,7 +329,7 @@ class Hub:
         self.counters.refused += 1
         peer.early.clear()
         name = self._allowed.get(peer.key, "a newcomer")
-        _log.warning("refused %s: %s; %s", name, reason, hint)
+        self._refusals.warn("refused %s: %s; %s", name, reason, hint)
         self._send(peer.identity, Refused(reason, hint, cause))
 
     # ------------------------------------------------------------------- out
@@ -351,9 +358,14 @@ class Hub:
             return True
         if event["event"] == zmq.EVENT_ACCEPT_FAILED:
             # Else its thread tries again for ever, as fast as it can. (D-service-021)
-            for each in self._listening:
-                self.spares.drain(each)
+            if not self.half_open.make_room(self._port):
+                for each in self._listening:
+                    self.spares.drain(each)
             return True
+        if event["event"] == zmq.EVENT_ACCEPTED:
+            self.half_open.accepted(event["value"], self._port)
+            return True
+        self.half_open.over(event["value"])
         self._closed_fds.append(event["value"])
         # Told when the router is empty: what a node said before its end is heard before its end.
         self._messages.look()

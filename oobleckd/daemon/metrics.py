@@ -1,18 +1,22 @@
-"""Metrics for Prometheus, computed from the views at every scrape.
+"""Metrics for Prometheus, computed from the views when somebody asks.
 
-Owns names, types and help texts; no counter lives here. Names follow Prometheus's conventions: base units
-(seconds, bytes) in the name, ``_total`` for what only grows, ``_info`` for what is always 1. The text is the
-client library's.
+Owns names, types and help texts, and that a text is made in turns of the loop and serves all who ask within a
+second; no counter lives here. Names follow Prometheus's conventions: base units (seconds, bytes) in the name,
+``_total`` for what only grows, ``_info`` for what is always 1. The text is the client library's.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import cast, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -25,41 +29,70 @@ from prometheus_client.registry import Collector
 from oobleckd import __version__
 from oobleckd.core import view, watching
 from oobleckd.core.context import Core
+from oobleckd.daemon import busy
 from oobleckd.daemon.service import Service
+from oobleckd.daemon.turns import Slice
 from oobleckd.protocol.api import IncidentView, JobView, NodeState, Phase
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+FRESH_S = 1.0
 RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 Labelled = Mapping[tuple[str, ...], float]
 
 
-def render(service: Service) -> bytes:
-    """All metrics of the daemon, in the text format (version 0.0.4)."""
+class Scrapes:
+    """The text as it was within the last ``FRESH_S`` seconds, however many ask for it."""
+
+    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service, self._clock = service, clock
+        self._making = asyncio.Lock()
+        self._text, self._made_at = b"", float("-inf")
+
+    async def text(self) -> bytes:
+        """All metrics of the daemon, in the text format (version 0.0.4)."""
+        async with self._making:
+            if self._clock() - self._made_at >= FRESH_S:
+                self._text = await render(self._service)
+                self._made_at = self._clock()
+            return self._text
+
+
+async def render(service: Service) -> bytes:
+    """All metrics as of now; others have turns of the loop between."""
     # Families made at each scrape, so that no counter is kept twice; what the format demands is the client
     # library's. (D-watching-012)
-    registry = CollectorRegistry()
-    registry.register(_Daemon(service))
-    ProcessCollector(registry=registry)
-    return generate_latest(registry)
+    core, part = service.core, Slice()
+    jobs = []
+    for job in list(core.state.jobs.values()):
+        jobs.append(view.job_view(core, job))
+        await part.over()
+    texts = []
+    for family in _families(service, jobs):
+        texts.append(generate_latest(cast("CollectorRegistry", _Of((family,)))))
+        await part.over()
+    return b"".join(texts)
 
 
-class _Daemon(Collector):
-    """What a registry asks."""
+class _Of(Collector):
+    """What the client library writes out."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
 
-    def collect(self) -> Iterator[Metric]:
-        """Every metric with its samples."""
-        core = self._service.core
-        jobs, incidents = view.job_views(core), view.incident_views(core)
-        yield InfoMetricFamily("oobleck_build", "What this daemon is.", {"version": __version__})
-        yield from _of_nodes(core)
-        yield from _of_jobs(core, jobs)
-        yield from _of_time(core, jobs)
-        yield from _of_incidents(incidents)
-        yield from _of_shell(self._service)
+    def collect(self) -> Iterable[Metric]:
+        """As of every registry."""
+        return self._families
+
+
+def _families(service: Service, jobs: list[JobView]) -> Iterator[Metric]:
+    core = service.core
+    yield InfoMetricFamily("oobleck_build", "What this daemon is.", {"version": __version__})
+    yield from _of_nodes(core)
+    yield from _of_jobs(core, jobs)
+    yield from _of_time(core, jobs)
+    yield from _of_incidents(view.incident_views(core))
+    yield from _of_shell(service)
+    yield from ProcessCollector(registry=None).collect()
 
 
 def _of_nodes(core: Core) -> Iterator[Metric]:
@@ -150,7 +183,9 @@ def _of_time(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
 def _of_incidents(incidents: list[IncidentView]) -> Iterator[Metric]:
     closed = [incident for incident in incidents if not incident.open]
     took = [incident.total_s for incident in closed]
-    buckets = [(f"{limit:g}", float(sum(total <= limit for total in took))) for limit in RECOVERY_BUCKETS_S]
+    within = Counter(bisect_left(RECOVERY_BUCKETS_S, total) for total in took)
+    so_far = accumulate(within[index] for index in range(len(RECOVERY_BUCKETS_S)))
+    buckets = [(f"{limit:g}", float(n)) for limit, n in zip(RECOVERY_BUCKETS_S, so_far, strict=True)]
     yield HistogramMetricFamily(
         "oobleck_recovery_seconds",
         "Recoveries from the first evidence to the resumed step.",
@@ -176,6 +211,8 @@ def _of_shell(service: Service) -> Iterator[Metric]:
     hub, datagrams, loop = service.hub.counters, service.hub.heartbeats.counters, service.loop
     up_s = service.clock.now() - service.started_at
     yield _gauge("oobleck_up_seconds", "Age of this incarnation of the daemon.", {(): up_s})
+    text = "The longest time in the last minute in which the daemon heard nobody."
+    yield _gauge("oobleck_loop_longest_seconds", text, {(): busy.longest_s()})
     failing = float(bool(service.journal.trouble))
     yield _gauge("oobleck_journal_failing", "1 while the journal cannot be written.", {(): failing})
     for name, text, number in (

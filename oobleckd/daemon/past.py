@@ -22,11 +22,16 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from oobleckd.core.samples import Sample
+from oobleckd.core.schedules import sampled_view
+from oobleckd.host.urgency import behind
+from oobleckd.protocol.api import API_VERSION, StepView
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.text import shown_json
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.protocol.watch import Past, ScheduleView, Snapshot
 
@@ -61,7 +66,7 @@ Shape = TypeVar("Shape")
 class PastError(Exception):
     """There is nothing to show: what, and what to do about it."""
 
-    def __init__(self, problem: str, hint: str) -> None:
+    def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
@@ -69,11 +74,13 @@ class PastError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PastBatch:
-    """What is written together. ``reached`` resolves when it and all before it is written, or was dropped."""
+    """What is written together; ``samples``: steps to be written op by op. ``reached`` resolves when it and
+    all before it is written, or was dropped.
+    """
 
     snapshot: Snapshot | None = None
     changes: Sequence[Change] = ()
-    schedules: Sequence[ScheduleView] = ()
+    samples: Sequence[Sample] = ()
     reached: Future[None] | None = None
 
 
@@ -119,7 +126,7 @@ class PastStore:
         """Begin to write."""
         # A file of its own that nobody waits for: the journal is what decisions rest on, and a picture of
         # the past must not be able to fill, slow or damage it. (D-watching-006)
-        self._thread = threading.Thread(target=self._run, name="past", daemon=True)
+        self._thread = threading.Thread(target=behind(self._run), name="past", daemon=True)
         self._thread.start()
 
     def put(self, batch: PastBatch) -> None:
@@ -158,17 +165,8 @@ class PastStore:
     # ------------------------------------------------------------------- reading, from any thread
 
     def read(self, at: float, span_s: float) -> Past:
-        """The last snapshot before ``at`` and what follows it for ``span_s`` seconds from ``at`` on. Raises
-        PastError.
-        """
-        try:
-            with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, timeout=1.0)) as database:
-                return _read(database, at, at + span_s)
-        except (sqlite3.Error, OSError, zlib.error, *UNREADABLE) as error:
-            raise PastError(
-                f"the past in {self.path} cannot be read: {problem_of(error)}",
-                "it is begun anew by itself; ask again later",
-            ) from error
+        """As of ``read_past``, here and now."""
+        return read_past(self.path, at, span_s)
 
     # ------------------------------------------------------------------- the writer thread
 
@@ -297,7 +295,7 @@ def _rows(batch: PastBatch) -> Iterator[_Row]:
         yield _Row(
             "changes", min(times), max(times), zlib.compress(msgspec.json.encode(batch.changes), _LEVEL)
         )
-    for schedule in batch.schedules:
+    for schedule in map(sampled_view, batch.samples):
         yield _Row("schedule", schedule.at, schedule.at + schedule.span_s, _packed(schedule))
     if batch.snapshot is not None:
         yield _Row("snapshot", batch.snapshot.at, batch.snapshot.at, _packed(batch.snapshot))
@@ -341,6 +339,53 @@ def _prepare(database: sqlite3.Connection) -> None:
 
 
 # --------------------------------------------------------------------------- reading
+
+
+def read_past(path: Path, at: float, span_s: float) -> Past:
+    """The last snapshot before ``at`` and what follows it for ``span_s`` seconds from ``at`` on. Raises
+    PastError.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=1.0)) as database:
+            return _read(database, at, at + span_s)
+    except (sqlite3.Error, OSError, zlib.error, *UNREADABLE) as error:
+        raise PastError(
+            f"the past in {path} cannot be read: {problem_of(error)}",
+            "it is begun anew by itself; ask again later",
+        ) from error
+
+
+class PastText(NamedTuple):
+    """A ``Past`` as JSON, up to the steps, and what is needed to add these: ``job`` was active, and the
+    snapshot is of ``at`` and ``seq``.
+    """
+
+    begins: float
+    at: float
+    seq: int
+    job: str
+    data: bytes
+
+    def whole(self, steps: Sequence[StepView], before: Sequence[Change]) -> bytes:
+        """The JSON of all."""
+        rest = msgspec.json.encode({"steps": steps, "before": before, "apiVersion": API_VERSION})
+        return b"%s,%s" % (self.data[:-1], rest[1:])
+
+
+def past_text(path: Path, at: float, span_s: float) -> PastText:
+    """The same, written out. Raises PastError."""
+    past = read_past(path, at, span_s)
+    snapshot = past.snapshot
+    deployed = [job.id for job in snapshot.jobs if job.pipelines]
+    newest = [job.id for job in snapshot.jobs[-1:]]
+    parts = {name: getattr(past, name) for name in ("begins", "until", "snapshot", "changes", "schedules")}
+    return PastText(
+        past.begins,
+        snapshot.at,
+        snapshot.seq,
+        next(iter(deployed or newest), ""),
+        shown_json(msgspec.json.encode(parts)),
+    )
 
 
 def _read(database: sqlite3.Connection, at: float, until: float) -> Past:

@@ -11,15 +11,28 @@ import pwd
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
 _CREDENTIALS = struct.Struct("3i")
+_NAMES = 1024  # of users, kept
 
 
 class PeerSocket(Protocol):
     """A connected unix socket."""
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
+        """As in ``socket``."""
+
+
+class AnySocket(PeerSocket, Protocol):
+    """A connected socket."""
+
+    @property
+    def family(self) -> int:
+        """As in ``socket``."""
+
+    def getpeername(self) -> Any:
         """As in ``socket``."""
 
 
@@ -37,16 +50,32 @@ class SocketPeer:
         return self.uid in {0, os.geteuid()}
 
     def __str__(self) -> str:
-        try:
-            return pwd.getpwuid(self.uid).pw_name
-        except KeyError:
-            return f"uid {self.uid}"
+        return _name_of(self.uid)
+
+
+@lru_cache(_NAMES)  # of each question: where users are a directory's, a look-up may take its time
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def peer_of(sock: PeerSocket) -> SocketPeer:
     """The process that connected."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return SocketPeer(*_CREDENTIALS.unpack(data))
+
+
+def owner_of(sock: AnySocket) -> str | None:
+    """Whose connection it is: a user's, or an address's; None: root's, or our own user's, on this machine."""
+    if sock.family == socket.AF_UNIX:
+        peer = peer_of(sock)
+        return None if peer.ours else f"uid {peer.uid}"
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return "somebody who has gone"
 
 
 def may_act(peer: SocketPeer, group: str) -> bool:

@@ -21,17 +21,20 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from oobleckd.core.events import MakePlan, Planned
 from oobleckd.core.questions import LossQuestion, StepQuestion
+from oobleckd.core.samples import Sample
 from oobleckd.daemon import poolwork
+from oobleckd.daemon.past import PastText
 from oobleckd.host import urgency
 from oobleckd.host.orphans import end_with_parent
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import ROLLING_BACK, PlanError, Setup, Situation
 from oobleckd.planner.sizing.catalogue import Catalogue
-from oobleckd.protocol.watch import ImpactView, ScheduleView
+from oobleckd.protocol.watch import ImpactView
 
 _MAX_PREPARED = 16
 # From the top down and after a plan: the next loss comes first, and a recovery waits behind a tenth of a
@@ -78,8 +81,8 @@ class _Lane:
         """Have the process started and the planner imported there, without waiting for it."""
         others = set(threading.enumerate())
         started = self._pool.submit(os.getpid)
-        if self._urgent:
-            started.add_done_callback(lambda _: _hasten(others))
+        if urgency.hurries():
+            started.add_done_callback(lambda _: _hasten(others, urgent=self._urgent))
 
     def close(self) -> None:
         """End the process; what is under way is dropped."""
@@ -199,11 +202,22 @@ class Planning:
                 poolwork.best_s, policy, prepared.setup, prepared.packed, asked, sizes
             )
 
-    async def schedule(self, question: StepQuestion) -> ScheduleView:
-        """A step as modelled. Raises PlanError, ScheduleError, and one of LOST."""
+    async def schedule(self, question: StepQuestion) -> bytes:
+        """A step as modelled, as JSON. Raises PlanError, ScheduleError, and one of LOST."""
         asked = poolwork.pack(question)
         async with self._looking:
-            return poolwork.schedule_of(await self._patient.run(poolwork.schedule, asked))
+            return await self._patient.run(poolwork.schedule, asked)
+
+    async def sampled(self, sample: Sample) -> bytes:
+        """A step as devices told of it, as JSON. Raises one of LOST."""
+        asked = poolwork.pack(sample)
+        async with self._looking:
+            return await self._patient.run(poolwork.sampled, asked)
+
+    async def past(self, path: Path, at: float, span_s: float) -> PastText:
+        """What the file at ``path`` knows of a moment, as JSON. Raises PastError, and one of LOST."""
+        async with self._looking:
+            return await self._patient.run(poolwork.past, path, at, span_s)
 
     async def planned_ahead(self) -> None:
         """Wait until nothing is being computed ahead."""
@@ -274,14 +288,16 @@ def _failed(request: MakePlan, problem: str) -> Planned:
     return Planned(request.ticket, error=problem, hint="this is a fault of oobleckd; the log has more")
 
 
-def _hasten(others: Collection[threading.Thread]) -> None:
+def _hasten(others: Collection[threading.Thread], *, urgent: bool) -> None:
     """Make urgent the threads through which a plan passes on its way to the process and back: the calling
-    one, which gives out work and has the results, and the one that writes to the queue.
+    one, which gives out work and has the results, and the one that writes to the queue. Those of the patient
+    lane hold the interpreter's lock, too.
     """
-    urgency.hurry()
+    set_urgent = urgency.hurry if urgent else urgency.hurry_behind
+    set_urgent()
     for thread in threading.enumerate():
         if thread.name == _WRITER and thread not in others and thread.native_id is not None:
-            urgency.hurry(thread.native_id)
+            set_urgent(thread.native_id)
 
 
 def _at_once(function: Callable[..., Result], *arguments: object) -> Result:

@@ -11,23 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 
 from oobleckd.core.questions import LossQuestion, StepQuestion
+from oobleckd.core.samples import Sample
+from oobleckd.daemon.past import PastText, past_text
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import Proposal, Setup, Situation
 from oobleckd.planner.sizing.catalogue import CatalogueEntry
-from oobleckd.protocol.watch import ImpactView, ScheduleView
+from oobleckd.protocol.text import shown_json
+from oobleckd.protocol.watch import ImpactView
 
 _setup_of = lru_cache(4)(msgspec.msgpack.Decoder(Setup).decode)
 templates_of = lru_cache(4)(msgspec.msgpack.Decoder(tuple[Template, ...]).decode)
 _situation_of = msgspec.msgpack.Decoder(Situation).decode
 proposal_of = msgspec.msgpack.Decoder(Proposal).decode
 _loss_of = msgspec.msgpack.Decoder(LossQuestion).decode
+_sample_of = msgspec.msgpack.Decoder(Sample).decode
 _step_of = msgspec.msgpack.Decoder(StepQuestion).decode
 impact_of = msgspec.msgpack.Decoder(ImpactView).decode
-schedule_of = msgspec.msgpack.Decoder(ScheduleView).decode
 # Not pickle, both ends of which run in the daemon's process: 0.2 s for the templates of 128 blocks, a few
 # ms as msgpack. (D-daemon-003)
 pack = msgspec.msgpack.encode
@@ -35,11 +39,11 @@ pack = msgspec.msgpack.encode
 
 def load() -> None:
     """Import everything that the others need."""
-    from oobleckd.core import impact, modelled
+    from oobleckd.core import impact, modelled, schedules
     from oobleckd.planner import policies
     from oobleckd.planner.sizing import catalogue
 
-    assert all((impact, modelled, catalogue, policies))
+    assert all((impact, modelled, schedules, catalogue, policies))
 
 
 def prepare(policy: str, setup: bytes) -> bytes:
@@ -81,11 +85,23 @@ def best_s(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes:
     return policies.proposed(policy, _setup_of(setup), templates_of(templates), moment, sizes).plan.step_s
 
 
+def sampled(sample: bytes) -> bytes:
+    """A step as devices told of it, as JSON."""
+    from oobleckd.core.schedules import sampled_view
+
+    return shown_json(msgspec.json.encode(sampled_view(_sample_of(sample))))
+
+
+def past(path: Path, at: float, span_s: float) -> PastText:
+    """A moment, as JSON. Raises PastError."""
+    return past_text(path, at, span_s)
+
+
 def schedule(question: bytes) -> bytes:
-    """A step as modelled. Raises PlanError, ScheduleError."""
+    """A step as modelled, as JSON. Raises PlanError, ScheduleError."""
     from oobleckd.core.modelled import modelled_view
 
-    return pack(modelled_view(_step_of(question)))
+    return shown_json(msgspec.json.encode(modelled_view(_step_of(question))))
 
 
 __all__ = [
@@ -96,9 +112,10 @@ __all__ = [
     "impact_of",
     "load",
     "pack",
+    "past",
     "prepare",
     "proposal_of",
+    "sampled",
     "schedule",
-    "schedule_of",
     "templates_of",
 ]

@@ -1,24 +1,24 @@
 """What is kept for replay, and when: snapshots, all changes between, and some steps op by op.
 
 Owns the rhythm and what a snapshot is; the file is ``past``'s. Snapshots are made on the event loop, from
-views that nobody changes, and encoded and written in the store's thread.
+views that nobody changes, and encoded and written in the store's thread, which lays out steps op by op, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable
 
 from oobleckd.core import view, watching
 from oobleckd.core.context import Core
 from oobleckd.core.samples import Sample
-from oobleckd.core.schedules import sampled_view
 from oobleckd.daemon.past import PastBatch, PastStore
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import Change
-from oobleckd.protocol.watch import Past, ScheduleView, Snapshot
+from oobleckd.protocol.watch import Snapshot
 
 SNAPSHOT_EVERY_S = 30.0
 FLUSH_EVERY_S = 1.0
@@ -70,11 +70,10 @@ class Recorder:
         if len(self._changes) >= _FEW_CHANGES:
             self._guarded(self._flush)
 
-    async def read(self, at: float, span_s: float) -> Past:
-        """The past up to now. Raises PastError."""
+    async def reach(self) -> None:
+        """Until all up to now is on disk, for who reads it next."""
         self._flush()
         await asyncio.wrap_future(self.store.reached())
-        return await asyncio.to_thread(self.store.read, at, span_s)
 
     async def _run(self) -> None:
         while True:
@@ -101,9 +100,9 @@ class Recorder:
     def _flush(self) -> None:
         """What has gathered, in front of what comes."""
         changes, self._changes = self._changes, []
-        schedules = self._repaired()
-        if changes or schedules:
-            self.store.put(PastBatch(changes=changes, schedules=schedules))
+        samples = self._repaired()
+        if changes or samples:
+            self.store.put(PastBatch(changes=changes, samples=samples))
 
     def _snapshot(self) -> None:
         self._flush()
@@ -111,9 +110,9 @@ class Recorder:
         regular = now >= self._shown_at + SNAPSHOT_EVERY_S
         newest = self._newest() if regular else []
         self._taken_at, self._shown_at = now, now if regular else self._shown_at
-        self.store.put(PastBatch(snapshot=snapshot(self._core, self._status(), now), schedules=newest))
+        self.store.put(PastBatch(snapshot=snapshot(self._core, self._status(), now), samples=newest))
 
-    def _repaired(self) -> list[ScheduleView]:
+    def _repaired(self) -> list[Sample]:
         """Rounds that made up for a loss, of which all survivors have told."""
         found = [
             sample
@@ -123,7 +122,7 @@ class Recorder:
         ]
         return [self._written(sample) for sample in found[-_MAX_REPAIRED:]]
 
-    def _newest(self) -> list[ScheduleView]:
+    def _newest(self) -> list[Sample]:
         """The newest step of each job that trains, unless it is written already."""
         found = []
         for job in self._core.samples.by_job:
@@ -132,9 +131,10 @@ class Recorder:
                 found.append(self._written(sample))
         return found
 
-    def _written(self, sample: Sample) -> ScheduleView:
+    def _written(self, sample: Sample) -> Sample:
+        """As it is now: others may yet tell of it."""
         self._shown[sample.job] = sample.counters.round
-        return sampled_view(sample)
+        return dataclasses.replace(sample, told=dict(sample.told))
 
 
 def snapshot(core: Core, status: Status, at: float) -> Snapshot:

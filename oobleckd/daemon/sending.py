@@ -16,6 +16,8 @@ from oobleckd.host import heap
 
 WRITE_S = 30.0
 PIECE_BYTES = 2**16
+LEAST_BYTES_PER_S = 2**18
+"""Of a long answer as a whole: who reads more slowly would keep it in memory."""
 _UNSENT = ("Content-Length", "Transfer-Encoding")
 
 
@@ -27,11 +29,15 @@ async def sent(request: web.Request, response: web.StreamResponse) -> web.Stream
         return response
     streamed = web.StreamResponse(status=response.status, headers=_headers(response))
     with contextlib.suppress(ConnectionError):  # who asked has gone
-        await within(request, streamed.prepare(request))
-        for begin in range(0, len(body), PIECE_BYTES):
-            await within(request, streamed.write(body[begin : begin + PIECE_BYTES]))
-        await within(request, streamed.write_eof())
+        await within(request, _written(request, streamed, body), WRITE_S + len(body) / LEAST_BYTES_PER_S)
     return streamed
+
+
+async def _written(request: web.Request, streamed: web.StreamResponse, body: bytes) -> None:
+    await streamed.prepare(request)
+    for begin in range(0, len(body), PIECE_BYTES):
+        await within(request, streamed.write(body[begin : begin + PIECE_BYTES]))
+    await streamed.write_eof()
 
 
 def size(response: web.StreamResponse) -> int:
@@ -39,10 +45,10 @@ def size(response: web.StreamResponse) -> int:
     return len(_body(response)) or response.body_length
 
 
-async def within(request: web.Request, writing: Awaitable[object]) -> None:
+async def within(request: web.Request, writing: Awaitable[object], seconds: float = WRITE_S) -> None:
     """Write, as long as the other end reads. Raises ConnectionError."""
     try:
-        await asyncio.wait_for(asyncio.ensure_future(writing), WRITE_S)
+        await asyncio.wait_for(asyncio.ensure_future(writing), seconds)
     except TimeoutError as error:
         if request.transport is not None:
             request.transport.abort()

@@ -1,12 +1,13 @@
 """What somebody who watches asks over HTTP: schedules, layers, goodput, what would follow, the past,
 incidents as files.
 
-Owns routes and refusals. Views are the core's; what takes long is computed in the planner's pool, and the
-past is read in a thread, so that nobody who looks delays a heartbeat.
+Owns routes and refusals. Views are the core's; what takes long is computed in the planner's pool, where the
+past is read and written out, too, so that nobody who looks delays a heartbeat.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -17,26 +18,17 @@ from oobleckd.core import view, watching
 from oobleckd.core.questions import StepQuestion
 from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
-from oobleckd.core.schedules import sampled_view
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import answers, paging
-from oobleckd.daemon.past import PastError
+from oobleckd.daemon.past import PastError, PastText
 from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
+from oobleckd.daemon.turns import Few
 from oobleckd.planner.policy import PlanError
 from oobleckd.planner.schedule import ScheduleError
-from oobleckd.protocol.api import IncidentView, StepView
-from oobleckd.protocol.changes import Change
-from oobleckd.protocol.watch import (
-    BUNDLE_VERSION,
-    Bundle,
-    GoodputView,
-    Past,
-    SampledSteps,
-    ScheduleView,
-    Snapshot,
-)
+from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.watch import BUNDLE_VERSION, GoodputView, SampledSteps
 from oobleckd.words import plain
 
 AROUND_S = 10.0
@@ -53,14 +45,15 @@ _UNSAID: tuple[type[Exception], ...] = (Refusal, *_FAULTS)
 
 
 class WatchApi:
-    """Handlers over one service. ``modelled``: the last schedules that were simulated, ``best``: seconds of a
-    step with the best plans, both by what was asked.
+    """Handlers over one service. ``modelled``: fields of the last schedules that were simulated, ``best``:
+    seconds of a step with the best plans, both by what was asked.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._modelled: dict[tuple[object, ...], ScheduleView] = {}
+        self._modelled: dict[tuple[object, ...], dict[str, msgspec.Raw]] = {}
         self._best: dict[tuple[object, ...], float] = {}
+        self._few = Few()
 
     def routes(self) -> list[web.RouteDef]:
         """All of them, to be read by everybody."""
@@ -90,10 +83,15 @@ class WatchApi:
         step, job = answers.number(request, "step") or 0, self._asked(request)
         sample = self._service.core.samples.step(job.id, step)
         if answers.flag(request, "modelled"):
-            return answers.whole(await self._simulated(job, sample if step else None))
+            self._few.enter(request)
+            return answers.written(await self._simulated(job, sample if step else None))
         if sample is None:
             raise self._not_sampled(job, step)
-        return answers.whole(sampled_view(sample))
+        self._few.enter(request)
+        try:
+            return answers.written(await self._service.planning.sampled(sample))
+        except LOST as error:
+            raise _unplanned(error) from error
 
     def _not_sampled(self, job: JobRecord, step: int) -> Refusal:
         known = [sample.counters.step + 1 for sample in self._service.core.samples.of(job.id)]
@@ -108,7 +106,7 @@ class WatchApi:
             f"known are some from {min(known)} to {max(known)}",
         )
 
-    async def _simulated(self, job: JobRecord, sample: Sample | None) -> ScheduleView:
+    async def _simulated(self, job: JobRecord, sample: Sample | None) -> bytes:
         question = watching.step_question(self._service.core, job, sample)
         if question is None:
             raise Refusal(409, "conflict", f"{job.id} is not deployed: it has no schedule", _DEPLOYED)
@@ -119,10 +117,9 @@ class WatchApi:
             except _FAULTS as error:
                 raise _unplanned(error) from error
             _make_room(self._modelled)
-            self._modelled[key] = made
-        return msgspec.structs.replace(
-            self._modelled[key], step=question.step, epoch=question.epoch, at=question.at
-        )
+            self._modelled[key] = msgspec.json.decode(made, type=dict[str, msgspec.Raw])
+        now = {"step": question.step, "epoch": question.epoch, "at": question.at}
+        return msgspec.json.encode({**self._modelled[key], **now})
 
     # ------------------------------------------------------------------- layers and time
 
@@ -177,6 +174,7 @@ class WatchApi:
         question = watching.loss_of(core, self._run_of(job), nodes)
         if question is None or job.setup is None:
             raise Refusal(409, "conflict", f"{job.id} is not deployed: nothing of it can be lost", _DEPLOYED)
+        self._few.enter(request)
         try:
             return answers.whole(await self._service.planning.impact(question, job.setup))
         except _FAULTS as error:
@@ -203,7 +201,8 @@ class WatchApi:
                 f"span = {plain(span_s)} is not between 0 and {MAX_SPAN_S:.0f}",
                 "ask for fewer seconds at once",
             )
-        return answers.whole(await self._read(at, span_s))
+        self._few.enter(request)
+        return answers.written(self._whole(await self._read(at, span_s)))
 
     async def bundle(self, request: web.Request) -> web.StreamResponse:
         """An incident with the past around it, as a file."""
@@ -211,6 +210,7 @@ class WatchApi:
         found = {each.id: each for each in view.incident_views(self._service.core)}
         if name not in found:
             raise Refusal(404, "not-found", f"no incident {name}", "`oobleckctl get incidents` lists them")
+        self._few.enter(request)
         past = await self._read(*_around(found[name]))
         if past.begins > found[name].at:
             raise Refusal(
@@ -219,36 +219,37 @@ class WatchApi:
                 f"what happened around {name} is no longer kept",
                 "replay_mb and replay_h in [daemon] say how much is",
             )
-        return answers.whole(Bundle(BUNDLE_VERSION, f"oobleckd {__version__}", found[name], past))
+        made_by = f"oobleckd {__version__}"
+        parts = {"version": BUNDLE_VERSION, "made_by": made_by, "incident": found[name]}
+        head = msgspec.json.encode(parts)
+        return answers.written(b'%s,"past":%s}' % (head[:-1], self._whole(past)))
 
-    async def _read(self, at: float, span_s: float) -> Past:
-        if self._service.recorder is None:
+    async def _read(self, at: float, span_s: float) -> PastText:
+        recorder = self._service.recorder
+        if recorder is None:
             raise Refusal(404, "not-found", "the past is not kept", "set replay_mb in [daemon]")
+        await recorder.reach()
         try:
-            past = await self._service.recorder.read(at, span_s)
+            return await self._service.planning.past(recorder.store.path, at, span_s)
         except PastError as error:
             raise Refusal(404, "not-found", error.problem, error.hint) from error
-        return msgspec.structs.replace(
-            past, steps=self._steps_by(past.snapshot), before=self._before(past.snapshot)
-        )
-
-    def _steps_by(self, snapshot: Snapshot) -> tuple[StepView, ...]:
-        """The newest steps of the job that was active."""
-        deployed = [each for each in snapshot.jobs if each.pipelines]
-        names = [each.id for each in deployed or snapshot.jobs[-1:]]
-        job = self._service.core.state.jobs.get(names[0]) if names else None
-        return tuple(view.steps_by(job, snapshot.at, STEPS_BEFORE)) if job is not None else ()
+        except LOST as error:
+            raise _unplanned(error) from error
 
     # Added when a moment is asked for: the journal has them, and copies in every snapshot would be most of
     # its bytes. (D-watching-009)
-    def _before(self, snapshot: Snapshot) -> tuple[Change, ...]:
-        """The newest changes before ``snapshot``, without ordinary steps, which are among the steps."""
-        found = [
-            change for _, change in self._service.history.ring
-            if change.seq <= snapshot.seq and change.at <= snapshot.at
+    def _whole(self, past: PastText) -> bytes:
+        """With the newest steps of the job that was active, and changes before the snapshot, without ordinary
+        steps, which are among the steps.
+        """
+        job = self._service.core.state.jobs.get(past.job)
+        steps = view.steps_by(job, past.at, STEPS_BEFORE) if job is not None else []
+        before = (
+            change for _, change in reversed(self._service.history.ring)
+            if change.seq <= past.seq and change.at <= past.at
             and not (change.kind == "step" and change.level == "info")
-        ]  # fmt: skip
-        return tuple(found[-CHANGES_BEFORE:])
+        )  # fmt: skip
+        return past.whole(steps, list(islice(before, CHANGES_BEFORE))[::-1])
 
     # ------------------------------------------------------------------- below
 

@@ -14,6 +14,7 @@ import zmq
 from zmq.utils import z85
 
 from oobleckd.daemon.readiness import Readiness
+from oobleckd.daemon.seldom import Seldom
 
 DOMAIN = b"oobleck"
 _VERSION = b"1.0"
@@ -25,6 +26,7 @@ class Door:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allows: Callable[[str], bool]) -> None:
         self.num_refused = 0
+        self._refused = Seldom(_log)
         self._allows = allows
         self._socket = context.socket(zmq.ROUTER)
         self._socket.linger = 0
@@ -53,7 +55,9 @@ class Door:
             verdict = (b"200", b"OK", key.encode())
         else:
             self.num_refused += 1
-            _log.warning("refused a connection from %s: unknown key %s", address.decode(), key or "(none)")
+            self._refused.warn(
+                "refused a connection from %s: unknown key %s", address.decode(), key or "(none)"
+            )
             verdict = (b"400", b"unknown key", b"")
         self._socket.send_multipart([*envelope, _VERSION, request, *verdict, b""])
         return True

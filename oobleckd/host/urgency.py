@@ -40,6 +40,13 @@ def _set(thread: int, priority: int) -> bool:
     return True
 
 
+def hurry_behind(thread: int = 0) -> bool:
+    """Make the calling thread urgent, or that of this number, but less than those that ``hurry``: it holds
+    now and then what they wait for, as the interpreter's lock is.
+    """
+    return _set(thread, LENT)
+
+
 def priority() -> int:
     """The real-time priority of the calling thread; 0 if it is ordinary."""
     return os.sched_getparam(0).sched_priority
@@ -88,6 +95,16 @@ def as_urgent(target: Callable[[], None]) -> Callable[[], None]:
 
     def run() -> None:
         hurry()
+        target()
+
+    return run if hurries() else target
+
+
+def behind(target: Callable[[], None]) -> Callable[[], None]:
+    """``target`` for a new thread, which is to be urgent behind the thread that calls this, if that is."""
+
+    def run() -> None:
+        hurry_behind()
         target()
 
     return run if hurries() else target

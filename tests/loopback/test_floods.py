@@ -14,8 +14,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks import flood
+from oobleckd.daemon import keys
 from oobleckd.daemon.accepting import MAX_EACH
 from oobleckd.protocol.job import parse_job
+from oobleckd.protocol.messages import Welcome
+from tests.helpers.agents import hello
 from tests.helpers.daemons import Daemon, daemon
 
 HALVES = (b"", b"G", b"GET /v1/jobs HTTP/1.1\r\nHost:", b"GET /v1/jobs HTTP/1.1\r\nHost: d\r\nX: ")
@@ -122,3 +126,28 @@ def test_without_descriptors_it_says_so_once_and_goes_on(tmp_path: Path) -> None
         rest = running.process.stderr.readlines()
         assert len(rest) < 20, rest
         assert not [line for line in rest if "Traceback" in line]
+
+
+def test_half_open_connections_at_both_doors_leave_root_and_nodes_their_own(tmp_path: Path) -> None:
+    """ZeroMQ takes whatever connects, the last descriptor too."""
+    keys.make_node_keys(tmp_path / "keys", "n1")
+    with daemon(tmp_path) as running:
+        few = flood.FEW_DESCRIPTORS
+        resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (few, few))
+        command = [sys.executable, "-P", flood.FLOODING, "halves", str(running.client.socket_path)]
+        address = running.endpoint.removeprefix("tcp://")
+        with subprocess.Popen([*command, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as flooding:
+            while running.client.debug().counters["half_open_dropped"] < 3 * few:
+                assert flooding.poll() is None
+            agent = running.agent("n1")
+            agent.say(hello("n1"))
+            assert isinstance(agent.listen(), Welcome)
+            assert [node.name for node in running.client.nodes()] == ["n1"]
+            agent.close()
+            flooding.communicate(b"\n")
+
+
+@pytest.mark.slow
+def test_floods_while_a_node_is_killed() -> None:
+    """The benchmark, short: what it asks of five rounds of a minute holds for one of some seconds."""
+    assert flood.main(["--seconds", "6", "--rounds", "1", "--steps", "20000", "--rest", "8"]) == 0

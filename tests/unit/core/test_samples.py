@@ -7,7 +7,7 @@ import pytest
 
 from oobleckd.core import samples
 from oobleckd.core.samples import Sample, Samples, every
-from oobleckd.core.schedules import sampled_view
+from oobleckd.core.schedules import sampled_view, share_waited
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import Layout, Pipeline, Plan, Range, Segment, holdings_of
 from oobleckd.protocol.messages import OpTimes
@@ -47,6 +47,19 @@ def test_lanes_are_laid_side_by_side_by_the_clocks_of_their_hosts() -> None:
     assert (lanes["b/0"].pipeline, lanes["b/0"].stages, lanes["c/0"].pipeline) == (0, (1,), 1)
     assert lanes["a/0"].bubble == pytest.approx(0.6)
     assert lanes["c/0"].bubble == 1.0
+
+
+def test_what_all_waited_is_computed_once_for_so_many_as_have_told() -> None:
+    kept = Samples()
+    kept.add(told("a/0", 0, forward(0, 0, 0, 50.0)), sample())
+    (found,) = kept.of("job-1")
+    assert share_waited(found) == 0.0
+    kept.add(told("b/0", 0, forward(1, 0, 2, 1.5), at=1050.0), sample())
+    waited = [lane.bubble for lane in sampled_view(found).lanes if lane.ops]
+    assert share_waited(found) == pytest.approx(sum(waited) / len(waited)) == pytest.approx(0.6)
+    found.told.clear()
+    found.told.update(dict.fromkeys(("x", "y")))  # type: ignore[arg-type] - nobody looks at them again
+    assert share_waited(found) == pytest.approx(0.6)
 
 
 def test_what_is_re_routed_says_whose_it_was() -> None:

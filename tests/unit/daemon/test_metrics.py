@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from oobleckd import __version__
 from oobleckd.core.events import Heard
 from oobleckd.daemon import metrics
 from oobleckd.daemon.config import Config
-from oobleckd.daemon.service import open_service
+from oobleckd.daemon.service import Service, open_service
 from oobleckd.protocol.messages import PROTOCOL, Hello
 from oobleckd.protocol.parts import Notice
 
@@ -32,7 +33,7 @@ async def scraped(folder: Path) -> dict[str, Metric]:
     )
     hello = Hello(PROTOCOL, "n1", "life", "host", ready=True, devices=(), notice=Notice("SIGTERM", 20.0))
     service.machine.handle(Heard("n1", hello), service.clock.now())
-    text = metrics.render(service).decode()
+    text = (await metrics.render(service)).decode()
     await service.close()
     assert text.endswith("\n")
     return {family.name: family for family in text_string_to_metric_families(text)}
@@ -67,6 +68,29 @@ async def test_what_is_counted(tmp_path: Path) -> None:
     assert value(families["oobleck_nodes_leaving"]) == 1.0
     assert value(families["process_resident_memory_bytes"]) > 2**20
     assert value(families["oobleck_recovery_phase_seconds"], phase="detect") == 0.0
+
+
+@pytest.mark.asyncio
+async def test_however_many_ask_the_text_is_made_once_in_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = open_service(
+        Config(state_dir=str(tmp_path), curve=False, endpoint="tcp://127.0.0.1:0", replay_mb=0)
+    )
+    now, made = 0.0, 0
+
+    async def render(_service: Service) -> bytes:
+        nonlocal made
+        made += 1
+        await asyncio.sleep(0)
+        return b"%d" % made
+
+    monkeypatch.setattr(metrics, "render", render)
+    scrapes = metrics.Scrapes(service, lambda: now)
+    assert set(await asyncio.gather(*(scrapes.text() for _ in range(50)))) == {b"1"}
+    now = metrics.FRESH_S
+    assert set(await asyncio.gather(*(scrapes.text() for _ in range(50)))) == {b"2"}
+    await service.close()
 
 
 def expressions() -> Iterator[str]:

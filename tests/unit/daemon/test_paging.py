@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from oobleckd.daemon import paging
-from oobleckd.daemon.busy import MeasuredLoop, longest_s
+from oobleckd.daemon.busy import MeasuredLoop, forget, longest_s
 from oobleckd.daemon.limits import Limit
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.turns import Took, metered
@@ -126,5 +126,10 @@ def test_a_loop_that_was_not_free_knows_it() -> None:
         await asyncio.sleep(0)
         return longest_s()
 
+    async def forgotten() -> float:
+        forget()
+        return longest_s()
+
     with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
         assert runner.run(work()) >= 0.05
+        assert runner.run(forgotten()) < 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import resource
 import threading
@@ -13,10 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oobleckd.core.samples import Sample
 from oobleckd.daemon import past
-from oobleckd.daemon.past import PastBatch, PastError, PastStore
+from oobleckd.daemon.past import PastBatch, PastError, PastStore, PastText, past_text
+from oobleckd.planner.plan import Layout, Pipeline, Plan, Range, Segment, holdings_of
 from oobleckd.protocol.changes import Change
-from oobleckd.protocol.watch import LaneView, OpView, ScheduleView, Snapshot
+from oobleckd.protocol.messages import OpTimes
+from oobleckd.protocol.parts import Counters, OpTime
+from oobleckd.protocol.watch import Past, Snapshot
 from tests.helpers.api_server import job_view, node_view, status_view
 from tests.helpers.troubles import Troubles
 
@@ -58,9 +63,16 @@ def snapshot(at: float, seq: int, num_nodes: int = 2) -> Snapshot:
     return Snapshot(at, seq, status_view(Path("/s")), (job_view(),), nodes, (), (), ())
 
 
-def schedule(at: float) -> ScheduleView:
-    lanes = (LaneView("node-1/0", 0, (0,), (OpView("F", 0, 0, 0.0, 1.0),), 0.5),)
-    return ScheduleView("job-1", 3, 1, at, measured=True, span_s=2.0, lanes=lanes)
+SEGMENTS = (Segment("node-1/0", Range(0, 1)),)
+LAYOUT = Layout(1, 1, holdings_of(SEGMENTS), ())
+
+
+def sample(at: float) -> Sample:
+    """The step 3, which took 2 s."""
+    ops = msgspec.msgpack.encode((OpTime("F", 0, 0, 0, 0.0, 2.0),))
+    told = OpTimes("node-1/0", "job-1", 1, 1, Counters(2, 2, 2), at, ops)
+    plan = Plan((Pipeline(("node-1",), SEGMENTS, (0,)),))
+    return Sample("job-1", Counters(2, 2, 2), 1, LAYOUT, plan, None, (), at, told={"node-1/0": told})
 
 
 def fill(store: PastStore, minutes: int, begins: float = 1000.0) -> None:
@@ -68,7 +80,7 @@ def fill(store: PastStore, minutes: int, begins: float = 1000.0) -> None:
     seq = 0
     for half in range(2 * minutes):
         at = begins + 30 * half
-        store.put(PastBatch(snapshot=snapshot(at, seq), schedules=[schedule(at)]))
+        store.put(PastBatch(snapshot=snapshot(at, seq), samples=[sample(at)]))
         store.put(PastBatch(changes=[change(seq + 1 + i, at + i + 0.5) for i in range(30)]))
         seq += 30
         if half % 8 == 7:  # a disk that falls behind costs the oldest that wait
@@ -89,6 +101,19 @@ def test_any_moment_has_the_snapshot_before_it_and_what_came_since(tmp_path: Pat
         assert store.read(1060.0, 0.0).snapshot.seq == 60
     with store_in(tmp_path) as again:
         assert again.read(1047.0, 10.0) == found, "another incarnation of the daemon has it, too"
+
+
+def test_what_is_written_out_in_another_process_is_the_same(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store:
+        fill(store, 2)
+        found = store.read(1047.0, 10.0)
+        text: PastText = pickle.loads(pickle.dumps(past_text(store.path, 1047.0, 10.0)))
+        assert (text.begins, text.at, text.seq, text.job) == (1000.0, 1030.0, 30, job_view().id)
+        before = (change(29, 1028.0),)
+        whole = msgspec.structs.replace(found, steps=(), before=before)
+        assert msgspec.json.decode(text.whole((), before), type=Past) == whole
+        error = pickle.loads(pickle.dumps(PastError("it is not there", "look elsewhere")))
+        assert (error.problem, error.hint) == ("it is not there", "look elsewhere")
 
 
 def test_a_moment_before_the_beginning_and_one_after_the_end(tmp_path: Path) -> None:

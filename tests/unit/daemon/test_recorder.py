@@ -15,6 +15,7 @@ from oobleckd.core import view
 from oobleckd.daemon.past import PastBatch, PastStore
 from oobleckd.daemon.recorder import Recorder, snapshot
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.watch import Past
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -35,6 +36,12 @@ def recorder(world: World, folder: Path) -> Recorder:
     return Recorder(store, core, lambda: view.status(core), lambda: world.now)
 
 
+async def read(made: Recorder, at: float, span_s: float) -> Past:
+    """As whoever looks."""
+    await made.reach()
+    return made.store.read(at, span_s)
+
+
 def core_of(world: World) -> Any:
     assert world.machine is not None
     return world.machine.core
@@ -45,14 +52,14 @@ async def test_a_loss_can_be_looked_at_afterwards(world: World, tmp_path: Path) 
     made = recorder(world, tmp_path)
     seen = len(world.daemon.changes)
     made.start()
-    await made.read(world.now, 1.0)  # the first snapshot is there by now
+    await read(made, world.now, 1.0)  # the first snapshot is there by now
     before = snapshot(core_of(world), view.status(core_of(world)), world.now)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()) and not world.incidents()[0].open)
     world.run_for(1.0)
     for change in world.daemon.changes[seen:]:
         made.add(change)
-    found = await made.read(before.at, 600.0)
+    found = await read(made, before.at, 600.0)
     assert found.snapshot.seq == before.seq
     assert found.snapshot.nodes == before.nodes
     assert found.snapshot.layers == before.layers
@@ -70,7 +77,7 @@ async def test_a_loss_can_be_looked_at_afterwards(world: World, tmp_path: Path) 
 async def _reopened(world: World, folder: Path) -> Any:
     made = recorder(world, folder)
     made.start()
-    found = await made.read(world.now, 0.0)
+    found = await read(made, world.now, 0.0)
     await made.close()
     return found
 

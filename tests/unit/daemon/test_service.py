@@ -14,17 +14,25 @@ from oobleckd.daemon.config import Config
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.past import FILE
 from oobleckd.daemon.place import CopiedState
+from oobleckd.daemon.recorder import Recorder
 from oobleckd.daemon.service import Service, open_service, status_of, step_row
 from oobleckd.host.folder import FolderMark, mark_of
 from oobleckd.protocol.api import Submit
 from oobleckd.protocol.changes import DaemonTrouble
 from oobleckd.protocol.job import Checkpoint
+from oobleckd.protocol.watch import Past
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
 
 def config(folder: Path, replay_mb: int = 64) -> Config:
     return Config(state_dir=str(folder), curve=False, endpoint="tcp://127.0.0.1:0", replay_mb=replay_mb)
+
+
+async def read(recorder: Recorder, at: float, span_s: float) -> Past:
+    """As whoever looks."""
+    await recorder.reach()
+    return recorder.store.read(at, span_s)
 
 
 @pytest.mark.asyncio
@@ -34,14 +42,14 @@ async def test_an_incarnation_is_recorded_and_the_next_one_knows_of_it(tmp_path:
     service.recorder.start()
     service.history.notice("the disk is full", DaemonTrouble("journal", error="full"), "error")
     began = service.clock.now()
-    past = await service.recorder.read(began, 60.0)
+    past = await read(service.recorder, began, 60.0)
     assert [change.data for change in past.changes] == [DaemonTrouble("journal", error="full")]
     assert past.snapshot.status.state_dir == str(tmp_path)
     await service.close()
     again = open_service(config(tmp_path))
     assert again.recorder is not None
     again.recorder.start()
-    assert (await again.recorder.read(began, 0.0)).begins == past.begins
+    assert (await read(again.recorder, began, 0.0)).begins == past.begins
     await again.close()
 
 

@@ -17,9 +17,10 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from oobleckd.core import view
 from oobleckd.core.questions import LossQuestion, StepQuestion
+from oobleckd.core.samples import Sample
 from oobleckd.daemon import http, poolwork, watchapi
 from oobleckd.daemon.history import History
-from oobleckd.daemon.past import PastStore
+from oobleckd.daemon.past import PastStore, PastText
 from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.recorder import Recorder
 from oobleckd.planner.policy import PlanError, Setup, Situation
@@ -49,9 +50,15 @@ class Inline:
         templates = self.world.job().templates
         return poolwork.impact_of(poolwork.impact(pack(setup), pack(templates), pack(question), ()))
 
-    async def schedule(self, question: StepQuestion) -> ScheduleView:
+    async def schedule(self, question: StepQuestion) -> bytes:
         self._count()
-        return poolwork.schedule_of(poolwork.schedule(poolwork.pack(question)))
+        return poolwork.schedule(poolwork.pack(question))
+
+    async def sampled(self, sample: Sample) -> bytes:
+        return poolwork.sampled(poolwork.pack(sample))
+
+    async def past(self, path: Path, at: float, span_s: float) -> PastText:
+        return poolwork.past(path, at, span_s)
 
     async def best_s(self, policy: str, setup: Setup, situation: Situation) -> float:
         self._count()
