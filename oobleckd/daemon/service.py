@@ -203,7 +203,7 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         raise
     # Steps are no part of the state's history, but who listens across a restart is to miss none.
     told = [steps.change_of(entry) for entry in entries if isinstance(entry, StepEntry)][-_STEPS_AGAIN:]
-    known = sorted([*machine.core.state.history, *told], key=lambda change: change.seq)
+    known = sorted([*view.changes(machine.core), *told], key=lambda change: change.seq)
     history.restore(known, machine.core.state.seq)
     if journal.damage is not None:
         aside = str(journal.damage.aside or "")
