@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from oobleckd.client import Client, Events
@@ -300,6 +301,7 @@ def fetch_once(client: Client, now: float) -> tuple[AnyFact, ...]:
     if job is not None:
         facts.append(PastHistory(now, job.id, client.steps(job.id, max(0, job.step - STEPS_KEPT))))
         if job.step > STEPS_KEPT:
-            facts.append(Watched(now, curve=client.curve(job.id, CURVE_BINS)))
+            with suppress(ApiProblem):  # an older daemon has none
+                facts.append(Watched(now, curve=client.curve(job.id, CURVE_BINS)))
     facts += [ChangesHeard(now, change) for change in client.events(0, follow=False)]
     return tuple(facts)

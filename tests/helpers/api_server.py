@@ -74,7 +74,7 @@ class Api:
             case ["schedule" | "schedules" | "impact" | "past" | "debug" as name] | [
                 "jobs" | "incidents",
                 _,
-                "goodput" | "bundle" as name,
+                "goodput" | "bundle" | "curve" as name,
             ]:
                 self.queries.append((path, query))
                 return self.watched.get(name)
