@@ -48,6 +48,7 @@ SERVER_KEY = "oobleck.server.key_secret"
 """The credential that holds the daemon's key pair, where systemd keeps it."""
 _LAST_WRITES_S = 2.0
 _STEPS_AGAIN = 2000  # the newest of an earlier incarnation, for who listened to it
+_step_of = msgspec.msgpack.Decoder(StepEntry).decode
 _log = logging.getLogger(__name__)
 
 
@@ -187,7 +188,7 @@ def step_row(entry: msgspec.Struct) -> StepRow | None:
 
 
 def _assemble(config: Config, clock: Clock, journal: Journal, history: History) -> Service:
-    entries = journal.read(AnyEntry)
+    start = journal.start(AnyEntry)
     pair, allowed = None, {}
     if config.curve:
         pair = keys.make_server_keys(config.keys_path, sd.credential(SERVER_KEY))
@@ -197,12 +198,12 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     try:
         forgotten = journal.damage is not None and journal.damage.lost
         for_core = _for_core(config, hub.endpoint, secret, journal.names[0])
-        machine = Machine.restore(entries, clock.now(), for_core, forgotten=forgotten)
+        machine = Machine.restore(start.entries, clock.now(), for_core, forgotten=forgotten)
     except BaseException:
         hub.close()
         raise
     # Steps are no part of the state's history, but who listens across a restart is to miss none.
-    told = [steps.change_of(entry) for entry in entries if isinstance(entry, StepEntry)][-_STEPS_AGAIN:]
+    told = [steps.change_of(_step_of(data)) for data in journal.newest_steps(_STEPS_AGAIN)]
     known = sorted([*machine.core.state.history, *told], key=lambda change: change.seq)
     history.restore(known, machine.core.state.seq)
     if journal.damage is not None:
@@ -217,7 +218,7 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     planning = Planning(on_trouble=on_trouble)
     folders = Folders(journal.names)
     made = Loop(machine, journal, history, planning, hub.tell, clock, folders)
-    _log.info("read %d entries of %s; agents connect to %s", len(entries), journal.path, hub.endpoint)
+    _log.info("read %d records of %s; agents connect to %s", journal.num_read, journal.path, hub.endpoint)
     if journal.damage is not None and journal.damage.lost:
         kept = str(journal.damage.aside or "")
         # An entry of the journal, said for seven days: in this life of the daemon alone a restart would
