@@ -26,9 +26,10 @@ import math
 import os
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,17 +37,19 @@ from typing import Any
 import msgspec
 
 from oobleckd.daemon.bins import Bins
-from oobleckd.daemon.mend import Decode, Ground, OtherFormat, mend
+from oobleckd.daemon.mend import CHECK, Decode, Ground, OtherFormat, mend
 from oobleckd.daemon.records import Row, format_row, sealed, snapshot_row
 from oobleckd.daemon.segments import RecordCopy
 from oobleckd.daemon.steprows import StepRows
 from oobleckd.daemon.tables import (
+    DROPPED,
     FORMAT,
     IN_ORDER,
     KEPT_SNAPSHOTS,
     OLDER,
     WRITE_META,
     insert,
+    is_broken,
     named,
     names_in,
     new_name,
@@ -61,6 +64,8 @@ _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _OLDER_SNAPSHOTS = (
     "DELETE FROM snapshots WHERE seq NOT IN (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)"
 )
+_DELETE = ("DELETE FROM entries WHERE seq = ?", "DELETE FROM steps WHERE seq = ?")
+_AT_ONCE = 500  # records that are written or removed in one turn beside those that somebody waits for
 _log = logging.getLogger(__name__)
 
 
@@ -118,6 +123,16 @@ class _State:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Something else that the writer thread does between records: ``act`` says whether it is done, or is to
+    have another turn.
+    """
+
+    act: Callable[[], bool]
+    done: Future[None]
+
+
 class Journal:
     """The journal of one state folder, opened and locked by the constructor.
 
@@ -161,7 +176,7 @@ class Journal:
         self._rows = StepRows(self.path)
         self._bins = Bins()
         self._condition = threading.Condition()
-        self._waiting: list[_Batch | _State] = []
+        self._waiting: list[_Batch | _State | _Work] = []
         self._closing = False
         self._thread = threading.Thread(target=as_urgent(self._run), name="journal", daemon=True)
         self._thread.start()
@@ -273,6 +288,46 @@ class Journal:
             self._waiting.append(_State(self._kept_seq, data))
             self._condition.notify()
 
+    @property
+    def closed_until(self) -> int:
+        """Up to which number records are in closed files of the copy, which ``verify`` looks at."""
+        return self._copy.first - 1
+
+    def restore(self, rows: Sequence[Row]) -> Future[None]:
+        """Write old ``rows`` anew, which are not what was written any more; as they were in the copy."""
+        left = deque(rows)
+
+        def act() -> bool:
+            for row in [left.popleft() for _ in range(min(len(left), _AT_ONCE))]:
+                for delete in _DELETE:
+                    self._database.execute(delete, (row[1],))
+                insert(self._database, row)
+            return not left
+
+        return self._asked(act)
+
+    def drop_steps(self, jobs: Sequence[str]) -> Future[None]:
+        """Forget the steps of ``jobs``, which are over, but for the last record of each: that says where it
+        ended. What is needed where the newest snapshot is damaged stays. Reads the file before it returns.
+        """
+        left = deque(seq for job in jobs for seq in self._rows.droppable(job))
+
+        def act() -> bool:
+            seqs = [left.popleft() for _ in range(min(len(left), _AT_ONCE))]
+            if seqs:
+                self._dropped = max(self._dropped, *seqs)
+                self._meta[DROPPED] = str(self._dropped)
+                self._database.execute(WRITE_META, (DROPPED, sealed(self._meta[DROPPED])))
+                self._database.executemany(_DELETE[1], [(seq,) for seq in seqs])
+            return not left
+
+        return self._asked(act)
+
+    def _asked(self, act: Callable[[], bool]) -> Future[None]:
+        work = _Work(act, Future())
+        self._put(work)
+        return work.done
+
     def close(self) -> None:
         """Write what waits (one last try on a failing disk) and give the state folder free."""
         with self._condition:
@@ -301,16 +356,16 @@ class Journal:
             if not batches:
                 return
             # What gathered is one transaction, but for a snapshot: that is of what was written before it.
-            for is_state, group in itertools.groupby(batches, lambda each: isinstance(each, _State)):
-                if is_state:
-                    self._keep_states([each for each in group if isinstance(each, _State)])
-                else:
-                    self._write([each for each in group if isinstance(each, _Batch)])
+            for _, group in itertools.groupby(batches, type):
+                same = [*group]
+                self._write([each for each in same if isinstance(each, _Batch)])
+                self._keep_states([each for each in same if isinstance(each, _State)])
+                self._work([each for each in same if isinstance(each, _Work)])
 
     def _write(self, batches: list[_Batch]) -> None:
         """Write all that has gathered in one transaction, and try until it is on disk."""
         attempt = 0
-        while True:
+        while batches:
             # Asked before the attempt: the one that follows "closing" is the last.
             last = self._closing
             try:
@@ -351,6 +406,8 @@ class Journal:
 
     def _keep_states(self, states: list[_State]) -> None:
         """Keep the newest of ``states``, and begin a new file of the copy with it."""
+        if not states:
+            return
         newest = states[-1]
         row = snapshot_row(newest.seq, newest.data)
         try:
@@ -367,6 +424,32 @@ class Journal:
             return
         self._copy.cut(newest.seq, [self._head(), row])
 
+    def _work(self, works: list[_Work]) -> None:
+        for work in works:
+            try:
+                self._check_in_place()
+                with self._database:
+                    self._database.execute("BEGIN IMMEDIATE")
+                    done = work.act()
+            except (sqlite3.Error, OSError) as error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                work.done.set_exception(error)
+                continue
+            if done:
+                work.done.set_result(None)
+            else:
+                self._put(work)
+
+    def _put(self, work: _Work) -> None:
+        """Behind all that waits: records come first."""
+        with self._condition:
+            if self._closing:
+                work.done.set_exception(JournalClosed("the journal is closed"))
+                return
+            self._waiting.append(work)
+            self._condition.notify()
+
     def _check_in_place(self) -> None:
         """A file that was removed under us still takes writes, and nobody would ever read them."""
         try:
@@ -380,6 +463,10 @@ class Journal:
         self.num_errors += 1
         if not self.trouble:
             self.trouble = f"the journal {self.path} cannot be written: {error}"
+            if is_broken(error):  # a start looks at all of it, and makes a new file
+                with suppress(OSError):
+                    self.path.with_name(CHECK).touch()
+                self.trouble += "; restart the daemon, and it is mended from its copy"
             _log.error("%s; nothing is acknowledged until it can", self.trouble)
             self._on_trouble(self.trouble)
 

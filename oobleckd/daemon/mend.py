@@ -56,6 +56,8 @@ Decode = Callable[[bytes], object | None]
 """The state in a snapshot; None where this version cannot read it."""
 
 _TRACES = ("identity", "transport.secret")  # of an earlier incarnation of a daemon in the state folder
+CHECK = "journal.check"
+"""The file that tells the next start to have SQLite look at all of the journal."""
 _log = logging.getLogger(__name__)
 
 
@@ -118,8 +120,8 @@ def mend(path: Path, copy: Path, decode: Decode) -> Ground:
     """Look at the newest part of the journal ``path``, bring it to the present format and mend it if need be,
     or make it. Raises OtherFormat, and OSError, sqlite3.Error where even a new file cannot be written.
     """
-    for left in (_new(path), path.with_name(f"{_new(path).name}-journal"), new_of(copy)):
-        left.unlink(missing_ok=True)  # of a start that was cut short, by a full disk for one
+    for left in _left_over(path, copy):
+        left.unlink(missing_ok=True)
     present = look_into(copy)
     head = _head(copy, present)
     damage = None
@@ -135,20 +137,17 @@ def mend(path: Path, copy: Path, decode: Decode) -> Ground:
         if look.wrong:
             raise sqlite3.DatabaseError(look.wrong)
     _settle(path, copy, present, look)
+    path.with_name(CHECK).unlink(missing_ok=True)
     look.ground.damage = damage
     return look.ground
 
 
-def rebuild(path: Path, copy: Path, decode: Decode) -> Damage | None:
-    """Replace the journal ``path`` by one of all that it and its copy have. Raises OSError, sqlite3.Error."""
-    present = look_into(copy)
-    head = _head(copy, present)
-    look = _Look(Ground(meta=named(head.names)))
-    with closing(opened(path)) as database:
-        table = Table(database)
-        table.read_meta(FORMAT)
-        look.ground.meta |= table.meta
-    return _replace(path, copy, present, FORMAT, head, look, decode)
+def _left_over(path: Path, copy: Path) -> list[Path]:
+    """Of a start that was cut short, by a full disk for one, and of a file of the copy that was not
+    finished.
+    """
+    parts = copy.parent.glob(f"{copy.name}.*.tmp")
+    return [_new(path), path.with_name(f"{_new(path).name}-journal"), new_of(copy), *parts]
 
 
 def _head(copy: Path, present: Copied) -> Head:
@@ -188,7 +187,7 @@ def _look(path: Path, copy: Path, present: Copied, format_: int, head: Head, dec
             look.ground.meta[DROPPED] = str(head.dropped)
         if format_ >= WITH_SNAPSHOTS:
             _choose(table, present, look, decode)
-        if not look.ground.seq:
+        if not look.ground.seq or path.with_name(CHECK).exists():
             table.check()
         _compare(table, copy, present, look)
         table.check_writing()
@@ -222,7 +221,7 @@ def _compare(table: Table, copy: Path, present: Copied, look: _Look) -> None:
     ground, top = look.ground, look.top[0] if look.top else 0
     ground.newest = ground.seq
     num_mine, gap = 0, False
-    beside = _side_by_side(table.rows(ground.seq), records_in(copy, present, ground.seq))
+    beside = side_by_side(table.rows(ground.seq), records_in(copy, present, ground.seq))
     for seq, there, row, copied in beside:
         ground.num_rows += there + (copied is not None)
         num_mine += row is not None
@@ -246,7 +245,7 @@ def _may_lack(ground: Ground, seq: int) -> bool:
     return not ground.seq and seq - 1 <= ground.dropped
 
 
-def _side_by_side(
+def side_by_side(
     mine: Iterator[tuple[int, Row | None]], copied: Iterator[Row]
 ) -> Iterator[tuple[int, bool, Row | None, Row | None]]:
     """By number, whether the database has the record, that record if it is intact, and the copy's."""
@@ -343,7 +342,7 @@ def _write_all(
         made.newest = made.known = base
         rows = table.rows() if table is not None else iter(())
         curves = bins.Bins()
-        for seq, _, row, copied in _side_by_side(rows, records_in(copy, present)):
+        for seq, _, row, copied in side_by_side(rows, records_in(copy, present)):
             made.known = max(made.known, seq)
             found = row or copied
             after_gap = (

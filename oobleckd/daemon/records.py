@@ -7,10 +7,11 @@ copy has is in ``segments``, the tables are in ``tables``, and who mends one fro
 from __future__ import annotations
 
 import hashlib
+import io
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -109,20 +110,29 @@ class Scan:
         except FileNotFoundError:
             return
         with file:  # not mapped: a disk that cannot read is to be an error, not a signal
-            data, at, before, last = b"", 0, 0, 0
-            while True:
-                at, needed = _next_frame(data, at)
-                if needed > len(data) and (more := file.read(max(_CHUNK_BYTES, needed - len(data)))):
-                    before, data, at = before + at, data[at:] + more, 0
-                elif needed > len(data) and at >= len(data) - len(_MAGIC):
-                    break
-                elif (packed := _framed_at(data, at)) is None:
-                    at += 1
-                else:
-                    at += _HEAD.size + len(packed)
-                    last = before + at
-                    yield tuple(msgspec.msgpack.decode(packed))
-            self.whole = last == before + len(data)
+            self.whole = yield from _rows_of(file)
+
+
+def rows_in(frames: bytes) -> Iterator[Row]:
+    """The same of what a file of the copy may have in it."""
+    return _rows_of(io.BytesIO(frames))
+
+
+def _rows_of(file: IO[bytes]) -> Generator[Row, None, bool]:
+    data, at, before, last = b"", 0, 0, 0
+    while True:
+        at, needed = _next_frame(data, at)
+        if needed > len(data) and (more := file.read(max(_CHUNK_BYTES, needed - len(data)))):
+            before, data, at = before + at, data[at:] + more, 0
+        elif needed > len(data) and at >= len(data) - len(_MAGIC):
+            break
+        elif (packed := _framed_at(data, at)) is None:
+            at += 1
+        else:
+            at += _HEAD.size + len(packed)
+            last = before + at
+            yield tuple(msgspec.msgpack.decode(packed))
+    return last == before + len(data)
 
 
 def _next_frame(data: bytes, at: int) -> tuple[int, int]:

@@ -96,13 +96,14 @@ def records_in(copy: Path, present: Copied, after: int = 0) -> Iterator[Row]:
         files.append(Segment(present.first, present.last, copy))
     newest = after
     for group in _overlapping(sorted(files)):
-        for row in heapq.merge(*(_records(segment.path) for segment in group), key=lambda row: int(row[1])):
+        for row in heapq.merge(*(records_of(segment.path) for segment in group), key=lambda row: int(row[1])):
             if row[1] > newest:
                 newest = row[1]
                 yield row
 
 
-def _records(path: Path) -> Iterator[Row]:
+def records_of(path: Path) -> Iterator[Row]:
+    """The intact records in a file of the copy."""
     return (row for row in Scan(path) if row[0] not in {HEAD, SNAPSHOTS})
 
 
@@ -152,7 +153,7 @@ class RecordCopy:
 
     def __init__(self, path: Path, head: Row, first: int) -> None:
         self._fd = _opened(path)
-        self._path, self._first, self._failing = path, first, False
+        self._path, self.first, self._failing = path, first, False
         if not os.fstat(self._fd).st_size:
             self.append([head])
 
@@ -181,7 +182,7 @@ class RecordCopy:
         try:
             _write(fd, written(beginning))
             with suppress(FileNotFoundError):  # somebody removed it: this is the next one all the same
-                self._path.rename(closed_name(self._path, self._first, last))
+                self._path.rename(closed_name(self._path, self.first, last))
             new.rename(self._path)
         except OSError as error:
             os.close(fd)
@@ -190,7 +191,7 @@ class RecordCopy:
             self._failed(error)
             return
         os.close(self._fd)
-        self._fd, self._first = fd, last + 1
+        self._fd, self.first = fd, last + 1
 
     def close(self) -> None:
         """Close the file."""

@@ -40,6 +40,7 @@ from oobleckd.daemon.planning import Planning
 from oobleckd.daemon.recorder import Recorder
 from oobleckd.daemon.tokens import Token, load_tokens
 from oobleckd.daemon.traces import Traces, open_traces
+from oobleckd.daemon.verifying import Verifying
 from oobleckd.host import sd
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import DaemonTrouble
@@ -47,6 +48,7 @@ from oobleckd.protocol.changes import DaemonTrouble
 SERVER_KEY = "oobleck.server.key_secret"
 """The credential that holds the daemon's key pair, where systemd keeps it."""
 _LAST_WRITES_S = 2.0
+_DAY_S = 86_400.0
 _STEPS_AGAIN = 2000  # the newest of an earlier incarnation, for who listened to it
 _step_of = msgspec.msgpack.Decoder(StepEntry).decode
 _log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class Service:
     traces: Traces | None = None
     running: asyncio.Task[None] | None = None
     looking: asyncio.Task[None] | None = None
+    verifying: asyncio.Task[None] | None = None
 
     @property
     def core(self) -> Core:
@@ -87,6 +90,8 @@ class Service:
         self.hub.start(self.loop.heard, self.loop.lost)
         self.planning.warm()
         self.looking = asyncio.create_task(self._look_at_folders(), name="folders")
+        verifying = Verifying(self.journal, self.kept_for_long_enough, self._damaged)
+        self.verifying = asyncio.create_task(verifying.run(), name="verifying")
         if self.recorder is not None:
             self.recorder.start()
         return self.running
@@ -128,11 +133,27 @@ class Service:
             )
             return None
 
+    def kept_for_long_enough(self) -> list[str]:
+        """Jobs that are over, and whose steps are kept no longer."""
+        kept_s = self.config.keep_steps_days * _DAY_S
+        jobs = self.core.state.jobs.values()
+        ended = {job.id: job.finished_at for job in jobs if job.final and job.finished_at is not None}
+        return [job for job, at in ended.items() if kept_s and at < self.clock.now() - kept_s]
+
+    def _damaged(self, damage: Damage, mended: bool) -> None:
+        """What was found of the journal while the daemon works."""
+        said = DaemonTrouble("journal-damaged", str(damage.aside or ""), damage.what, over=mended)
+        rest = "is mended" if mended else "is mended from its copy when the daemon is restarted"
+        text = f"the journal was damaged ({damage.what}) and {rest}: nothing that counts was lost"
+        _log.warning("%s", text)
+        self.history.notice(text, said, "warn")
+
     async def close(self) -> None:
         """End in order. What is under way is on disk or unacknowledged afterwards."""
         self.history.close()
-        if self.looking is not None:
-            self.looking.cancel()
+        for task in (self.looking, self.verifying):
+            if task is not None:
+                task.cancel()
         self.loop.stop()
         if self.recorder is not None:
             await self.recorder.close()

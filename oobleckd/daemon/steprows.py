@@ -7,6 +7,7 @@ was written is taken from the copy. Owns no meaning of a row (``core.entries``),
 from __future__ import annotations
 
 import sqlite3
+from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ _RANGE = (
     "WHERE job = ? AND step >= ? AND step <= ? AND outcome != 'repeated' ORDER BY step, seq"
 )
 _NEWEST = "SELECT seq, job, round, step, outcome, loss, data, seal FROM steps ORDER BY seq DESC LIMIT ?"
+
+_OLD = (
+    "SELECT seq FROM steps WHERE job = ? AND seq < ? "
+    "AND seq <= (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT 1 OFFSET 1)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,15 @@ class StepRows:
         with self._reading() as database:
             found = [self._data(columns) for columns in database.execute(_NEWEST, (limit,))]
         return [data for data in reversed(found) if data is not None]
+
+    def droppable(self, job: str) -> array[int]:
+        """The numbers of records of steps of a job, but for the last one, up to the snapshot before the
+        newest.
+        """
+        with self._reading() as database:
+            (last,) = database.execute("SELECT max(seq) FROM steps WHERE job = ?", (job,)).fetchone()
+            found = database.execute(_OLD, (job, last or 0))
+            return array("q", (seq for (seq,) in found))
 
     def curve(self, job: str, until: int, num_bins: int) -> list[CurveBin]:
         """At most ``num_bins`` bins of equal width over the steps of a job below ``until``."""
