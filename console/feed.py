@@ -13,8 +13,17 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from oobleckd.client import Client, Events
-from oobleckd.console.asked import ConsoleQueries, is_of_one_question
-from oobleckd.console.facts import AnyFact, Away, ChangesHeard, Fetched, PastHistory, QueryRefused, Wants
+from oobleckd.console.asked import CURVE_BINS, ConsoleQueries, is_of_one_question
+from oobleckd.console.facts import (
+    AnyFact,
+    Away,
+    ChangesHeard,
+    Fetched,
+    PastHistory,
+    QueryRefused,
+    Wants,
+    Watched,
+)
 from oobleckd.console.model import STEPS_KEPT, identity, is_other_history, shown_job
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import Change
@@ -290,5 +299,7 @@ def fetch_once(client: Client, now: float) -> tuple[AnyFact, ...]:
     job = shown_job(jobs)
     if job is not None:
         facts.append(PastHistory(now, job.id, client.steps(job.id, max(0, job.step - STEPS_KEPT))))
+        if job.step > STEPS_KEPT:
+            facts.append(Watched(now, curve=client.curve(job.id, CURVE_BINS)))
     facts += [ChangesHeard(now, change) for change in client.events(0, follow=False)]
     return tuple(facts)

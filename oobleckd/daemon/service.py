@@ -19,7 +19,7 @@ import msgspec
 
 from oobleckd import __version__
 from oobleckd.core import config as core_config
-from oobleckd.core import steps, view
+from oobleckd.core import snapshot, steps, view
 from oobleckd.core.context import Core
 from oobleckd.core.entries import AnyEntry, RecordsLost, StepEntry
 from oobleckd.core.events import FolderFound, Tick
@@ -185,7 +185,7 @@ def open_service(config: Config, *, adopt: bool = False) -> Service:
         said = DaemonTrouble("journal", error=trouble, over=not trouble)
         loop.call_soon_threadsafe(history.notice, text, said, "error" if trouble else "info")
 
-    journal = Journal(config.state_path, step_of=step_row, on_trouble=on_trouble)
+    journal = Journal(config.state_path, step_of=step_row, on_trouble=on_trouble, decode=snapshot.decode)
     try:
         adopted = place.check(journal, adopt=adopt)
         service = _assemble(config, clock, journal, history)
@@ -219,13 +219,15 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     try:
         forgotten = journal.damage is not None and journal.damage.lost
         for_core = _for_core(config, hub.endpoint, secret, journal.names[0])
-        machine = Machine.restore(start.entries, clock.now(), for_core, forgotten=forgotten)
+        machine = Machine.restore(
+            start.entries, clock.now(), for_core, state=start.state, forgotten=forgotten
+        )
     except BaseException:
         hub.close()
         raise
     # Steps are no part of the state's history, but who listens across a restart is to miss none.
     told = [steps.change_of(_step_of(data)) for data in journal.newest_steps(_STEPS_AGAIN)]
-    known = sorted([*machine.core.state.history, *told], key=lambda change: change.seq)
+    known = sorted([*view.changes(machine.core), *told], key=lambda change: change.seq)
     history.restore(known, machine.core.state.seq)
     if journal.damage is not None:
         aside = str(journal.damage.aside or "")

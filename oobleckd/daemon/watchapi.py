@@ -17,7 +17,7 @@ from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
 from oobleckd.core.schedules import sampled_view
 from oobleckd.core.state import JobRecord
-from oobleckd.daemon import answers, paging
+from oobleckd.daemon import answers, paging, stepstore
 from oobleckd.daemon.past import PastError
 from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.refusal import Refusal
@@ -186,16 +186,19 @@ class WatchApi:
             past = await self._service.recorder.read(at, span_s)
         except PastError as error:
             raise Refusal(404, "not-found", error.problem, error.hint) from error
-        return msgspec.structs.replace(
-            past, steps=self._steps_by(past.snapshot), before=self._before(past.snapshot)
-        )
+        steps = await self._steps_by(past.snapshot)
+        return msgspec.structs.replace(past, steps=steps, before=self._before(past.snapshot))
 
-    def _steps_by(self, snapshot: Snapshot) -> tuple[StepView, ...]:
-        """The newest steps of the job that was active."""
+    async def _steps_by(self, snapshot: Snapshot) -> tuple[StepView, ...]:
+        """The newest steps of the job that was active; what a rollback took is not among them."""
         deployed = [each for each in snapshot.jobs if each.pipelines]
-        names = [each.id for each in deployed or snapshot.jobs[-1:]]
-        job = self._service.core.state.jobs.get(names[0]) if names else None
-        return tuple(view.steps_by(job, snapshot.at, STEPS_BEFORE)) if job is not None else ()
+        shown = next(iter(deployed or snapshot.jobs[-1:]), None)
+        job = self._service.core.state.jobs.get(shown.id) if shown is not None else None
+        if shown is None or job is None:
+            return ()
+        first = max(0, shown.step - STEPS_BEFORE)
+        steps = await stepstore.read(self._service.journal, job, first, shown.step - first)
+        return tuple(view.step_view(step) for step in steps if step.at <= snapshot.at)
 
     # Added when a moment is asked for: the journal has them, and copies in every snapshot would be most of
     # its bytes. (D-watching-009)
