@@ -226,3 +226,21 @@ def test_a_rollback_to_before_what_is_in_memory_goes_on_from_the_checkpoint_s_ow
     assert found.steps == [fold(*first).jobs["job-1"].steps[-1]]
     to_the_start = RolledBack("job-1", "init", Counters(200, 0, 0), 100, 60.0)
     assert fold(*first, written, *map(step, range(10, 100)), to_the_start).jobs["job-1"].steps == []
+
+
+def test_one_that_is_full_has_some_megabytes():
+    """It is made between two heartbeats, and written every some minutes."""
+    setup, told = Setup(profile(100), 8, 1, 0, 1, 4), [submitted()]
+    told += [IncidentOpened(incident(number, is_open=True)) for number in range(3000)]
+    told += [
+        Noted(number, 0.0, "job", "info", "x" * 80, ("job:job-1",), {"job": b"1"}) for number in range(9000)
+    ]
+    for number in range(2, 302):
+        job = f"job-{number}"
+        told += [submitted(job), TemplatesMade(job, setup, ()), deployed(job)]
+        told += [step(each, job) for each in range(30)]
+        told.append(JobStateChanged(job, "done", "", 9.0))
+    told += [submitted("job-302"), deployed("job-302"), *(step(each, "job-302") for each in range(10_000))]
+    data = snapshot.encode(fold(*told))
+    assert 2**20 < len(data) < 2**23
+    assert snapshot.decode(data) is not None
