@@ -1,5 +1,5 @@
-"""What screens ask for beyond the lists: op times, layers, goodput, what would follow. When to ask, and what
-came back.
+"""What screens ask for beyond the lists: op times, layers, goodput, whole runs, what would follow. When to
+ask, and what came back.
 
 Only what the screen in sight wants is fetched: a schedule of a thousand devices is half a megabyte. A daemon
 that does not know such a question is there all the same, so a refusal is a fact of its own and no absence.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from oobleckd.client import Client
 from oobleckd.console.facts import AnyFact, QueryRefused, Wants, Watched
-from oobleckd.console.model import identity
+from oobleckd.console.model import STEPS_KEPT, identity
 from oobleckd.protocol.api import JobView
 from oobleckd.unixhttp import ClientError, Unreachable
 
@@ -25,12 +25,13 @@ PERIODS_S = {
     "modelled": 60.0,
     "layers": 10.0,
     "goodput": 5.0,
+    "curve": 15.0,
     "impact": 60.0,
 }
 TOUCHES: dict[str, frozenset[str]] = {
     "plan": frozenset({"schedules", "schedule", "modelled", "layers", "goodput", "impact"}),
     "node": frozenset({"layers", "impact"}),
-    "incident": frozenset({"layers", "goodput"}),
+    "incident": frozenset({"layers", "goodput", "curve"}),
     "gap": frozenset(PERIODS_S),
 }
 # Nodes come and go in bursts, and for an answer about what would follow the daemon has to plan: not again
@@ -38,10 +39,11 @@ TOUCHES: dict[str, frozenset[str]] = {
 # about another plan is asked at once.
 # In a shaken cluster some change always touches these: the console would be the load. Who died is in the
 # change itself and is shown at once. (D-console-011)
-MIN_S = {"layers": 1.0, "goodput": 1.0, "impact": 3.0}
+MIN_S = {"layers": 1.0, "goodput": 1.0, "curve": 5.0, "impact": 3.0}
 AT_ONCE = frozenset({"plan", "gap"})
 # A daemon that refused one of these, or took too long over it, is asked again, but not at the usual pace.
 REFUSED_S = 15.0
+CURVE_BINS = 150  # about as many as a panel has columns
 
 
 def is_of_one_question(error: ClientError) -> bool:
@@ -64,7 +66,7 @@ class ConsoleQueries:
         self._due = dict.fromkeys(PERIODS_S, 0.0)
         self._asked_at = dict.fromkeys(PERIODS_S, 0.0)
         self.stretch = 1.0
-        self._job = ""
+        self._job, self._step = "", 0
         self._of: tuple[str, float] | None = None
         self._newest = 0
         self._shown: tuple[str, int] = ("", 0)
@@ -76,7 +78,7 @@ class ConsoleQueries:
             if wants == self._wants:
                 return False
             before, self._wants = self._wants, wants
-            fresh = [name for name in ("modelled", "layers", "goodput") if _wanted(wants, name)]
+            fresh = [name for name in ("modelled", "layers", "goodput", "curve") if _wanted(wants, name)]
             self._due |= {name: 0.0 for name in fresh if not _wanted(before, name)}
             self._due |= dict.fromkeys(("schedules", "schedule", "impact"), 0.0)
             self._impacts &= set(wants.impacts)  # what is not kept in sight may have been dropped
@@ -111,6 +113,7 @@ class ConsoleQueries:
             self._of, self._job = identity(job), job.id
             self._newest, self._shown = 0, ("", 0)
             self._impacts.clear()
+        self._step = job.step
         with self._lock:
             wants = self._wants
             due = [name for name in PERIODS_S if _wanted(wants, name) and self._due[name] <= now]
@@ -132,7 +135,7 @@ class ConsoleQueries:
             self._asked_at[name] = now
         questions: dict[str, Callable[[Wants, float], Iterator[AnyFact]]] = {
             "schedules": self._schedules, "schedule": self._schedule, "modelled": self._modelled,
-            "layers": self._layers, "goodput": self._goodput, "impact": self._impact,
+            "layers": self._layers, "goodput": self._goodput, "curve": self._curve, "impact": self._impact,
         }  # fmt: skip
         yield from questions[name](wants, now)
 
@@ -161,6 +164,11 @@ class ConsoleQueries:
 
     def _goodput(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
         yield Watched(now, goodput=self._client.goodput(self._job))
+
+    def _curve(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
+        """All of a job that has more steps than are kept here."""
+        if self._step > STEPS_KEPT:
+            yield Watched(now, curve=self._client.curve(self._job, CURVE_BINS))
 
     def _impact(self, wants: Wants, now: float) -> Iterator[AnyFact]:
         """Each set of nodes once until the plan is another one: the daemon has to plan for it."""

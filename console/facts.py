@@ -17,7 +17,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.changes import Change
-from oobleckd.protocol.watch import GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
+from oobleckd.protocol.watch import CurveView, GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True):
@@ -69,6 +69,7 @@ class Watched(Fact, frozen=True):
     modelled: ScheduleView | None = None
     layers: tuple[LayerView, ...] | None = None
     goodput: GoodputView | None = None
+    curve: CurveView | None = None
     impact: ImpactView | None = None
 
 
@@ -119,5 +120,6 @@ class Wants(msgspec.Struct, frozen=True):
     modelled: bool = False
     layers: bool = False
     goodput: bool = False
+    curve: bool = False
     step: int = 0
     impacts: tuple[tuple[str, ...], ...] = ()

@@ -10,11 +10,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from oobleckd.client import Client, Events
-from oobleckd.console.asked import ConsoleQueries, is_of_one_question
-from oobleckd.console.facts import AnyFact, Away, ChangesHeard, Fetched, PastHistory, QueryRefused, Wants
+from oobleckd.console.asked import CURVE_BINS, ConsoleQueries, is_of_one_question
+from oobleckd.console.facts import (
+    AnyFact,
+    Away,
+    ChangesHeard,
+    Fetched,
+    PastHistory,
+    QueryRefused,
+    Wants,
+    Watched,
+)
 from oobleckd.console.model import STEPS_KEPT, identity, is_other_history, shown_job
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import Change
@@ -290,5 +300,8 @@ def fetch_once(client: Client, now: float) -> tuple[AnyFact, ...]:
     job = shown_job(jobs)
     if job is not None:
         facts.append(PastHistory(now, job.id, client.steps(job.id, max(0, job.step - STEPS_KEPT))))
+        if job.step > STEPS_KEPT:
+            with suppress(ApiProblem):  # an older daemon has none
+                facts.append(Watched(now, curve=client.curve(job.id, CURVE_BINS)))
     facts += [ChangesHeard(now, change) for change in client.events(0, follow=False)]
     return tuple(facts)

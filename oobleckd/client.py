@@ -35,6 +35,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import How
 from oobleckd.protocol.watch import (
     Bundle,
+    CurveView,
     DebugView,
     GoodputView,
     ImpactView,
@@ -125,10 +126,17 @@ class Client:
         """
         return self._get(f"/v1/jobs/{quote(job, safe='')}", JobView, unique=int(unique) or "")
 
-    def steps(self, job: str, since: int = 0) -> tuple[StepView, ...]:
-        """Committed steps of a job from step number ``since`` on, in order."""
-        rows = self._list(f"/v1/jobs/{quote(job, safe='')}/steps", _StepRow, since=since)
+    def steps(self, job: str, since: int = 0, *, last: int | None = None) -> tuple[StepView, ...]:
+        """Committed steps of a job from step number ``since`` on, in order; of the ``last`` ones alone where
+        that is said.
+        """
+        query: dict[str, int] = {"since": since} | ({"last": last} if last is not None else {})
+        rows = self._list(f"/v1/jobs/{quote(job, safe='')}/steps", _StepRow, **query)
         return tuple(row.view() for row in rows)
+
+    def curve(self, job: str, bins: int = 200) -> CurveView:
+        """All steps of a job in so many parts at most, however long it has run."""
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/curve", CurveView, bins=bins)
 
     def nodes(self) -> tuple[NodeView, ...]:
         """All nodes the daemon has ever heard of, by name."""

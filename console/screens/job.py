@@ -41,7 +41,7 @@ class JobPage(Page):
 
     def wants(self) -> Wants:
         """Where the time went."""
-        return Wants(goodput=True)
+        return Wants(goodput=True, curve=True)
 
     def titles(self) -> None:
         """What the sign below the throughput is."""

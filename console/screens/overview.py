@@ -70,7 +70,9 @@ class Overview(Page):
     def wants(self) -> Wants:
         """Op times, layers, goodput, and what a failure of the nodes most at risk would cost."""
         asked = self._risk.candidates(self.view)
-        return Wants(schedule=True, layers=True, goodput=True, step=self.steps.step, impacts=asked)
+        return Wants(
+            schedule=True, layers=True, goodput=True, curve=True, step=self.steps.step, impacts=asked
+        )
 
     def titles(self) -> None:
         """Which step, and which of how many incidents."""

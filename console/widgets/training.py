@@ -1,17 +1,18 @@
-"""Throughput over time and loss over steps, as curves."""
+"""Throughput of the last minutes, and the loss of the newest steps or of the whole run, as curves."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from typing import NamedTuple
 
 from oobleckd.console.model import StepPoint, View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.verdict import best_words
 from oobleckd.draw.lines import Line, Role, Span, clipped, curve
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.api import CurveBin, JobView
 from oobleckd.words import rate
 
 SPAN_S = 60.0
@@ -27,16 +28,17 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
     if height < 4 or width < 1:
         return _beside(view, job, now, width)[:height]
     marks = [_marks(view, job, now, width)] if height >= 8 else []
-    crosses = _crosses(view.points, width) if height >= 8 else []
+    told = _losses(view, width)
+    crosses = _crosses(told) if height >= 8 else []
     left = height - 2 - len(marks) - len(crosses)
     upper, lower = left - left // 2, left // 2
-    rates, losses = _rates(view, job, now, width), _losses(view.points, width)
+    rates = _rates(view, job, now, width)
     return [
         _throughput_head(view, job, rates, now, width),
         *_curve(rates, 0.0, _ceiling(view, rates), upper, "good"),
         *marks,
         _loss_head(view, width),
-        *_curve(losses, *_limits(losses), lower, "note"),
+        *_loss_curve(told, lower),
         *crosses,
     ]
 
@@ -45,9 +47,9 @@ def _beside(view: View, job: JobView, now: float, width: int) -> list[Line]:
     loss = view.points[-1].loss
     labels = (f"{rate(job.samples_per_s)} samples/s ", f"loss {_number(loss)} ")
     room = max(1, width - max(map(len, labels)))
-    rates, losses = _rates(view, job, now, room), _losses(view.points, room)
-    steps = f"{_span(job)}, steps {view.points[0].step:,} to {view.points[-1].step:,}"
-    skipped = _num_skipped(view.points)
+    rates, losses = _rates(view, job, now, room), [each.mean for each in _losses(view, room)]
+    steps = f"{_span(job)}, steps {_first(view):,} to {view.points[-1].step:,}"
+    skipped = _num_skipped(view)
     return [
         (
             (labels[0].ljust(width - room), "strong"),
@@ -74,15 +76,32 @@ def _throughput_head(view: View, job: JobView, rates: Sequence[float | None], no
 
 
 def _loss_head(view: View, width: int) -> Line:
-    first, last = view.points[0], view.points[-1]
+    last = view.points[-1]
     spans: list[Span] = [("loss ", ""), (_number(last.loss), "strong" if math.isfinite(last.loss) else "bad")]
-    spans.append((f"   steps {first.step:,} to {last.step:,}", "dim"))
-    return clipped((*spans, *_num_skipped(view.points)), width)
+    spans.append((f"   steps {_first(view):,} to {last.step:,}", "dim"))
+    if whole := _whole(view):
+        least = min((each.loss_min for each in whole if each.loss_min is not None), default=math.nan)
+        spans.append((f", least {_number(least)}", "dim"))
+    return clipped((*spans, *_num_skipped(view)), width)
 
 
-def _num_skipped(points: Sequence[StepPoint]) -> Line:
+def _whole(view: View) -> tuple[CurveBin, ...]:
+    """The run from its first step on, where that is more than the newest steps."""
+    if view.curve is None or not view.curve.bins or view.curve.bins[0].first >= view.points[0].step:
+        return ()
+    return view.curve.bins
+
+
+def _first(view: View) -> int:
+    """The step with which the curve of the loss begins."""
+    whole = _whole(view)
+    return whole[0].first if whole else view.points[0].step
+
+
+def _num_skipped(view: View) -> Line:
     """How many of the steps shown made no update."""
-    skipped = sum(point.skipped for point in points)
+    whole = _whole(view)
+    skipped = sum(each.skipped for each in whole) or sum(point.skipped for point in view.points)
     return ((f"   ✗ {skipped:,} skipped", "bad"),) if skipped else ()
 
 
@@ -186,18 +205,61 @@ def _done(times: Sequence[float], at: float) -> float | None:
 # --------------------------------------------------------------------------- loss
 
 
-def _losses(points: Sequence[StepPoint], width: int) -> list[float | None]:
-    """Mean loss of the steps of each column; None where none of them is a number."""
-    return [_mean([point.loss for point in column]) for column in _columns(points, width)]
+class _Column(NamedTuple):
+    """Steps in one column: mean and highest loss, None where none is a number; whether some were skipped."""
+
+    mean: float | None
+    most: float | None
+    skipped: bool
 
 
-def _crosses(points: Sequence[StepPoint], width: int) -> list[Line]:
+def _losses(view: View, width: int) -> list[_Column]:
+    whole = _whole(view)
+    return _of_run(whole, width) if whole else list(map(_of_points, _columns(view.points, width)))
+
+
+def _of_points(points: Sequence[StepPoint]) -> _Column:
+    mean = _mean([point.loss for point in points])
+    return _Column(mean, mean, any(point.skipped for point in points))
+
+
+def _of_run(whole: Sequence[CurveBin], width: int) -> list[_Column]:
+    """As many bins a column as it takes, or as many columns a bin."""
+    found = []
+    for column in range(width):
+        first = column * len(whole) // width
+        bins = whole[first : max(first + 1, (column + 1) * len(whole) // width)]
+        means = [(each.loss_mean, each.count) for each in bins if each.loss_mean is not None]
+        num = sum(count for _, count in means)
+        mean = sum(mean * count for mean, count in means) / num if num else None
+        most = max((each.loss_max for each in bins if each.loss_max is not None), default=None)
+        found.append(_Column(mean, most, any(each.skipped for each in bins)))
+    return found
+
+
+def _loss_curve(columns: Sequence[_Column], height: int) -> list[Line]:
+    """The mean, and as a shade above it the highest."""
+    means, most = [each.mean for each in columns], [each.most for each in columns]
+    low, high = _limits([*means, *most])
+    rows = zip(curve(means, low, high, height), curve(most, low, high, height), strict=True)
+    return [_shaded(mean, above) for mean, above in rows]
+
+
+def _shaded(mean: str, most: str) -> Line:
+    """One row: ``mean``, and a shade where there is only something in ``most``."""
+    shades = [cell == " " != above for cell, above in zip(mean, most, strict=True)]
+    spans: list[Span] = []
+    for is_shade, group in groupby(zip(mean, shades, strict=True), key=lambda each: each[1]):
+        cells = "".join(cell for cell, _ in group)
+        spans.append(("░" * len(cells), "dim") if is_shade else (cells, "note"))
+    return tuple(spans)
+
+
+def _crosses(columns: Sequence[_Column]) -> list[Line]:
     """Under the loss, where steps were skipped; no line without any."""
-    if not any(point.skipped for point in points):
+    if not any(each.skipped for each in columns):
         return []
-    columns = _columns(points, width)
-    cells = ["✗" if any(point.skipped for point in column) else " " for column in columns]
-    return [(("".join(cells), "bad"),)]
+    return [(("".join("✗" if each.skipped else " " for each in columns), "bad"),)]
 
 
 def _columns(points: Sequence[StepPoint], width: int) -> list[list[StepPoint]]:

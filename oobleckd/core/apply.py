@@ -10,6 +10,7 @@ from typing import assert_never
 
 import msgspec
 
+from oobleckd.core import cadence
 from oobleckd.core.blame import Dispute
 from oobleckd.core.entries import (
     AnyEntry,
@@ -42,9 +43,14 @@ from oobleckd.core.entries import (
     RolledBack,
     StepEntry,
     TemplatesMade,
-    noted,
 )
 from oobleckd.core.state import (
+    KEPT_DISPUTES,
+    KEPT_INCIDENTS,
+    KEPT_LOST_RECORDS,
+    KEPT_PROFILES,
+    KEPT_ROLLBACKS,
+    KEPT_WHOLE,
     MIN_KEPT,
     RECENT_DEATHS,
     RECENT_STEPS,
@@ -77,16 +83,18 @@ def apply(state: State, entry: AnyEntry) -> None:
             )
         case ProfileMeasured():
             state.profiles[entry.key] = entry.profile
+            if len(state.profiles) > KEPT_PROFILES:
+                del state.profiles[next(iter(state.profiles))]
         case NodeDrained() | NodeJoined() | NodeOver() | NodeForgotten():
             _node(state, entry)
         case RecordsLost():
             state.lost_records.append(LostRecords(entry.at, entry.what, entry.kept_as))
+            del state.lost_records[:-KEPT_LOST_RECORDS]
         case IncidentOpened() | IncidentClosed():
-            state.incidents[entry.incident.id] = entry.incident
             _incident(state, entry)
         case Noted():
             state.seq = max(state.seq, entry.seq)
-            state.history.append(noted(entry))
+            state.history.append(entry)
         case EpochRaised():
             state.epoch = max(state.epoch, entry.epoch)
             state.jobs[entry.job].epoch = entry.epoch
@@ -97,7 +105,7 @@ def apply(state: State, entry: AnyEntry) -> None:
             state.seq = max(state.seq, entry.seq)
             _step(state.jobs[entry.job], entry)
         case LayoutDeployed() | Detoured() | RolledBack() | Released() | CheckpointWritten():
-            _train(state.jobs[entry.job], entry)
+            _train(state, entry)
         case _:
             _apply_to_job(state.jobs[entry.job], entry)
 
@@ -151,13 +159,30 @@ def _let_back(state: State, node: str) -> None:
 
 
 def _incident(state: State, entry: IncidentOpened | IncidentClosed) -> None:
-    job = state.jobs.get(entry.incident.job)
+    view = entry.incident
+    job = state.jobs.get(view.job)
+    if view.id not in state.incidents:
+        state.num_incidents += 1
+        if job is not None:
+            job.num_incidents += 1
+    state.incidents[view.id] = view
+    if len(state.incidents) > KEPT_INCIDENTS:
+        del state.incidents[next(iter(state.incidents))]
     if job is None:
         return
     if isinstance(entry, IncidentOpened):
         job.book.opened()
     else:
-        job.book.closed(entry.incident, job.counters.step - 1)
+        job.book.closed(view, job.counters.step - 1)
+
+
+def _shelve(state: State) -> None:
+    """With the first layout of a job less is kept of those that were over before: all is on disk that was
+    told before a device was told to train another one.
+    """
+    over = [job for job in state.jobs.values() if job.final]
+    for place, job in enumerate(reversed(over)):
+        job.shelve(whole=place < KEPT_WHOLE)
 
 
 def _lost(job: JobRecord, entry: EpochRaised) -> None:
@@ -197,9 +222,12 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
             assert_never(entry)
 
 
-def _train(job: JobRecord, entry: _OfTraining) -> None:
+def _train(state: State, entry: _OfTraining) -> None:
+    job = state.jobs[entry.job]
     match entry:
         case LayoutDeployed():
+            if job.deployed_at is None:
+                _shelve(state)
             job.layout, job.plan, job.incarnations, job.readers = (
                 entry.layout,
                 entry.plan,
@@ -218,8 +246,8 @@ def _train(job: JobRecord, entry: _OfTraining) -> None:
             job.counters = entry.counters
             job.steps_lost += entry.steps_lost
             job.fence, job.began = job.epoch, entry.counters.round
-            job.rolled_back_at.append(entry.at)
-            job.written = [each for each in job.written if each.until <= entry.counters.step]
+            job.rolled_back_at = [*job.rolled_back_at, entry.at][-KEPT_ROLLBACKS:]
+            cadence.roll_back(job, entry.counters.step)
             job.steps = [step for step in job.steps if step.step < entry.counters.step]
             _rollback(job, entry.counters.step)
             job.book.rolled_back(entry.at, entry.counters.step)
@@ -227,7 +255,8 @@ def _train(job: JobRecord, entry: _OfTraining) -> None:
             job.undeploy(entry.source)
         case CheckpointWritten():
             job.checkpoint, job.checkpoint_counters = entry.directory, entry.counters
-            _keep(job, KeptCheckpoint(entry.directory, entry.counters))
+            newest = job.step_before(entry.counters.step)
+            _keep(job, KeptCheckpoint(entry.directory, entry.counters, newest=newest))
             job.book.safe(entry.counters.step)
             _written(job, entry)
         case _:
@@ -263,7 +292,7 @@ def _dispute(job: JobRecord, entry: CorruptionFound | CorruptionSettled) -> None
         blamed = frozenset(entry.named)
         job.disputes = tuple(each for each in job.disputes if not blamed & each.devices())
     else:
-        job.disputes = (*job.disputes, Dispute(entry.step, entry.odds))
+        job.disputes = (*job.disputes, Dispute(entry.step, entry.odds))[-KEPT_DISPUTES:]
 
 
 def _rollback(job: JobRecord, step: int) -> None:
@@ -271,6 +300,8 @@ def _rollback(job: JobRecord, step: int) -> None:
     job.kept = [kept for kept in job.kept if kept.counters.step <= step]
     newest = job.kept[-1] if job.kept else KeptCheckpoint("", Counters())
     job.checkpoint, job.checkpoint_counters = newest.directory, newest.counters
+    if not job.steps and newest.newest is not None and newest.counters.step == step:
+        job.steps = [newest.newest]  # it is older than those in memory
 
 
 def _written(job: JobRecord, entry: CheckpointWritten) -> None:
@@ -279,27 +310,33 @@ def _written(job: JobRecord, entry: CheckpointWritten) -> None:
     if entry.counters.step > job.start.step and index < len(job.steps):
         took_s = max(0.0, entry.at - job.steps[index].at)
         job.written = [*job.written[-RECENT_STEPS:], Written(entry.counters.step, job.counters.step, took_s)]
+        cadence.measure(job)
 
 
 def _step(job: JobRecord, entry: StepEntry) -> None:
     was = entry.counters
-    job.losses[was.round] = entry.loss
+    job.keep_loss(was.round, entry.loss)
     job.counters = was.after(entry.outcome)
     job.step_s.append(entry.step_s)
     job.num_skipped += entry.outcome == "skipped"
     if entry.outcome != "repeated":
         job.book.step(entry.at, was.step, skipped=entry.outcome == "skipped")
-        job.steps.append(
-            Step(
-                was.step,
-                entry.loss,
-                entry.grad_norm,
-                entry.lr,
-                entry.samples,
-                entry.ledger,
-                entry.outcome,
-                entry.epoch,
-                entry.at,
-                entry.step_s,
-            )
-        )
+        job.keep(step_of(entry))
+        if job.measuring:
+            cadence.measure(job)
+
+
+def step_of(entry: StepEntry) -> Step:
+    """The step that ``entry`` is of."""
+    return Step(
+        entry.counters.step,
+        entry.loss,
+        entry.grad_norm,
+        entry.lr,
+        entry.samples,
+        entry.ledger,
+        entry.outcome,
+        entry.epoch,
+        entry.at,
+        entry.step_s,
+    )

@@ -17,6 +17,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
+import msgspec
+
 from oobleckd.core import failures
 from oobleckd.core.state import RECENT_STEPS, JobRecord, Step, Written
 from oobleckd.planner.profile import Profile
@@ -31,7 +33,7 @@ MAX_S = 1800.0
 MIN_COST_S = 0.05
 """Closer than that step times do not tell what a checkpoint costs."""
 _GUESS_S, _GUESS_BYTES_PER_S = 0.5, 1e9  # what one costs, until one has been measured
-_LOOKS_BACK = 5  # checkpoints
+LOOKS_BACK = 5  # checkpoints
 _STATE_COPIES = 3  # weights and two moments
 
 
@@ -41,7 +43,7 @@ def cadence(job: JobRecord) -> CadenceView | None:
     """
     if job.spec.checkpoint.every != "auto" or job.setup is None or not job.step_s:
         return None
-    write_s = max((written.took_s for written in job.written[-_LOOKS_BACK:]), default=0.0)
+    write_s = max((written.took_s for written in job.written[-LOOKS_BACK:]), default=0.0)
     measured = _measured_s(job)
     num_devices = max(1, len(job.survivors()))
     cost_s = max(MIN_COST_S, _modelled_s(job.setup.profile, num_devices) if measured is None else measured)
@@ -82,21 +84,42 @@ def _measured_s(job: JobRecord) -> float | None:
     """The median over the last checkpoints of how much longer the steps took while they were written."""
     # What a checkpoint costs beside its copy (memory, processor, network) shows in step times alone. The
     # median of five forgives a step that was slow for another reason. (D-checkpoints-007)
-    costs = [cost for written in job.written[-_LOOKS_BACK:] if (cost := _cost_s(job, written)) is not None]
+    costs = [written.cost_s for written in job.written[-LOOKS_BACK:] if written.cost_s is not None]
     return statistics.median(costs) if costs else None
+
+
+def measure(job: JobRecord) -> None:
+    """Note what checkpoints cost whose last step is committed: later its steps may not be in memory."""
+    now = job.steps[-1].step if job.steps else -1
+    job.written = [
+        msgspec.structs.replace(each, cost_s=_cost_s(job, each), is_measured=True)
+        if not each.is_measured and each.told_by <= now
+        else each
+        for each in job.written
+    ]
+    job.measuring = not all(each.is_measured for each in job.written)
+
+
+def roll_back(job: JobRecord, step: int) -> None:
+    """Forget checkpoints that were written after ``step``; one of which a step tells that is done again is
+    measured anew.
+    """
+    job.written = [
+        msgspec.structs.replace(each, cost_s=None, is_measured=False) if each.told_by >= step else each
+        for each in job.written
+        if each.until <= step
+    ]
+    job.measuring = not all(each.is_measured for each in job.written)
 
 
 def _cost_s(job: JobRecord, written: Written) -> float | None:
     """Over what so many steps took before, of the same epoch: another layout takes another time. None where
-    nothing tells, and while the first of these steps is under way.
+    nothing tells.
     """
     # By the numbers of steps, in steps of one generation: in the simulator one word stands for many steps,
     # and by places in the list no cost was ever measured there. (D-checkpoints-012)
-    last = max(written.until, written.step + 1)
-    first, end = job.index_of(written.step), job.index_of(last - 1) + 1
+    first, end = job.index_of(written.step), job.index_of(written.told_by) + 1
     during = job.steps[first:end]
-    if not during or end > len(job.steps):
-        return None
     before = [
         step for step in job.steps[max(0, first - RECENT_STEPS) : first] if step.epoch == during[0].epoch
     ]

@@ -14,7 +14,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``batch_s``: how long to wait for more nodes after one has joined. ``secret``: hex key from which the
     transport secrets of jobs are derived. ``checkpoint_dir``: used by jobs that name none. ``journal``: the
     name of the journal, which stands in the folders of its jobs. ``look_s``: how finely the sleep of this
-    process itself is told (``Membership.attend``); inf: it never sleeps.
+    process itself is told (``Membership.attend``); inf: it never sleeps. ``snapshot_every``: after so many
+    entries of the journal it gets a snapshot of the state (0: never).
     """
 
     daemon: str = ""
@@ -31,3 +32,4 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     link_grace_s: float = 2.0
     batch_s: float = 0.3
     look_s: float = 0.2
+    snapshot_every: int = 8_000

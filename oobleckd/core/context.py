@@ -35,7 +35,7 @@ from oobleckd.protocol.text import all_visible, visible
 @dataclass(slots=True)
 class Core:
     """The machine's whole state. ``now`` is the time of the event at hand, POSIX seconds. ``queue_reason``:
-    what jobs of the queue were last told to wait for.
+    what jobs of the queue were last told to wait for. ``num_unkept``: entries after the last snapshot.
     """
 
     config: CoreConfig
@@ -48,6 +48,7 @@ class Core:
     releases: int = 0
     joined_at: float = float("-inf")
     queue_reason: str = ""
+    num_unkept: int = 0
     samples: Samples = field(default_factory=Samples)
     outbox: list[Command] = field(default_factory=list)
     usable: Usable = field(init=False)
@@ -63,6 +64,7 @@ class Core:
         # runs in production. (D-daemon-001)
         entry = as_shown(entry)
         apply(self.state, entry)
+        self.num_unkept += 1
         self.outbox.append(Record(entry))
 
     def tell(self, device_or_node: str, message: ToWorker, *, ahead: bool = False) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from oobleckd.core import jobs
 from oobleckd.core.context import Core
-from oobleckd.core.entries import DeviceDied
+from oobleckd.core.entries import DeviceDied, Died
 from oobleckd.core.run import Run
-from oobleckd.core.state import Died, JobRecord
+from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import Plan, node_of
 from oobleckd.protocol.changes import DeviceEnded
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, account_of, ways_out

@@ -10,15 +10,13 @@ from typing import Literal
 
 import msgspec
 
-from oobleckd.core.state import (
-    Died,
-)
 from oobleckd.planner.plan import Detours, Layout, Plan, Template
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.api import IncidentView, JobState
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.corruption import Odd
+from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
@@ -26,6 +24,18 @@ from oobleckd.protocol.parts import Counters, JobCause, NodeCause, Outcome
 from oobleckd.protocol.text import all_visible, json_visible, visible
 
 DrainCause = Literal["", "operator", "evicted", "slow", "corruption"]
+
+
+class Died(msgspec.Struct, frozen=True):
+    """A device that died of ``death`` when so many steps were committed; ``planned_bytes`` of memory it was
+    to have at most (0: not known).
+    """
+
+    device: str
+    death: Death
+    step: int
+    planned_bytes: int
+    at: float
 
 
 class Entry(msgspec.Struct, frozen=True, tag=True):

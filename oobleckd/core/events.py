@@ -122,6 +122,14 @@ class Record(msgspec.Struct, frozen=True):
     entry: msgspec.Struct
 
 
+class KeepState(msgspec.Struct, frozen=True):
+    """Keep ``data`` with the journal: the state after all entries that were recorded before, from which a
+    start goes on with those after it (``snapshot``).
+    """
+
+    data: bytes
+
+
 class Announce(msgspec.Struct, frozen=True):
     """Publish to the event stream."""
 
@@ -162,4 +170,6 @@ class LookAtRoom(msgspec.Struct, frozen=True):
     directory: str
 
 
-Command = Tell | Reply | MakePlan | Record | Announce | WriteManifest | SetAside | Discard | LookAtRoom
+Command = (
+    Tell | Reply | MakePlan | Record | KeepState | Announce | WriteManifest | SetAside | Discard | LookAtRoom
+)

@@ -11,11 +11,14 @@ in the journal: the share that devices tell is taken off what is useful (``view`
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+import msgspec
 
 from oobleckd.protocol.api import IncidentView, JobState
 
@@ -24,13 +27,14 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 _PHASES: tuple[Cause, ...] = ("detect", "plan", "reconfigure", "copy")
 _STANDING_STILL = frozenset({"waiting", "paused"})
 _RECENT = 20
+MAX_STRETCHES = 2000
+"""A job that writes no checkpoint would have one for every step."""
 _ENOUGH = 5  # steps after which a plan's pace is known
 
 
-@dataclass(slots=True)
-class Stretch:
-    """A booked step that a rollback may still take: its device-seconds that were useful, and those that were
-    degraded or skipped.
+class Stretch(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A booked step that a rollback may still take, or several up to it: device-seconds that were useful, and
+    those that were degraded or skipped.
     """
 
     step: int
@@ -47,7 +51,7 @@ class Book:
     standing still, and ``steps`` committed, ``skipped`` of them without an update. ``recent``: seconds of
     undisturbed steps of the present layout; ``best_device_s``: device-seconds of a step with the best layout
     so far, ``best_s`` the fewest seconds, measured at ``best_at``. ``changed``: the layout did since the last
-    booking. ``stretches``: since the last checkpoint.
+    booking. ``stretches``: since the last checkpoint, of a job that is not over.
     """
 
     num_devices: int = 0
@@ -64,12 +68,15 @@ class Book:
     total_s: float = 0.0
     useful_s: float = 0.0
     lost_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    recent: deque[float] = field(default_factory=deque)
     pace_s: float = 0.0
     best_s: float = 0.0
     best_at: float = 0.0
     best_device_s: float = 0.0
     stretches: list[Stretch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.recent = deque(self.recent, maxlen=_RECENT)
 
     def until(self, at: float) -> None:
         """Time has passed; clocks of two incarnations of a daemon may differ, and it never runs backwards
@@ -107,6 +114,7 @@ class Book:
         if state in {"done", "failed", "cancelled"}:
             self._book({}, -1)
             self.num_devices = 0
+            self.stretches = []
 
     def step(self, at: float, step: int, *, skipped: bool = False) -> None:
         """A step is committed; ``skipped``: it made no update."""
@@ -164,8 +172,17 @@ class Book:
         self.useful_s += useful_s
         if self.steps:
             self.stretches.append(Stretch(step, useful_s, split["degraded"], split["skipped"]))
+            if len(self.stretches) > MAX_STRETCHES:
+                self._join()
         self.elapsed_s = self.devices_s = self.idle_s = self.idle_devices_s = 0.0
         self.steps, self.skipped, self.changed = 0, 0, False
+
+    def _join(self) -> None:
+        """Make one of the older half: a rollback takes all or none of them."""
+        half = MAX_STRETCHES // 2
+        old, self.stretches = self.stretches[:half], self.stretches[half:]
+        seconds = [(each.useful_s, each.degraded_s, each.skipped_s) for each in old]
+        self.stretches.insert(0, Stretch(old[-1].step, *map(math.fsum, zip(*seconds, strict=True))))
 
     def split(self, phases: Mapping[Cause, float]) -> dict[Cause, float]:
         """Device-seconds lost of what has gathered, by cause; the rest is useful. ``phases``: seconds of an

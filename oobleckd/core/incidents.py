@@ -34,7 +34,7 @@ def loss(
     if incident is None:
         layers = len(job.setup.profile.layers) if job.setup else 0
         incident = run.incident = Incident(
-            f"inc-{len(core.state.incidents) + 1}",
+            f"inc-{core.state.num_incidents + 1}",
             job.id,
             cause,
             tuple(nodes),

@@ -1,15 +1,17 @@
 """What must hold between any two events: asserted by the simulated worlds after every one of them.
 
-``check`` looks at one moment, ``PastState`` at what may only grow in an incarnation of the daemon.
+``check`` looks at one moment, also at how large the state may be, ``PastState`` at what may only grow in an
+incarnation of the daemon.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from oobleckd.core import goodput, state
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run
-from oobleckd.core.state import JobRecord
+from oobleckd.core.state import JobRecord, State
 from oobleckd.planner.plan import Layout, Plan, node_of, standing_routes
 
 
@@ -20,9 +22,45 @@ def check(core: Core) -> None:
     assert [core.run.job] == active if core.run is not None else not active
     for job in core.state.jobs.values():
         _job(core, job)
+    _bounds(core.state)
     if core.run is not None:
         _run(core, core.run)
         _candidates(core, core.run.job)
+
+
+def _bounds(kept: State) -> None:
+    """Nothing grows with steps, losses or time: all has a number, or goes with jobs and nodes."""
+    most = {
+        "profiles": state.KEPT_PROFILES,
+        "lost_records": state.KEPT_LOST_RECORDS,
+        "incidents": state.KEPT_INCIDENTS,
+        "history": state.HISTORY,
+    }
+    for name, number in most.items():
+        assert len(getattr(kept, name)) <= number, name
+    jobs = kept.jobs.values()
+    assert sum(len(job.steps) > 1 for job in jobs) <= 2, "steps of jobs that were over before the last one"
+    over = [job for job in jobs if job.final and job.deployed_at is not None]
+    assert sum(bool(job.losses) for job in over) <= 2
+    for job in jobs:
+        _bounds_of_job(job)
+
+
+def _bounds_of_job(job: JobRecord) -> None:
+    most = {
+        "steps": state.KEPT_STEPS,
+        "losses": state.KEPT_STEPS,
+        "step_s": state.RECENT_STEPS,
+        "rolled_back_at": state.KEPT_ROLLBACKS,
+        "written": state.RECENT_STEPS + 1,
+        "kept": max(state.MIN_KEPT, job.spec.checkpoint.keep) + 2,
+        "disputes": state.KEPT_DISPUTES,
+        "deaths": state.RECENT_DEATHS,
+    }
+    for name, number in most.items():
+        assert len(getattr(job, name)) <= number, f"{job.id}: {name}"
+    assert len(job.book.stretches) <= goodput.MAX_STRETCHES
+    assert not (job.final and job.book.stretches)
 
 
 def _candidates(core: Core, job: JobRecord) -> None:
@@ -35,8 +73,11 @@ def _candidates(core: Core, job: JobRecord) -> None:
 def _job(core: Core, job: JobRecord) -> None:
     assert job.epoch <= core.state.epoch
     numbers = [step.step for step in job.steps]
-    assert numbers == list(range(job.start.step, job.start.step + len(numbers))), f"{job.id}: {numbers}"
-    assert not numbers or job.counters.step == numbers[-1] + 1
+    first = numbers[0] if numbers else job.counters.step
+    assert job.start.step <= first
+    if not job.final and job.counters.round < state.KEPT_STEPS * 7 // 8:  # so none was too many
+        assert job.start.step == first, f"{job.id}: {numbers}"
+    assert numbers == list(range(first, job.counters.step)), f"{job.id}: {numbers}"
     assert job.counters.step <= job.spec.train.steps
     assert (job.finished_at is None) != job.final
     if job.layout is not None:

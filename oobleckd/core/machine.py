@@ -21,6 +21,7 @@ from oobleckd.core import (
     recovery,
     requests,
     room,
+    snapshot,
     steer,
     steps,
 )
@@ -34,6 +35,7 @@ from oobleckd.core.events import (
     Event,
     FolderFound,
     Heard,
+    KeepState,
     LinkLost,
     ManifestWritten,
     Planned,
@@ -130,16 +132,25 @@ class Machine:
 
     @classmethod
     def restore(
-        cls, entries: Iterable[AnyEntry], now: float, config: CoreConfig, *, forgotten: bool = False
+        cls,
+        entries: Iterable[AnyEntry],
+        now: float,
+        config: CoreConfig,
+        *,
+        state: State | None = None,
+        forgotten: bool = False,
     ) -> Machine:
         """The machine after a restart of the daemon: state from the journal, nobody dead for a grace.
+        ``entries``: those after ``state``, which is the machine's from now on; all where there is none.
         ``forgotten``: entries at the journal's end are lost, so what workers hold may be anything that came
         after.
         """
         machine = cls(config, now)
         core = machine.core
+        core.state = state or core.state
         for entry in entries:
             apply(core.state, as_shown(entry))  # an older version may have written what others said as it was
+            core.num_unkept += 1
         for job in core.state.jobs.values():
             if not job.final and job.state != "queued":
                 core.run = recovery.adrift(core, job, forgotten=forgotten)
@@ -148,6 +159,8 @@ class Machine:
                     # One generation is left out: the daemon before may have told it to somebody ahead of
                     # its journal. (D-recovery-015)
                     core.record(Restarted(core.state.epoch + 1, now))
+        if config.snapshot_every:
+            snapshot.shape()  # takes some tens of milliseconds, which the loop has not
         machine.silent_until = now + config.grace_s if core.state.nodes else None
         machine.due = machine._next_deadline()
         return machine
@@ -188,8 +201,16 @@ class Machine:
         if core.members.obituaries or not self._is_routine(event):
             self._settle()
         self.due = self._next_deadline()
+        self._keep_state()
         commands, core.outbox = core.outbox, []
         return commands
+
+    def _keep_state(self) -> None:
+        """Where it is time for one, a snapshot behind what was recorded."""
+        core, every = self.core, self.core.config.snapshot_every
+        if every and core.num_unkept >= every:
+            core.num_unkept = 0
+            core.outbox.append(KeepState(snapshot.encode(core.state)))
 
     def next_deadline(self) -> float | None:
         """When to send a ``Tick`` if nothing else happens before; None when there is nothing to wait for."""

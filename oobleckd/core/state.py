@@ -10,14 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from oobleckd.core.blame import Dispute
+from oobleckd.core.entries import Died, Noted
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.planner.plan import Detours, Layout, Plan, Template, node_of
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.api import IncidentView, JobState, LostRecords
-from oobleckd.protocol.changes import Change
-from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
@@ -26,6 +25,17 @@ from oobleckd.protocol.parts import Counters, JobCause, NodeCause
 HISTORY = 5000
 RECENT_STEPS = 20
 RECENT_DEATHS = 20
+KEPT_STEPS = 4096
+"""Steps of a job, and losses of its rounds, in memory: what a view of now, a late report or a checkpoint that
+is being written can ask for. All of them are in the journal.
+"""
+KEPT_INCIDENTS = 2000
+KEPT_ROLLBACKS = 21
+"""One more than ``failures`` looks back on: it begins where the one before them was."""
+KEPT_DISPUTES = KEPT_LOST_RECORDS = 100
+KEPT_PROFILES = 200
+KEPT_WHOLE = 20
+"""Jobs that are over and keep what was planned for them, which is most of a job."""
 MIN_KEPT = 2
 """Complete checkpoints that are on the disk whatever ``checkpoint.keep`` says: the newest, and the one that
 was it before.
@@ -34,38 +44,24 @@ was it before.
 
 class Written(msgspec.Struct, frozen=True, gc=False):
     """A checkpoint that is complete: of the state after ``step`` steps; ``until`` that number of steps, and
-    for ``took_s`` seconds, it was being written.
+    for ``took_s`` seconds, it was being written. ``cost_s``: what that cost training (None: nothing tells),
+    once it ``is_measured``.
     """
 
     step: int
     until: int
     took_s: float
+    cost_s: float | None = None
+    is_measured: bool = False
+
+    @property
+    def told_by(self) -> int:
+        """The last step that tells what it cost."""
+        return max(self.until, self.step + 1) - 1
 
 
-class KeptCheckpoint(msgspec.Struct, frozen=True, gc=False):
-    """A state that the job can roll back to: a complete checkpoint, or where it began ("init", or a folder).
-    ``checked``: it is known to come of the right text.
-    """
-
-    directory: str
-    counters: Counters
-    checked: bool = False
-
-
-class Expected(msgspec.Struct, frozen=True, gc=False):
-    """A node that should be here: where it was last, and since when that is so. ``lost``: why it is not ("":
-    it was here when last heard of), and as a ``code``.
-    """
-
-    host: str
-    zone: str
-    at: float
-    lost: str = ""
-    code: NodeCause = ""
-
-
-class Step(msgspec.Struct, frozen=True, gc=False):
-    """A committed step, small enough to keep all of them."""
+class Step(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A committed step, small enough to keep some thousands of them."""
 
     step: int
     loss: float
@@ -79,16 +75,27 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     step_s: float
 
 
-class Died(msgspec.Struct, frozen=True):
-    """A device that died of ``death`` when so many steps were committed; ``planned_bytes`` of memory it was
-    to have at most (0: not known).
+class KeptCheckpoint(msgspec.Struct, frozen=True, gc=False):
+    """A state that the job can roll back to: a complete checkpoint, or where it began ("init", or a folder).
+    ``checked``: it is known to come of the right text. ``newest``: the last step before it.
     """
 
-    device: str
-    death: Death
-    step: int
-    planned_bytes: int
+    directory: str
+    counters: Counters
+    checked: bool = False
+    newest: Step | None = None
+
+
+class Expected(msgspec.Struct, frozen=True, gc=False):
+    """A node that should be here: where it was last, and since when that is so. ``lost``: why it is not ("":
+    it was here when last heard of), and as a ``code``.
+    """
+
+    host: str
+    zone: str
     at: float
+    lost: str = ""
+    code: NodeCause = ""
 
 
 def _number(step: Step) -> int:
@@ -104,26 +111,44 @@ class _Survivors(NamedTuple):
     nodes: frozenset[str] = frozenset()
 
 
+class _Remembers:
+    """Has room for what is no part of the state: ``survivors`` are looked up, and not kept on disk."""
+
+    __slots__ = ("_fewest", "_survivors")
+    _survivors: _Survivors
+    _fewest: tuple[_Survivors, int]
+
+    def _remember(self, found: _Survivors) -> _Survivors:
+        self._survivors = found
+        return found
+
+    def _remember_fewest(self, found: tuple[_Survivors, int]) -> int:
+        self._fewest = found
+        return found[1]
+
+
 @dataclass(slots=True)
-class JobRecord:
+class JobRecord(_Remembers):
     """A job. ``counters``: the first round and step not known to be committed; ``start``: where it began.
 
     ``source``: where the state comes from when no device holds it. ``ending``: it was cancelled, and is over
-    once its state is in a checkpoint. ``dead``: lost devices of ``layout``,
-    ``incarnations``: device -> the incarnation of it that is in ``layout``. ``detours`` stand beside the
-    routes of ``layout``; ``settled``: the dead whom they, or nothing more, take care of. ``losses``: round ->
-    loss, of every round ever committed, for the check of late and double reports. ``fence``: rounds told
-    under an epoch up to it are of a history that was given up. ``began``: the round in which the present one
-    began. ``rolled_back_at``: when it went back to a checkpoint, or to the start. ``deployed_at``: when the
-    first layout was in force. ``written``: checkpoints, oldest first. ``book``: where the time of its devices
-    went. ``origin``: the ``source`` that it was submitted with. ``kept``: the newest complete checkpoints,
-    oldest first, of which the last is ``checkpoint``. ``disputes``: disagreements of which nobody knows yet
-    who was wrong. ``notes``: what is to be said of its model's folder. ``num_skipped``: steps that were
-    skipped, also those that a rollback took. ``folder``: the name of that which its checkpoints go into ("":
-    its id, in a folder that may have no mark yet). ``kinds``: the traits of all devices that ever trained it,
-    those that are alike once. ``deaths``: the newest of devices that knew what they died of, oldest first.
-    ``inputs``: the identity of what it reads, from its first deployment on, or from the checkpoint that it
-    was resumed from. ``readers``: device -> its incarnation, of the last layout that was in force.
+    once its state is in a checkpoint. ``dead``: lost devices of ``layout``, ``incarnations``: device -> the
+    incarnation of it that is in ``layout``. ``detours`` stand beside the routes of ``layout``; ``settled``:
+    the dead whom they, or nothing more, take care of. ``steps`` are the newest, in order and without a gap;
+    ``losses``: round -> loss, of the newest rounds, for the check of late and double reports. ``fence``:
+    rounds told under an epoch up to it are of a history that was given up. ``began``: the round in which the
+    present one began. ``rolled_back_at``: when it last went back to a checkpoint, or to the start.
+    ``deployed_at``: when the first layout was in force. ``written``: the newest checkpoints, oldest first.
+    ``book``: where the time of its devices went. ``origin``: the ``source`` that it was submitted with.
+    ``kept``: the newest complete checkpoints, oldest first, of which the last is ``checkpoint``.
+    ``disputes``: disagreements of which nobody knows yet who was wrong. ``notes``: what is to be said of its
+    model's folder. ``num_skipped``: steps that were skipped, also those that a rollback took. ``folder``: the
+    name of that which its checkpoints go into ("": its id, in a folder that may have no mark yet). ``kinds``:
+    the traits of all devices that ever trained it, those that are alike once. ``deaths``: the newest of
+    devices that knew what they died of, oldest first. ``inputs``: the identity of what it reads, from its
+    first deployment on, or from the checkpoint that it was resumed from. ``readers``: device -> its
+    incarnation, of the last layout that was in force. ``num_incidents``: ever. ``measuring``: what one of
+    ``written`` cost is not known yet.
     """
 
     id: str
@@ -150,7 +175,7 @@ class JobRecord:
     offered: tuple[str, ...] = ()
     steps: list[Step] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
-    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    step_s: deque[float] = field(default_factory=deque)
     steps_lost: int = 0
     fence: int = 0
     began: int = 0
@@ -170,8 +195,12 @@ class JobRecord:
     deaths: list[Died] = field(default_factory=list)
     inputs: Inputs = ()
     readers: dict[str, str] = field(default_factory=dict)
-    _survivors: _Survivors = field(default=_Survivors(), repr=False, compare=False)
-    _fewest: tuple[_Survivors, int] = field(default=(_Survivors(), 0), repr=False, compare=False)
+    num_incidents: int = 0
+    measuring: bool = False
+
+    def __post_init__(self) -> None:
+        self.step_s = deque(self.step_s, maxlen=RECENT_STEPS)
+        self._remember_fewest((self._remember(_Survivors()), 0))
 
     @property
     def final(self) -> bool:
@@ -192,6 +221,32 @@ class JobRecord:
         """Where in ``steps`` the one is that tells of ``step``; their number, where none does yet."""
         return bisect_left(self.steps, step, key=_number)
 
+    def step_before(self, step: int) -> Step | None:
+        """The newest of ``steps`` that was before ``step``."""
+        index = self.index_of(step)
+        return self.steps[index - 1] if index else None
+
+    def keep(self, step: Step) -> None:
+        """Append to ``steps``, and let the oldest go where they are too many."""
+        # They are in the journal, from which whoever wants to see them reads them. (D-daemon-022)
+        self.steps.append(step)
+        if len(self.steps) > KEPT_STEPS:
+            del self.steps[: KEPT_STEPS // 8]  # some at once: each time all others move
+
+    def keep_loss(self, round_: int, loss: float) -> None:
+        """Enter the loss of a round, and let the oldest go where they are too many."""
+        self.losses[round_] = loss
+        if len(self.losses) > KEPT_STEPS:
+            self.losses = dict(list(self.losses.items())[KEPT_STEPS // 8 :])
+
+    def shelve(self, *, whole: bool) -> None:
+        """Keep of a job that is over what its view shows; what was planned for it as long as it is
+        ``whole``.
+        """
+        self.losses, self.steps = {}, self.steps[-1:]
+        if not whole:
+            self.setup, self.templates, self.plan = None, (), None
+
     def survivors(self) -> tuple[str, ...]:
         """Live devices of the layout in force, in name order."""
         return self._who().devices
@@ -208,7 +263,7 @@ class JobRecord:
         if known.layout is not self.layout or known.dead != self.dead:
             devices = tuple(sorted(set(self.layout.holdings) - set(self.dead)))
             nodes = frozenset(map(node_of, devices))
-            known = self._survivors = _Survivors(self.layout, self.dead, devices, nodes)
+            known = self._remember(_Survivors(self.layout, self.dead, devices, nodes))
         return known
 
     def fewest_holders(self) -> int:
@@ -221,7 +276,7 @@ class JobRecord:
             for device in who.devices:
                 for layer in self.layout.holdings[device].layers():
                     holders[layer].add(node_of(device))
-            self._fewest = (who, min(map(len, holders), default=0))
+            return self._remember_fewest((who, min(map(len, holders), default=0)))
         return self._fewest[1]
 
     def undeploy(self, source: str) -> None:
@@ -234,7 +289,8 @@ class JobRecord:
 @dataclass(slots=True)
 class State:
     """Everything durable. ``jobs`` in order of submission; ``drained``: node -> reason; ``drain_causes``:
-    that, for programs; ``nodes``: those that should be here, by name.
+    that, for programs; ``nodes``: those that should be here, by name. ``lost_records``, ``incidents`` and
+    ``history``: the newest. ``num_incidents``: ever.
     """
 
     jobs: dict[str, JobRecord] = field(default_factory=dict)
@@ -244,9 +300,13 @@ class State:
     nodes: dict[str, Expected] = field(default_factory=dict)
     lost_records: list[LostRecords] = field(default_factory=list)
     incidents: dict[str, IncidentView] = field(default_factory=dict)
-    history: deque[Change] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    history: deque[Noted] = field(default_factory=deque)
     epoch: int = 0
     seq: int = 0
+    num_incidents: int = 0
+
+    def __post_init__(self) -> None:
+        self.history = deque(self.history, maxlen=HISTORY)
 
     @property
     def quarantined(self) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -14,6 +13,7 @@ import msgspec
 from oobleckd.core import alike, deaths, nodecauses, room
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
+from oobleckd.core.entries import noted
 from oobleckd.core.membership import Node
 from oobleckd.core.nodecauses import Use
 from oobleckd.core.state import Expected, JobRecord, Step
@@ -202,7 +202,6 @@ def job_view(core: Core, job: JobRecord) -> JobView:
     """One job."""
     step_s = statistics.median(job.step_s) if job.step_s else 0.0
     last = job.steps[-1] if job.steps else None
-    incidents = [view for view in core.state.incidents.values() if view.job == job.id]
     run = core.run if core.run is not None and core.run.job is job else None
     return JobView(
         id=job.id,
@@ -222,7 +221,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         step_s=step_s,
         submitted_at=job.submitted_at,
         finished_at=job.finished_at,
-        incidents=len(incidents),
+        incidents=job.num_incidents,
         steps_lost=job.steps_lost,
         checkpoint=job.checkpoint,
         digest=digest(job.spec),
@@ -300,26 +299,6 @@ def template_views(job: JobRecord) -> list[TemplateView]:
     ]
 
 
-def step_views(job: JobRecord, since: int = 0) -> list[StepView]:
-    """Committed steps from number ``since`` (the first is 1) on, one each: tries that were repeated do not
-    count.
-    """
-    return [step_view(step) for step in job.steps[first_step(job, since) :]]
-
-
-def first_step(job: JobRecord, since: int) -> int:
-    """Where among the job's steps those from number ``since`` on begin."""
-    return bisect_left(job.steps, since, key=lambda step: step.step + 1)
-
-
-def steps_by(job: JobRecord, at: float, max_steps: int) -> list[StepView]:
-    """The newest ``max_steps`` steps that were committed by ``at``, in POSIX seconds; what a rollback took is
-    not among them.
-    """
-    end = bisect_right(job.steps, at, key=lambda step: step.at)
-    return [step_view(step) for step in job.steps[max(0, end - max_steps) : end]]
-
-
 def step_view(s: Step) -> StepView:
     """One committed step."""
     return StepView(
@@ -350,7 +329,12 @@ def incident_views(core: Core) -> list[IncidentView]:
 
 def story(core: Core, key: str) -> list[Change]:
     """The changes that concern ``key`` (``node:n3``, ``incident:inc-2``, ``job:…``), oldest first."""
-    return [change for change in core.state.history if key in change.story]
+    return [noted(entry) for entry in core.state.history if key in entry.story]
+
+
+def changes(core: Core) -> list[Change]:
+    """The newest changes that were announced, but for steps, oldest first."""
+    return list(map(noted, core.state.history))
 
 
 def status(core: Core) -> Status:

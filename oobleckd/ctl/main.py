@@ -39,7 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "verify": ("verify", "Compare a job bit by bit with a run without failures."),
     "export": ("export", "Write a job's model to a folder for transformers."),
     "status": ("show", "Show the daemon's headline."),
-    "get": ("show", "List jobs, nodes, pipelines, templates, incidents, layers or goodput."),
+    "get": ("show", "List jobs, nodes, pipelines, templates, incidents, layers, steps or goodput."),
     "describe": ("show", "Show everything about one job, node, incident or schedule."),
     "what-if": ("watch", "Say what would follow if nodes died now."),
     "export-incident": ("watch", "Write an incident to a file, with the past around it."),

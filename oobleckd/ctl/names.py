@@ -39,6 +39,12 @@ def described_names(ctx: click.Context, _parameter: click.Parameter, incomplete:
     return _completed(ctx, incomplete, kinds.get(ctx.params.get("what", ""), lambda _client: ()))
 
 
+def steps_of_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What ``get`` takes behind its first word."""
+    wanted = ctx.params.get("what", "") == "steps"
+    return _completed(ctx, incomplete, _jobs if wanted else lambda _client: ())
+
+
 def _completed(
     ctx: click.Context, incomplete: str, ask: Callable[[Client], Iterable[tuple[str, str]]]
 ) -> list[CompletionItem]:

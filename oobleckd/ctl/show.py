@@ -12,7 +12,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.names import described_names
+from oobleckd.ctl.names import described_names, steps_of_names
 from oobleckd.ctl.output import (
     NOT_FOUND,
     USAGE,
@@ -26,7 +26,7 @@ from oobleckd.ctl.output import (
     tolerance,
     when,
 )
-from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers
+from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers, get_steps
 from oobleckd.draw.times import day
 from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView, PipelineView, TemplateView
@@ -190,12 +190,20 @@ _LISTS: dict[str, Callable[[Client], None]] = {
 
 
 @click.command()
-@click.argument("what", type=click.Choice(list(_LISTS)))
+@click.argument("what", type=click.Choice([*_LISTS, "steps"]))
+@click.argument("job", required=False, default="", shell_complete=steps_of_names)
+@click.option("--since", type=click.IntRange(min=1), metavar="N", help="Of steps: from that step on.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Of steps: the newest N.")
 @connected
-def get(client: Client, what: str) -> None:
-    """List jobs, nodes, pipelines, templates, incidents or copies of layers, or where the time went
-    (goodput).
+def get(client: Client, what: str, job: str, since: int | None, last: int | None) -> None:
+    """List jobs, nodes, pipelines, templates, incidents or copies of layers, steps of JOB (or of the newest),
+    or where the time went (goodput).
     """
+    if what == "steps":
+        get_steps(client, job, since, last)
+        return
+    if job or since is not None or last is not None:
+        fail(f"JOB, --since and --last are of steps, not of {what}", "leave them out", USAGE)
     _LISTS[what](client)
 
 

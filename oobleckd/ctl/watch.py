@@ -40,6 +40,7 @@ from oobleckd.words import count, layers, seconds, size
 
 _WIDTH = (60, 140)
 _MAX_ROWS = 40
+_FEW_STEPS = 20  # where nobody says how many
 _DRAWN = frozenset({"F", "B", "I", "W"})
 
 
@@ -58,13 +59,38 @@ def get_layers(client: Client) -> None:
     )
 
 
-def get_goodput(client: Client) -> None:
-    """Where the time of the newest job's devices went: the one that runs, else the last."""
+def get_steps(client: Client, job: str, since: int | None, last: int | None) -> None:
+    """Steps of ``job``, or of the newest: from step ``since`` on, the ``last`` ones."""
+    if since is None and last is None:
+        last = _FEW_STEPS
+    found = client.steps(job or _newest(client), since or 0, last=last)
+    if wants_json():
+        emit_items("Step", found)
+        return
+    emit_table(
+        ("STEP", "AT", "LOSS", "GRAD NORM", "LR", "SAMPLES", "TOOK", "OUTCOME"),
+        [
+            (
+                str(step.step), when(step.at, 0), f"{step.loss:.6g}", f"{step.grad_norm:.4g}",
+                f"{step.lr:.3g}", str(step.samples), seconds(step.step_s), step.outcome,
+            )
+            for step in found
+        ],
+    )  # fmt: skip
+
+
+def _newest(client: Client) -> str:
+    """The job that runs, else the last."""
     jobs = client.jobs()
     if not jobs:
         fail("no job", "hand one in with `oobleckctl submit`", NOT_FOUND)
     active = [job for job in jobs if job.finished_at is None and job.nodes]
-    found = client.goodput((active or jobs)[-1].id)
+    return (active or jobs)[-1].id
+
+
+def get_goodput(client: Client) -> None:
+    """Where the time of the newest job's devices went: the one that runs, else the last."""
+    found = client.goodput(_newest(client))
     if wants_json():
         emit_item("Goodput", found)
         return

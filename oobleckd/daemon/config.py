@@ -87,6 +87,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int, Meta(ge=0, description="MiB of the past kept on disk for replay; 0 keeps none.")
     ] = 64
     replay_h: Annotated[Seconds, Meta(description="Hours of the past kept at most.")] = 24.0
+    keep_steps_days: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Days for which the steps of a job that is over are kept; its curves stay. 0 keeps "
+            "them for ever.",
+        ),
+    ] = 90
     metrics: Annotated[
         str,
         Meta(

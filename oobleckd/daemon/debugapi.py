@@ -54,6 +54,7 @@ def _debug_view(service: Service) -> DebugView:
         counters={
             "events": loop.num_events,
             "loop_longest_us": round(1e6 * busy.longest_s()),
+            "records_read": service.journal.num_read,
             "manifest_errors": loop.num_manifest_errors,
             "half_open_dropped": service.hub.half_open.num_dropped,
             "refused_keys": service.hub.num_refused_keys,

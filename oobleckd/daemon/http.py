@@ -23,7 +23,7 @@ from aiohttp import web
 from oobleckd.core import view
 from oobleckd.core.requests import latest
 from oobleckd.core.state import JobRecord
-from oobleckd.daemon import answers, openapi, paging, sending
+from oobleckd.daemon import answers, openapi, paging, sending, stepstore
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
 from oobleckd.daemon.callers import READING
 from oobleckd.daemon.debugapi import DebugApi
@@ -52,6 +52,7 @@ ANSWER_S = 8.0
 BODY_S = 10.0
 _MAX_BODY_BYTES = 2**20
 _CHANGES_AT_ONCE = 256
+_STEPS_AT_ONCE = 2000  # no page has room for more
 _FOLDER_S = 4.0
 # Who asks too often does not ask again at once, whatever their program does with the answer.
 _REFUSED_LATE_S = 0.25
@@ -87,6 +88,7 @@ class Api:
                 web.post("/v1/jobs", self.submit),
                 web.get("/v1/jobs/{job}", self.job),
                 web.get("/v1/jobs/{job}/steps", self.steps),
+                web.get("/v1/jobs/{job}/curve", self.curve),
                 web.post("/v1/jobs/{job}/{act:pause|resume|cancel|checkpoint}", self.control),
                 web.get("/v1/nodes", self.nodes),
                 web.post("/v1/nodes/{node}/{act:drain|undrain}", self.drain),
@@ -148,12 +150,26 @@ class Api:
         return answers.one(view.job_view(self._service.core, job))
 
     async def steps(self, request: web.Request) -> web.StreamResponse:
-        """Committed steps from ``since`` on."""
+        """Committed steps from ``since`` on, of the ``last`` ones if that is said."""
         job = self._find(request.match_info["job"])
-        since = answers.number(request, "since") or 0
-        begin = view.first_step(job, max(since, int(paging.after(request) or 0) + 1))
-        rows = job.steps[begin : begin + paging.MAX_ROWS + 1]
+        since, last = answers.number(request, "since") or 0, answers.number(request, "last")
+        after = int(paging.after(request) or 0)
+        if last is not None and not after:
+            since = max(since, job.counters.step - last + 1)
+        first = max(since, after + 1) - 1  # by their numbers, which begin with 1
+        count = min(paging.limit_of(request), _STEPS_AT_ONCE) + 1
+        rows = await stepstore.read(self._service.journal, job, first, count)
         return paging.page(request, rows, view.step_view, lambda step: step.step + 1)
+
+    async def curve(self, request: web.Request) -> web.StreamResponse:
+        """Losses and times of all steps, in ``bins`` at most."""
+        job = self._find(request.match_info["job"])
+        bins = answers.number(request, "bins")
+        bins = stepstore.DEFAULT_BINS if bins is None else bins
+        if not 1 <= bins <= stepstore.MAX_BINS:
+            hint = f"write 1 to {stepstore.MAX_BINS}"
+            raise Refusal(422, "invalid", f"bins = {bins} is no number of parts of a curve", hint)
+        return answers.whole(await stepstore.curve(self._service.journal, job, bins))
 
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         """All nodes, with ages as of now."""

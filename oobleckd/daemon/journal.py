@@ -1,11 +1,13 @@
 """The journal: what the core has decided, durable in one SQLite file (WAL) before anybody is told.
 
-Owns the state folder's lock, the file, its one writer thread, the way from older formats, and the behaviour
-on a disk that fails: the thread keeps what it could not write, says so once, tries again until it succeeds,
-and no future resolves before its entries are on disk. Every record has a seal and is in a second file once
-more (``records``), by which what has changed since is found and mended at the start (``mend``). Owns no
-meaning: entries are tagged structs of ``core.entries``. Steps have a table with columns of their own, so that
-curves are cheap to query.
+Owns the state folder's lock, the file, its one writer thread, and the behaviour on a disk that fails: the
+thread keeps what it could not write, says so once, tries again until it succeeds, and no future resolves
+before its entries are on disk. Every record has a seal (``records``) and is in a second set of files once
+more (``segments``), by which what has changed since is found and mended, at the start (``mend``) and while
+the daemon works (``verify``). From time to time it is given the state that all records so far come to, and a
+start reads the newest of these snapshots and what came after it. Owns no meaning: entries are tagged structs
+of ``core.entries``, a snapshot is ``core.snapshot``'s. Steps have a table with columns of their own, so that
+they are read by range (``steprows``), and curves of them (``bins``).
 
 Errors::
 
@@ -18,45 +20,53 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import logging
 import math
 import os
-import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from oobleckd.daemon.mend import (
-    INSERT,
+from oobleckd.daemon.bins import Bins
+from oobleckd.daemon.mend import CHECK, Decode, Ground, OtherFormat, mend
+from oobleckd.daemon.records import Row, format_row, sealed, snapshot_row
+from oobleckd.daemon.segments import RecordCopy
+from oobleckd.daemon.steprows import StepRows
+from oobleckd.daemon.tables import (
+    DROPPED,
+    FORMAT,
+    IN_ORDER,
+    KEPT_SNAPSHOTS,
+    OLDER,
     WRITE_META,
-    mend,
+    insert,
+    is_broken,
     named,
     names_in,
     new_name,
-    write_copy,
-    write_database,
 )
-from oobleckd.daemon.records import RecordCopy, Row, format_row, seal, sealed, unsealed
-from oobleckd.host.durable import sync_file
 from oobleckd.host.urgency import as_urgent
+from oobleckd.protocol.api import CurveBin
 from oobleckd.protocol.unreadable import UNREADABLE
 
-FORMAT = 5
-_OLDER = (4, 3)
 _PLACE = "place"
 _LEAST_BYTES = 256 * 1024  # of a journal with nothing in it: the file, its log and the log's index
 _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+_OLDER_SNAPSHOTS = (
+    "DELETE FROM snapshots WHERE seq NOT IN (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)"
+)
+_DELETE = ("DELETE FROM entries WHERE seq = ?", "DELETE FROM steps WHERE seq = ?")
+_AT_ONCE = 500  # records that are written or removed in one turn beside those that somebody waits for
 _log = logging.getLogger(__name__)
-
-_IN_ORDER = "SELECT seq, data FROM entries UNION ALL SELECT seq, data FROM steps ORDER BY seq"
-_NEWEST = "SELECT max(seq) FROM (SELECT max(seq) AS seq FROM entries UNION ALL SELECT max(seq) FROM steps)"
 
 
 class JournalError(Exception):
@@ -88,10 +98,38 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """What a daemon starts from: the state in the newest snapshot (None: there is none that can be read), and
+    the entries after it, which may be had once.
+    """
+
+    state: Any
+    entries: Iterable[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class _Batch:
     """Rows of one transaction, and who waits for it."""
 
     rows: tuple[Row, ...]
+    done: Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A snapshot of the state after record ``seq``."""
+
+    seq: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Something else that the writer thread does between records: ``act`` says whether it is done, or is to
+    have another turn.
+    """
+
+    act: Callable[[], bool]
     done: Future[None]
 
 
@@ -100,7 +138,8 @@ class Journal:
 
     ``step_of`` gives the columns of an entry that is a step, None for all others. ``on_trouble`` is called
     from the writer thread with a sentence when writing starts to fail, and with "" when it works again.
-    Raises JournalError, JournalLocked.
+    ``decode`` gives the state in a snapshot, None where it cannot be read. ``num_read``: records that were
+    read at the start, in both files. Raises JournalError, JournalLocked.
     """
 
     def __init__(
@@ -109,6 +148,7 @@ class Journal:
         *,
         step_of: Callable[[msgspec.Struct], StepRow | None],
         on_trouble: Callable[[str], None],
+        decode: Decode = lambda _data: None,
     ) -> None:
         self.path = folder.resolve() / "journal.sqlite"
         self.num_errors = 0
@@ -122,31 +162,63 @@ class Journal:
                 raise _unusable(self.path, error) from error
             raise
         try:
-            copy = self.path.with_suffix(".copy")
-            self.damage = mend(self.path, copy, FORMAT)
-            self._database = _open(self.path, copy)
-            self._meta = _meta_of(self._database)
-            self._copy = RecordCopy(copy, FORMAT, self.names)
-            self._next_seq = int(self._database.execute(_NEWEST).fetchone()[0] or 0) + 1
+            self._ground = ground = mend(self.path, self.path.with_suffix(".copy"), decode)
+            self.damage, self.num_read = ground.damage, ground.num_rows
+            self._meta, self._dropped = ground.meta, ground.dropped
+            self._database = _open(self.path)
+            self._copy = RecordCopy(self.path.with_suffix(".copy"), self._head(), ground.first)
+            self._next_seq = ground.newest + 1
+            self._kept_seq = ground.seq
             self._inode = self.path.stat().st_ino
-        except (OSError, sqlite3.Error, JournalError) as error:
+        except (OSError, sqlite3.Error, OtherFormat) as error:
             os.close(self._lock_fd)
             raise _unusable(self.path, error) from error
+        self._rows = StepRows(self.path)
+        self._bins = Bins()
         self._condition = threading.Condition()
-        self._waiting: list[_Batch] = []
+        self._waiting: list[_Batch | _State | _Work] = []
         self._closing = False
         self._thread = threading.Thread(target=as_urgent(self._run), name="journal", daemon=True)
         self._thread.start()
 
+    def start(self, kind: Any) -> Start:
+        """What a daemon starts from, entries decoded as the union ``kind``. Once, before anything is
+        appended. Raises JournalError, as the entries do.
+        """
+        ground, self._ground = self._ground, Ground()
+        if not ground.seq:
+            return Start(None, self._entries(kind, 0))
+        decode = msgspec.msgpack.Decoder(kind).decode
+        try:
+            return Start(ground.state, [decode(row[-1]) for row in ground.rows])
+        except UNREADABLE as error:
+            raise _unusable(self.path, error) from error
+
     def read(self, kind: Any) -> list[Any]:
         """All entries on disk in order, decoded as the union ``kind``. Raises JournalError."""
-        decoder = msgspec.msgpack.Decoder(kind)
+        return [*self._entries(kind, 0)]
+
+    def _entries(self, kind: Any, after: int) -> Iterator[Any]:
+        decode = msgspec.msgpack.Decoder(kind).decode
         try:
             with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as database:
                 database.text_factory = bytes  # a flipped bit makes a text of a blob, of the same bytes
-                return [decoder.decode(data) for _, data in database.execute(_IN_ORDER)]
+                for _, data in database.execute(IN_ORDER, (after,)):
+                    yield decode(data)
         except (sqlite3.Error, *UNREADABLE) as error:
             raise _unusable(self.path, error) from error
+
+    def steps(self, job: str, first: int, last: int, limit: int) -> list[bytes]:
+        """Entries of steps that are on disk, as ``StepRows.steps`` says: by any thread."""
+        return self._rows.steps(job, first, last, limit)
+
+    def newest_steps(self, limit: int) -> list[bytes]:
+        """The last entries of steps of all jobs that are on disk, in order."""
+        return self._rows.newest(limit)
+
+    def curve(self, job: str, until: int, num_bins: int) -> list[CurveBin]:
+        """The curve of a job, as ``StepRows.curve``."""
+        return self._rows.curve(job, until, num_bins)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -174,7 +246,7 @@ class Journal:
         # With the old name kept, two daemons would share folders again as soon as somebody adopts a copy of
         # one that still runs. (D-checkpoints-015)
         self._keep(named((new_name(), *self.names)))
-        self._copy.append([format_row(FORMAT, self.names)])
+        self._copy.append([self._head()])
 
     def _keep(self, meta: dict[str, str]) -> None:
         try:
@@ -186,6 +258,9 @@ class Journal:
                 f"the journal {self.path} cannot be written: {error}", "is there space on its disk?"
             ) from error
         self._meta |= meta
+
+    def _head(self) -> Row:
+        return format_row(FORMAT, self.names, self._dropped)
 
     def append(self, entries: Sequence[msgspec.Struct]) -> Future[None]:
         """Write ``entries`` in one transaction, from any thread; the future resolves when they are on disk.
@@ -202,6 +277,57 @@ class Journal:
             self._condition.notify()
         return done
 
+    def keep_state(self, data: bytes) -> None:
+        """Keep ``data``, a snapshot of the state that all entries appended so far come to. From any thread;
+        nobody waits for it, and a disk that does not take it has the one before.
+        """
+        with self._condition:
+            if self._closing or self._next_seq - 1 <= self._kept_seq:
+                return
+            self._kept_seq = self._next_seq - 1
+            self._waiting.append(_State(self._kept_seq, data))
+            self._condition.notify()
+
+    @property
+    def closed_until(self) -> int:
+        """Up to which number records are in closed files of the copy, which ``verify`` looks at."""
+        return self._copy.first - 1
+
+    def restore(self, rows: Sequence[Row]) -> Future[None]:
+        """Write old ``rows`` anew, which are not what was written any more; as they were in the copy."""
+        left = deque(rows)
+
+        def act() -> bool:
+            for row in [left.popleft() for _ in range(min(len(left), _AT_ONCE))]:
+                for delete in _DELETE:
+                    self._database.execute(delete, (row[1],))
+                insert(self._database, row)
+            return not left
+
+        return self._asked(act)
+
+    def drop_steps(self, jobs: Sequence[str]) -> Future[None]:
+        """Forget the steps of ``jobs``, which are over, but for the last record of each: that says where it
+        ended. What is needed where the newest snapshot is damaged stays. Reads the file before it returns.
+        """
+        left = deque(seq for job in jobs for seq in self._rows.droppable(job))
+
+        def act() -> bool:
+            seqs = [left.popleft() for _ in range(min(len(left), _AT_ONCE))]
+            if seqs:
+                self._dropped = max(self._dropped, *seqs)
+                self._meta[DROPPED] = str(self._dropped)
+                self._database.execute(WRITE_META, (DROPPED, sealed(self._meta[DROPPED])))
+                self._database.executemany(_DELETE[1], [(seq,) for seq in seqs])
+            return not left
+
+        return self._asked(act)
+
+    def _asked(self, act: Callable[[], bool]) -> Future[None]:
+        work = _Work(act, Future())
+        self._put(work)
+        return work.done
+
     def close(self) -> None:
         """Write what waits (one last try on a failing disk) and give the state folder free."""
         with self._condition:
@@ -217,7 +343,7 @@ class Journal:
         step = self._step_of(entry)
         if step is None:
             return "entries", seq, type(entry).__name__, data
-        loss = None if math.isnan(step.loss) else step.loss
+        loss = None if math.isnan(step.loss) else step.loss + 0.0  # -0.0 would come back as another number
         return "steps", seq, step.job, step.round, step.step, step.outcome, loss, data
 
     # ------------------------------------------------------------------- the writer thread
@@ -229,12 +355,17 @@ class Journal:
                 batches, self._waiting = self._waiting, []
             if not batches:
                 return
-            self._write(batches)
+            # What gathered is one transaction, but for a snapshot: that is of what was written before it.
+            for _, group in itertools.groupby(batches, type):
+                same = [*group]
+                self._write([each for each in same if isinstance(each, _Batch)])
+                self._keep_states([each for each in same if isinstance(each, _State)])
+                self._work([each for each in same if isinstance(each, _Work)])
 
     def _write(self, batches: list[_Batch]) -> None:
         """Write all that has gathered in one transaction, and try until it is on disk."""
         attempt = 0
-        while True:
+        while batches:
             # Asked before the attempt: the one that follows "closing" is the last.
             last = self._closing
             try:
@@ -258,14 +389,66 @@ class Journal:
         self._check_in_place()
         if self._database.in_transaction:
             self._database.execute("ROLLBACK")  # the last attempt failed even in this
-        with self._database:
-            self._database.execute("BEGIN IMMEDIATE")
-            for batch in batches:
-                for row in batch.rows:
-                    self._database.execute(INSERT[row[0]], (*row[1:], seal(row)))
+        try:
+            with self._database:
+                self._database.execute("BEGIN IMMEDIATE")
+                for batch in batches:
+                    for row in batch.rows:
+                        insert(self._database, row)
+                        self._bins.add(self._database, row)
+                self._bins.flush(self._database)
+        except BaseException:
+            self._bins.forget()
+            raise
         # Not synced: a second sync would double the wait after a failure, and power loss is what the first
         # file is synced against. The copy is for bits that flip, which SQLite does not find. (D-daemon-008)
         self._copy.append(row for batch in batches for row in batch.rows)
+
+    def _keep_states(self, states: list[_State]) -> None:
+        """Keep the newest of ``states``, and begin a new file of the copy with it."""
+        if not states:
+            return
+        newest = states[-1]
+        row = snapshot_row(newest.seq, newest.data)
+        try:
+            self._check_in_place()
+            with self._database:
+                self._database.execute("BEGIN IMMEDIATE")
+                insert(self._database, row, "INSERT OR REPLACE")
+                self._database.execute(_OLDER_SNAPSHOTS, (KEPT_SNAPSHOTS,))
+        except sqlite3.Error as error:
+            # It is never the only truth: the records are, and what is read at a start is more by these.
+            _log.warning("no snapshot of the state after record %d: %s", newest.seq, error)
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            return
+        self._copy.cut(newest.seq, [self._head(), row])
+
+    def _work(self, works: list[_Work]) -> None:
+        for work in works:
+            try:
+                self._check_in_place()
+                with self._database:
+                    self._database.execute("BEGIN IMMEDIATE")
+                    done = work.act()
+            except (sqlite3.Error, OSError) as error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                work.done.set_exception(error)
+                continue
+            if done:
+                work.done.set_result(None)
+            else:
+                self._put(work)
+
+    def _put(self, work: _Work) -> None:
+        """Behind all that waits: records come first."""
+        with self._condition:
+            if self._closing:
+                work.done.set_exception(JournalClosed("the journal is closed"))
+                return
+            self._waiting.append(work)
+            self._condition.notify()
 
     def _check_in_place(self) -> None:
         """A file that was removed under us still takes writes, and nobody would ever read them."""
@@ -280,6 +463,10 @@ class Journal:
         self.num_errors += 1
         if not self.trouble:
             self.trouble = f"the journal {self.path} cannot be written: {error}"
+            if is_broken(error):  # a start looks at all of it, and makes a new file
+                with suppress(OSError):
+                    self.path.with_name(CHECK).touch()
+                self.trouble += "; restart the daemon, and it is mended from its copy"
             _log.error("%s; nothing is acknowledged until it can", self.trouble)
             self._on_trouble(self.trouble)
 
@@ -316,10 +503,7 @@ def _lock(folder: Path) -> int:
     return fd
 
 
-def _open(path: Path, copy: Path) -> sqlite3.Connection:
-    if not path.exists():
-        write_database(path, [], FORMAT, named((new_name(),)))
-    _upgrade(path, copy)
+def _open(path: Path) -> sqlite3.Connection:
     # The constructor's thread opens it; from then on the writer thread has it, until it has ended.
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     database.execute("PRAGMA journal_mode = WAL")
@@ -328,46 +512,13 @@ def _open(path: Path, copy: Path) -> sqlite3.Connection:
     return database
 
 
-def _meta_of(database: sqlite3.Connection) -> dict[str, str]:
-    """What the journal says of itself, as far as it is what was written."""
-    found = database.execute("SELECT key, value FROM meta WHERE key != 'format'").fetchall()
-    return {key: text for key, value in found if (text := unsealed(value))}
-
-
-def _upgrade(path: Path, copy: Path) -> None:
-    """Bring a journal of an older format to the present one; the old file stays beside it. Raises
-    JournalError for any other.
-
-    Format 3 had no seals, and 4 no name.
-    """
-    with closing(sqlite3.connect(path)) as database:
-        (found,) = database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-        if found == FORMAT:
-            return
-        if found not in _OLDER:
-            raise JournalError(
-                f"{path} has format {found}, this version reads {FORMAT}, {' and '.join(map(str, _OLDER))}",
-                "use the version of oobleckd that wrote it, or another state folder",
-            )
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        entries = database.execute("SELECT 'entries', seq, kind, data FROM entries").fetchall()
-        steps = database.execute(
-            "SELECT 'steps', seq, job, round, step, outcome, loss, data FROM steps"
-        ).fetchall()
-        meta = _meta_of(database)
-    before = path.with_name(f"{path.name}.format-{found}")
-    shutil.copyfile(path, before)
-    sync_file(before)
-    rows = sorted([*entries, *steps], key=lambda row: int(row[1]))
-    names = names_in(meta) or (new_name(),)
-    write_database(path, rows, FORMAT, named(names))
-    write_copy(copy, rows, FORMAT, names)
-    _log.warning("%s was brought from format %d to %d; as it was it is %s", path, found, FORMAT, before)
-
-
 def _unusable(path: Path, error: Exception) -> JournalError:
-    if isinstance(error, JournalError):
-        return error
+    if isinstance(error, OtherFormat):
+        others = f"{', '.join(map(str, OLDER[:-1]))} and {OLDER[-1]}"
+        return JournalError(
+            f"{path} has format {error.found}, this version reads {FORMAT}, {others}",
+            "use the version of oobleckd that wrote it, or another state folder",
+        )
     if _is_full(path.parent, error):
         hint = "make room on that file system (`df -h`, `df -i`), and start again: nothing is lost"
         return JournalError(f"there is no room for the journal {path}: {error}", hint)

@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, assert_never
@@ -24,6 +25,7 @@ from oobleckd.core.events import (
     Discard,
     Event,
     Heard,
+    KeepState,
     LinkLost,
     LookAtRoom,
     MakePlan,
@@ -41,7 +43,7 @@ from oobleckd.daemon.clock import Clock
 from oobleckd.daemon.folders import Folders
 from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal, JournalClosed
-from oobleckd.daemon.waiting import Waiting
+from oobleckd.daemon.waiting import OnDisk, Waiting
 from oobleckd.host import checkpoint, journald
 from oobleckd.host.durable import errno_of
 from oobleckd.protocol.api import Request, Response
@@ -209,18 +211,31 @@ class Loop:
     # ------------------------------------------------------------------- out
 
     async def _perform(self) -> None:
-        first, records, rest = self._waiting.take()
+        first, on_disk, rest = self._waiting.take()
         for command in first:
             self._do(command)
-        if records:
-            await asyncio.wrap_future(self._journal.append([record.entry for record in records]))
+        written = self._write(on_disk)
+        if written is not None:
+            await asyncio.wrap_future(written)
         for command in rest:
             self._do(command)
         self._waiting.done()
 
+    def _write(self, on_disk: Sequence[OnDisk]) -> Future[None] | None:
+        """Give the journal records and snapshots, in order; what says that the last record is durable."""
+        written = None
+        for kind, together in itertools.groupby(on_disk, type):
+            if kind is Record:
+                written = self._journal.append([each.entry for each in together if isinstance(each, Record)])
+            else:
+                for each in together:
+                    assert isinstance(each, KeepState)
+                    self._journal.keep_state(each.data)
+        return written
+
     def _do(self, command: Command) -> None:
         match command:
-            case Record():
+            case Record() | KeepState():
                 raise AssertionError("the journal's")
             case MakePlan():
                 self._spawn(self._plan(command))

@@ -1,70 +1,72 @@
 """Finds a journal whose bytes have changed before it is read, mends it from its copy, and keeps the damaged
 file for people.
 
-Owns the look at every record before a daemon starts, and what replaces a file that is damaged. Both files
-have every record, each with a seal, so what is damaged in one is taken from the other. What neither has is
-lost, with all that came after it, and the daemon goes on from what the workers hold (``core.machine``).
+Owns the look before a daemon starts, which is at what the journal says of itself, the newest snapshot of the
+state and all records after it, in both files; and what replaces a file that is damaged. Older records are
+looked at by ``verify``, while the daemon works. Both files have every record, each with a seal, so what is
+damaged in one is taken from the other. What neither has of the records after the snapshot is lost, with all
+that came after it, and the daemon goes on from what the workers hold (``core.machine``).
+
+A whole file is read, and written, a record at a time.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-import os
-import secrets
 import shutil
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oobleckd.daemon.records import (
-    Row,
-    ends_whole,
-    format_row,
-    framed,
-    head_of,
-    rows_in,
-    seal,
-    sealed,
-    unsealed,
+from oobleckd.daemon import bins
+from oobleckd.daemon.records import Head, Row, format_row, snapshot_row
+from oobleckd.daemon.segments import (
+    Copied,
+    close_present,
+    closed_segments,
+    look_into,
+    new_of,
+    records_in,
+    write_copy,
+)
+from oobleckd.daemon.tables import (
+    DROPPED,
+    FORMAT,
+    KEPT_SNAPSHOTS,
+    OLDER,
+    SEALED,
+    WITH_SNAPSHOTS,
+    Table,
+    create,
+    dropped_in,
+    format_of,
+    insert,
+    is_damage,
+    named,
+    names_in,
+    new_name,
+    opened,
 )
 from oobleckd.host.durable import move, sync_file
 
-TABLES = {
-    "entries": "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, data BLOB NOT NULL, seal "
-    "BLOB NOT NULL)",
-    "steps": (
-        "CREATE TABLE steps (seq INTEGER PRIMARY KEY, job TEXT NOT NULL, round INTEGER NOT NULL, step "
-        "INTEGER NOT NULL, "
-        "outcome TEXT NOT NULL, loss REAL, data BLOB NOT NULL, seal BLOB NOT NULL)"
-    ),
-}
-INDEX = "CREATE INDEX steps_of_job ON steps (job, step)"
-META = "CREATE TABLE meta (key TEXT PRIMARY KEY, value NOT NULL)"
-WRITE_META = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
-NAMES = "names"
-SEALED = frozenset({4, 5})
-"""Formats whose records have seals."""
-NAMED = 5
-"""The first format of which every journal has a name."""
+Decode = Callable[[bytes], object | None]
+"""The state in a snapshot; None where this version cannot read it."""
+
 _TRACES = ("identity", "transport.secret")  # of an earlier incarnation of a daemon in the state folder
-INSERT = {
-    "entries": "INSERT INTO entries VALUES (?, ?, ?, ?)",
-    "steps": "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-}
-_SELECT = {
-    "entries": "SELECT seq, kind, data, seal FROM entries ORDER BY seq",
-    "steps": "SELECT seq, job, round, step, outcome, loss, data, seal FROM steps ORDER BY seq",
-}
-_OF_THE_MACHINE = frozenset(
-    {
-        sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM,
-    }
-)  # fmt: skip
+CHECK = "journal.check"
+"""The file that tells the next start to have SQLite look at all of the journal."""
 _log = logging.getLogger(__name__)
+
+
+class OtherFormat(Exception):
+    """The journal is of a version of which nothing is known."""
+
+    def __init__(self, found: int) -> None:
+        super().__init__(f"format {found}")
+        self.found = found
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,110 +81,372 @@ class Damage:
 
 
 @dataclass(slots=True)
-class _Found:
-    """Of a database: its intact rows by number, what it says of itself, and what is wrong with it."""
+class Ground:
+    """What a daemon starts from: ``state`` after record ``seq``, as it was decoded (None: there is no
+    snapshot), and the records after it (with no snapshot they are in the database alone).
 
-    rows: dict[int, Row] = field(default_factory=dict)
-    meta: dict[str, str] = field(default_factory=dict)
-    wrong: str = ""
-
-
-def mend(path: Path, copy: Path, newest_format: int) -> Damage | None:
-    """Look at all records of the journal ``path``, of ``newest_format`` or another one with seals, and mend
-    it in its own format if need be. Raises OSError, sqlite3.Error where even a new file cannot be written.
+    ``newest``: the number of the last record. ``num_rows``: how many were read, in both files. ``first``:
+    with which number the present file of the copy begins.
     """
-    for left in (_new(path), path.with_name(f"{_new(path).name}-journal"), _new(copy)):
-        left.unlink(missing_ok=True)  # of a start that was cut short, by a full disk for one
-    data = copy.read_bytes() if copy.exists() else b""
-    copied = rows_in(data)
-    said, named_there = head_of(copied)
+
+    meta: dict[str, str] = field(default_factory=dict)
+    seq: int = 0
+    state: object | None = None
+    rows: list[Row] = field(default_factory=list)
+    newest: int = 0
+    num_rows: int = 0
+    first: int = 1
+    damage: Damage | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Up to which number steps may be missing, that were kept for long enough."""
+        return dropped_in(self.meta)
+
+
+@dataclass(slots=True)
+class _Look:
+    """What was seen: ``wrong`` with the database, ``stale`` of the copy; ``top`` is the newest snapshot
+    in it, whether this version can read it or not.
+    """
+
+    ground: Ground
+    top: tuple[int, bytes] | None = None
+    wrong: str = ""
+    stale: bool = False
+
+
+def mend(path: Path, copy: Path, decode: Decode) -> Ground:
+    """Look at the newest part of the journal ``path``, bring it to the present format and mend it if need be,
+    or make it. Raises OtherFormat, and OSError, sqlite3.Error where even a new file cannot be written.
+    """
+    for left in _left_over(path, copy):
+        left.unlink(missing_ok=True)
+    present = look_into(copy)
+    head = _head(copy, present)
+    damage = None
     if not path.exists():
-        return _from_copy(path, copy, said or newest_format, named_there, copied, torn=not ends_whole(data))
+        damage = _restore(path, copy, present, head, decode)
+        present = look_into(copy)
+    format_ = _format(path, head.format)
+    look = _look(path, copy, present, format_, head, decode)
+    if look.wrong or format_ != FORMAT:
+        damage = _replace(path, copy, present, format_, head, look, decode)
+        present = look_into(copy)
+        look = _look(path, copy, present, FORMAT, head, decode)
+        if look.wrong:
+            raise sqlite3.DatabaseError(look.wrong)
+    _settle(path, copy, present, look)
+    path.with_name(CHECK).unlink(missing_ok=True)
+    look.ground.damage = damage
+    return look.ground
+
+
+def _left_over(path: Path, copy: Path) -> list[Path]:
+    """Of a start that was cut short, by a full disk for one, and of a file of the copy that was not
+    finished.
+    """
+    parts = copy.parent.glob(f"{copy.name}.*.tmp")
+    return [_new(path), path.with_name(f"{_new(path).name}-journal"), new_of(copy), *parts]
+
+
+def _head(copy: Path, present: Copied) -> Head:
+    """What the copy says of the journal: the newest of its files that says anything."""
+    if present.head.format:
+        return present.head
+    heads = (look_into(segment.path).head for segment in reversed(closed_segments(copy)))
+    return next((head for head in heads if head.format), Head())
+
+
+def _format(path: Path, said: int) -> int:
+    """Of which the journal is; ``said``: its copy. Raises OtherFormat."""
     told = format_of(path)
-    if told is not None and not {told, said} & SEALED:
-        return None  # of another version
-    format_ = next((each for each in (told, said) if each in SEALED), newest_format)
-    found = _look(path, format_)
-    known = copied | found.rows
-    newest = max(known, default=0)
-    whole = [known[seq] for seq in range(1, _first_gap(known))]
-    names = names_in(found.meta) or named_there
-    if not found.wrong and len(found.rows) == newest == len(whole):
-        if copied.keys() != found.rows.keys() or (said, named_there) != (format_, names):
-            if whole and not copied:
-                _log.warning("the journal's copy %s was gone, and is written anew", copy)
-            write_copy(copy, whole, format_, names)
+    known = {told, said} & SEALED
+    if known:
+        # Both, where they differ: a start was cut short between the two files, or a bit flipped. The newer
+        # one is read as well where it has nothing of what is new in it.
+        return max(format_ for format_ in known if format_ is not None)
+    if told is None:
+        return FORMAT
+    if told not in OLDER:
+        raise OtherFormat(told)
+    return told
+
+
+# --------------------------------------------------------------------------- looking
+
+
+def _look(path: Path, copy: Path, present: Copied, format_: int, head: Head, decode: Decode) -> _Look:
+    look = _Look(Ground())
+    with closing(opened(path)) as database:
+        table = Table(database, sealed=format_ in SEALED)
+        table.read_meta(format_)
+        look.ground.meta = table.meta
+        if head.dropped > look.ground.dropped:
+            table.blame("what it says of itself is gone")
+            look.ground.meta[DROPPED] = str(head.dropped)
+        if format_ >= WITH_SNAPSHOTS:
+            _choose(table, present, look, decode)
+        if not look.ground.seq or path.with_name(CHECK).exists():
+            table.check()
+        _compare(table, copy, present, look)
+        table.check_writing()
+        look.wrong = table.wrong
+    names = names_in(look.ground.meta) or head.names
+    look.stale |= present.head != Head(FORMAT, names, look.ground.dropped) or not present.whole
+    look.stale |= look.top is not None and look.top[0] not in present.snapshots
+    return look
+
+
+def _choose(table: Table, present: Copied, look: _Look, decode: Decode) -> None:
+    """Take the newest snapshot that can be read."""
+    kept = dict(table.snapshots())
+    look.top = max(kept.items(), default=None)
+    if max(present.snapshots, default=0) > max(kept, default=0):
+        table.blame("a snapshot of the state was gone")
+    look.ground.seq, look.ground.state = _newest(kept | present.snapshots, decode)
+
+
+def _newest(snapshots: Mapping[int, bytes], decode: Decode) -> tuple[int, object | None]:
+    """The newest that can be read; 0 and None where none can."""
+    for seq in sorted(snapshots, reverse=True):
+        state = decode(snapshots[seq])
+        if state is not None:
+            return seq, state
+    return 0, None
+
+
+def _compare(table: Table, copy: Path, present: Copied, look: _Look) -> None:
+    """The records after the snapshot in both files, and none may be missing between them."""
+    ground, top = look.ground, look.top[0] if look.top else 0
+    ground.newest = ground.seq
+    num_mine, gap = 0, False
+    beside = side_by_side(table.rows(ground.seq), records_in(copy, present, ground.seq))
+    for seq, there, row, copied in beside:
+        ground.num_rows += there + (copied is not None)
+        num_mine += row is not None
+        gap = gap or (seq != ground.newest + 1 and not _may_lack(ground, seq))
+        if gap or row is None:
+            table.blame(f"records after number {ground.newest} were gone")
+            gap = True
+            continue
+        ground.newest = seq
+        look.stale |= copied != row and seq > top
+        if ground.seq:
+            ground.rows.append(row)
+    if ground.newest < top:  # by one that can be read nothing before it is missed
+        table.blame(f"records after number {ground.newest} were gone")
+    if num_mine and present.empty and ground.newest > top:
+        _log.warning("the journal's copy %s was gone, and is written anew", copy)
+
+
+def _may_lack(ground: Ground, seq: int) -> bool:
+    """Whether the numbers before ``seq`` may be missing: they were kept for long enough."""
+    return not ground.seq and seq - 1 <= ground.dropped
+
+
+def side_by_side(
+    mine: Iterator[tuple[int, Row | None]], copied: Iterator[Row]
+) -> Iterator[tuple[int, bool, Row | None, Row | None]]:
+    """By number, whether the database has the record, that record if it is intact, and the copy's."""
+    one, other = next(mine, None), next(copied, None)
+    while one is not None or other is not None:
+        seq = min(([one[0]] if one else []) + ([other[1]] if other else []))
+        row, there, twin = None, False, None
+        if one is not None and one[0] == seq:
+            row, there, one = one[1], True, next(mine, None)
+        if other is not None and other[1] == seq:
+            twin, other = other, next(copied, None)
+        yield seq, there, row, twin
+
+
+def _settle(path: Path, copy: Path, present: Copied, look: _Look) -> None:
+    """See that the present file of the copy has the newest snapshot and all after it."""
+    ground, top = look.ground, look.top[0] if look.top else 0
+    ground.first = present.first or top + 1
+    if not look.stale:
+        return
+    if present.first and present.first <= top:
+        close_present(copy, present.first, max(present.last, present.first))
+    beginning = [format_row(FORMAT, names_in(ground.meta), ground.dropped)]
+    beginning += [snapshot_row(*look.top)] if look.top else []
+    with closing(opened(path)) as database:
+        rows = (row for _, row in Table(database).rows(top) if row is not None)
+        write_copy(copy, itertools.chain(beginning, rows))
+    ground.first = top + 1
+
+
+# --------------------------------------------------------------------------- replacing
+
+
+@dataclass(slots=True)
+class _Made:
+    """Of a new file: how many records it has, the newest of them, and the newest that is known of."""
+
+    num_rows: int = 0
+    newest: int = 0
+    known: int = 0
+
+
+def _replace(
+    path: Path, copy: Path, present: Copied, format_: int, head: Head, look: _Look, decode: Decode
+) -> Damage | None:
+    """A journal of the present format with all that both files have, in place of one that is damaged or of
+    an older format.
+    """
+    if look.wrong and format_ not in SEALED:
+        raise sqlite3.DatabaseError(look.wrong)
+    damaged = bool(look.wrong) or format_ == FORMAT
+    aside = _set_aside(path) if damaged else None
+    before = _keep_older(path, format_) if format_ != FORMAT else None
+    names = names_in(look.ground.meta) or head.names or (new_name(),)
+    meta = look.ground.meta | named(names)
+    with closing(opened(path)) as database:
+        table = Table(database, sealed=format_ in SEALED)
+        made = _write_all(path, copy, present, table, meta, decode)
+    wrong = look.wrong or table.wrong
+    lossy = _part_with_later(copy, present, made)
+    if before is not None:
+        _log.warning("%s was brought from format %d to %d; as it was it is %s", path, format_, FORMAT, before)
+    if not damaged:
         return None
-    if format_ >= NAMED and not names:
-        names = (new_name(),)
-    aside = _set_aside(path)
-    write_database(path, whole, format_, {**found.meta, **named(names)})
-    write_copy(copy, whole, format_, names)
-    what = found.wrong or f"records after number {len(found.rows)} were gone"
     # Two files lose nothing to one flip anywhere. Where both lack an end, what devices hold came of
     # decisions that nobody knows, and jobs roll back. (D-daemon-008, D-daemon-009)
-    lost = newest > len(whole) or not copied or not ends_whole(data)
-    return _said(path, whole, Damage(what, aside, lost))
+    lost = lossy or present.empty or not present.whole
+    return _said(path, made, Damage(wrong or "it is no sound database", aside, lost))
 
 
-def _from_copy(
-    path: Path, copy: Path, format_: int, names: Sequence[str], copied: dict[int, Row], *, torn: bool
-) -> Damage | None:
-    """There is no journal: one of what its copy has (``torn``: whose end is none). It is the first start
-    where nothing else is there either.
+def _keep_older(path: Path, format_: int) -> Path:
+    """The file as it was, for the version that wrote it."""
+    with closing(sqlite3.connect(path)) as database:
+        try:
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+    before = path.with_name(f"{path.name}.format-{format_}")
+    shutil.copyfile(path, before)
+    sync_file(before)
+    return before
+
+
+def _write_all(
+    path: Path, copy: Path, present: Copied, table: Table | None, meta: Mapping[str, str], decode: Decode
+) -> _Made:
+    """The new file, complete under another name before it has its own."""
+    made = _Made()
+
+    def fill(database: sqlite3.Connection) -> None:
+        snapshots = _snapshots(copy, present, table)
+        base, _ = _newest(snapshots, decode)
+        made.newest = made.known = base
+        rows = table.rows() if table is not None else iter(())
+        curves = bins.Bins()
+        for seq, _, row, copied in side_by_side(rows, records_in(copy, present)):
+            made.known = max(made.known, seq)
+            found = row or copied
+            after_gap = (
+                seq > made.newest + 1 and seq > base and not (not base and seq - 1 <= dropped_in(meta))
+            )
+            if found is None or after_gap:
+                if seq > base:
+                    break  # what comes after it has no ground
+                continue
+            insert(database, found)
+            curves.add(database, found)
+            made.num_rows, made.newest = made.num_rows + 1, max(made.newest, seq)
+        curves.flush(database)
+        made.known = max([made.known, *snapshots])
+        for seq in sorted((seq for seq in snapshots if seq <= made.newest), reverse=True)[:KEPT_SNAPSHOTS]:
+            insert(database, snapshot_row(seq, snapshots[seq]))
+        if table is not None:
+            with table.guarded():
+                bins.copy_of(database, table.database)
+
+    write_database(path, meta, fill)
+    return made
+
+
+def _snapshots(copy: Path, present: Copied, table: Table | None) -> dict[int, bytes]:
+    """All that are intact in the journal and in the newest two files of its copy."""
+    found = dict(present.snapshots)
+    for segment in closed_segments(copy)[-1:]:
+        found |= look_into(segment.path).snapshots
+    if table is not None:
+        wrong = table.wrong  # of an older format there are none
+        found |= dict(table.snapshots())
+        table.wrong = wrong
+    return found
+
+
+def _part_with_later(copy: Path, present: Copied, made: _Made) -> bool:
+    """Whether records are known that have no ground any more: then what has them is set aside, as their
+    numbers are used again.
     """
-    if format_ not in SEALED:
-        raise sqlite3.DatabaseError(f"it is gone, and its copy {copy.name} has format {format_}")
-    whole = [copied[seq] for seq in range(1, _first_gap(copied))]
+    if made.known <= made.newest:
+        return False
+    for segment in closed_segments(copy):
+        if segment.last > made.newest:
+            segment.path.replace(free_name(segment.path, "damaged"))
+    if present.last > made.newest or max(present.snapshots, default=0) > made.newest:
+        copy.replace(free_name(copy, "damaged"))
+    return True
+
+
+def _restore(path: Path, copy: Path, present: Copied, head: Head, decode: Decode) -> Damage | None:
+    """There is no journal: one of what its copy has. It is the first start where nothing else is there
+    either.
+    """
+    if head.format and head.format not in SEALED:
+        raise sqlite3.DatabaseError(f"it is gone, and its copy {copy.name} has format {head.format}")
     left = any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-shm"))
     aside = _set_aside(path) if left else None
-    if copied or names:
-        names = names or (new_name(),)
-        write_database(path, whole, format_, named(names))
-        write_copy(copy, whole, format_, names)
-        if not copied and not left:
+    closed = closed_segments(copy)
+    names = head.names or (new_name(),)
+    meta = named(names) | ({DROPPED: str(head.dropped)} if head.dropped else {})
+    if not present.empty or closed or head.names:
+        made = _write_all(path, copy, present, None, meta, decode)
+        lossy = _part_with_later(copy, present, made)
+        if not made.num_rows and not made.newest and not left and not closed:
             return None  # nothing was ever written
-        lost = torn or max(copied, default=0) > len(whole)
-        return _said(path, whole, Damage("the file was gone", aside, lost))
+        lost = lossy or not present.whole or (present.empty and not present.head.format)
+        return _said(path, made, Damage("the file was gone", aside, lost))
     garbled = copy.exists() and copy.stat().st_size
     if garbled:
         aside = free_name(copy, "damaged")
         copy.replace(aside)
-    elif not left and not any((path.parent / trace).exists() for trace in _TRACES):
+    write_database(path, meta, lambda _: None)
+    if not (garbled or left or any((path.parent / trace).exists() for trace in _TRACES)):
         return None
     what = f"the file was gone, and {'nothing in its copy can be read' if garbled else 'its copy with it'}"
-    return _said(path, [], Damage(what, aside, lost=True))
+    return _said(path, _Made(), Damage(what, aside, lost=True))
 
 
-def _said(path: Path, whole: list[Row], damage: Damage) -> Damage:
+def _said(path: Path, made: _Made, damage: Damage) -> Damage:
     kept = f"; the damaged file is {damage.aside}" if damage.aside is not None else ""
     _log.error("the journal %s was damaged (%s); it has %d records again, %s%s", path, damage.what,
-        len(whole),
+        made.num_rows,
                "and more are lost" if damage.lost else "which are all", kept)  # fmt: skip
     return damage
 
 
-def write_database(path: Path, rows: list[Row], format_: int, meta: Mapping[str, str]) -> None:
-    """A new journal with ``rows``, complete under another name before it has its own. ``meta``: what it says
-    of itself, besides its format.
+def write_database(path: Path, meta: Mapping[str, str], fill: Callable[[sqlite3.Connection], None]) -> None:
+    """A new journal, which ``fill`` writes the records into, complete under another name before it has its
+    own. ``meta``: what it says of itself, besides its format.
     """
     new = _new(path)
     new.unlink(missing_ok=True)
     try:
         with closing(sqlite3.connect(new, isolation_level=None)) as database:
             database.execute("BEGIN")
-            for statement in (META, *TABLES.values(), INDEX):
-                database.execute(statement)
-            database.execute("INSERT INTO meta VALUES ('format', ?)", (format_,))
-            for key, text in meta.items():
-                database.execute(WRITE_META, (key, sealed(text)))
-            for row in rows:
-                database.execute(INSERT[row[0]], (*row[1:], seal(row)))
+            create(database, meta)
+            fill(database)
             database.execute("COMMIT")
         new.chmod(0o640)
         sync_file(new)
     except (OSError, sqlite3.Error):
         new.unlink(missing_ok=True)
+        new.with_name(f"{new.name}-journal").unlink(missing_ok=True)
         raise
     for suffix in ("-wal", "-shm"):  # of the file before: they must never meet the new one
         path.with_name(path.name + suffix).unlink(missing_ok=True)
@@ -191,111 +455,6 @@ def write_database(path: Path, rows: list[Row], format_: int, meta: Mapping[str,
 
 def _new(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
-
-
-def new_name() -> str:
-    """A name that no other journal has."""
-    # Ids counted from one journal alone, so two daemons, or one whose journal was lost, wrote into one
-    # folder and pruned each other's checkpoints. (D-checkpoints-013)
-    return secrets.token_hex(16)
-
-
-def named(names: Sequence[str]) -> dict[str, str]:
-    """What a journal that has ``names`` says of itself."""
-    return {NAMES: ",".join(names)} if names else {}
-
-
-def names_in(meta: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of a journal, the present one first; none where it has none that can be read."""
-    return tuple(filter(None, meta.get(NAMES, "").split(",")))
-
-
-def format_of(path: Path) -> int | None:
-    """What the file says of itself; None where it cannot be read."""
-    try:
-        with closing(sqlite3.connect(path)) as database:
-            row = database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-    except sqlite3.Error:
-        return None
-    return row[0] if row and isinstance(row[0], int) else None
-
-
-def _look(path: Path, format_: int) -> _Found:
-    found = _Found()
-    try:
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.text_factory = bytes
-            (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
-            if verdict != b"ok":
-                found.wrong = verdict.decode(errors="replace")
-            for table in TABLES:
-                _look_at_table(database, table, found)
-            _look_at_meta(database, format_, found)
-            database.execute("BEGIN IMMEDIATE")  # a header that forbids writing shows here
-            database.execute("UPDATE meta SET value = value")
-            database.execute("ROLLBACK")
-    except sqlite3.Error as error:
-        if not _is_damage(error):
-            raise
-        found.wrong = found.wrong or str(error)
-    return found
-
-
-def _look_at_meta(database: sqlite3.Connection, format_: int, found: _Found) -> None:
-    for key, value in database.execute("SELECT key, value FROM meta"):
-        if key == b"format":
-            continue
-        text = unsealed(value.decode(errors="replace") if isinstance(value, bytes) else value)
-        if text:
-            found.meta[key.decode(errors="replace")] = text
-        else:
-            found.wrong = "what it says of itself is not what was written"
-    if database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() != (format_,):
-        found.wrong = "the number of its format is not what was written"
-    elif format_ >= NAMED and not names_in(found.meta):
-        found.wrong = "its name is gone"
-
-
-def _look_at_table(database: sqlite3.Connection, table: str, found: _Found) -> None:
-    try:
-        for columns in database.execute(_SELECT[table]):
-            row = _row(table, columns)
-            if row is None:
-                found.wrong = f"a record of {table} is not what was written"
-            else:
-                found.rows[row[1]] = row
-    except sqlite3.Error as error:  # what comes after it in this table cannot be read
-        if not _is_damage(error):
-            raise
-        found.wrong = str(error)
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether it is the file's fault, and not that of a full disk, of its mode or of somebody who has it
-    locked.
-    """
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-    return code == sqlite3.SQLITE_IOERR_SHORT_READ or code & 0xFF not in _OF_THE_MACHINE
-
-
-def _row(table: str, columns: tuple[object, ...]) -> Row | None:
-    """A row as it was sealed; None if it was not."""
-    *values, sealed = columns
-    data = values.pop()
-    try:
-        texts = [value.decode() if isinstance(value, bytes) else value for value in values]
-    except UnicodeDecodeError:
-        return None
-    row = (table, *texts, data)
-    return row if isinstance(data, bytes) and isinstance(row[1], int) and seal(row) == sealed else None
-
-
-def _first_gap(rows: dict[int, Row]) -> int:
-    """The first number, from 1 on, that is not there."""
-    seq = 1
-    while seq in rows:
-        seq += 1
-    return seq
 
 
 def _set_aside(path: Path) -> Path:
@@ -316,14 +475,3 @@ def free_name(path: Path, what: str) -> Path:
     while path.with_name(f"{path.name}.{what}-{number}").exists():
         number += 1
     return path.with_name(f"{path.name}.{what}-{number}")
-
-
-def write_copy(copy: Path, rows: list[Row], format_: int, names: Sequence[str]) -> None:
-    """A new copy, of a journal with ``rows``, complete under another name before it has its own."""
-    new = _new(copy)
-    with new.open("wb") as file:
-        file.writelines(map(framed, [format_row(format_, names), *rows]))
-        os.fchmod(file.fileno(), 0o640)
-        file.flush()
-        os.fsync(file.fileno())
-    move(new, copy)

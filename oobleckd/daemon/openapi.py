@@ -15,6 +15,7 @@ import msgspec
 from oobleckd import __version__
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
 from oobleckd.daemon.paging import MAX_ROWS
+from oobleckd.daemon.stepstore import MAX_BINS
 from oobleckd.daemon.watchapi import MAX_SPAN_S
 from oobleckd.protocol import api, changes, watch
 from oobleckd.protocol.api import API_VERSION, Problem
@@ -25,6 +26,7 @@ _NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
 _TIME = {"type": "number"}
 _SPAN = {"type": "number", "minimum": 0, "maximum": MAX_SPAN_S}
 _FLAG = {"type": "string", "enum": ["0", "1"]}
+_BINS = {"type": "integer", "minimum": 1, "maximum": MAX_BINS}
 _TEXT = {"type": "string"}
 _SOME_TEXT = {"type": "string", "minLength": 1}
 _JOB = {"job": _TEXT}
@@ -70,7 +72,11 @@ OPERATIONS = (
     Operation("get", "/v1/jobs", "All jobs.", api.JobView, many=True),
     Operation("post", "/v1/jobs", "Queue a job.", api.Accepted, body=SubmitBody),
     Operation("get", "/v1/jobs/{job}", "A job, by id or by name.", api.JobView, query={"unique": _FLAG}),
-    Operation("get", "/v1/jobs/{job}/steps", "Committed steps.", api.StepView, many=True, query={"since": _NUMBER}),
+    Operation(
+        "get", "/v1/jobs/{job}/steps", "Committed steps.", api.StepView, many=True,
+        query={"since": _NUMBER, "last": _NUMBER},
+    ),
+    Operation("get", "/v1/jobs/{job}/curve", "All of its steps, in bins.", watch.CurveView, query={"bins": _BINS}),
     Operation("get", "/v1/jobs/{job}/goodput", "Where the time of its devices went.", watch.GoodputView),
     *(
         Operation("post", f"/v1/jobs/{{job}}/{act}", f"{act.capitalize()} a job.", api.Accepted,

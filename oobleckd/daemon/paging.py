@@ -37,7 +37,7 @@ def page(
     row that was given, where ``rows`` begin behind that (``after``); without it the cursor counts rows.
     Raises Refusal.
     """
-    limit = _limit(request)
+    limit = limit_of(request)
     begin = 0 if place is not None else int(after(request) or 0)
     parts: list[bytes] = []
     num_bytes, until, last = 0, time.monotonic() + MAX_S, None
@@ -68,7 +68,8 @@ def after(request: web.Request, *, names: bool = False) -> str:
     return cursor
 
 
-def _limit(request: web.Request) -> int:
+def limit_of(request: web.Request) -> int:
+    """How many rows are asked for. Raises Refusal."""
     limit = answers.number(request, "limit")
     if limit is None:
         return DEFAULT_ROWS

@@ -356,14 +356,15 @@ def read_past(path: Path, at: float, span_s: float) -> Past:
 
 
 class PastText(NamedTuple):
-    """A ``Past`` as JSON, up to the steps, and what is needed to add these: ``job`` was active, and the
-    snapshot is of ``at`` and ``seq``.
+    """A ``Past`` as JSON, up to the steps, and what is needed to add these: ``job`` was active and had
+    ``step`` steps, and the snapshot is of ``at`` and ``seq``.
     """
 
     begins: float
     at: float
     seq: int
     job: str
+    step: int
     data: bytes
 
     def whole(self, steps: Sequence[StepView], before: Sequence[Change]) -> bytes:
@@ -376,14 +377,15 @@ def past_text(path: Path, at: float, span_s: float) -> PastText:
     """The same, written out. Raises PastError."""
     past = read_past(path, at, span_s)
     snapshot = past.snapshot
-    deployed = [job.id for job in snapshot.jobs if job.pipelines]
-    newest = [job.id for job in snapshot.jobs[-1:]]
+    deployed = [job for job in snapshot.jobs if job.pipelines]
+    shown = next(iter(deployed or snapshot.jobs[-1:]), None)
     parts = {name: getattr(past, name) for name in ("begins", "until", "snapshot", "changes", "schedules")}
     return PastText(
         past.begins,
         snapshot.at,
         snapshot.seq,
-        next(iter(deployed or newest), ""),
+        shown.id if shown is not None else "",
+        shown.step if shown is not None else 0,
         shown_json(msgspec.json.encode(parts)),
     )
 

@@ -1,20 +1,17 @@
-"""Seals the records of the journal, so that changed bytes show, and writes all of them into a second file
-once more.
+"""Seals the records of the journal, so that changed bytes show, and frames them for the copy.
 
-Owns what a record is sealed with, the frames of the copy, and writing it. The copy is neither synced nor
-waited for: it is there for a disk or a memory that changes bits, and for pages that are lost, not for the
-loss of power, against which the journal itself is synced. Who mends the journal from it is ``mend``.
+Owns what a record is sealed with, the frames of a file of the copy, and reading such a file. Which files the
+copy has is in ``segments``, the tables are in ``tables``, and who mends one from the other is ``mend``.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
+import io
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -26,10 +23,23 @@ the journal.
 
 FORMAT_ROW = 0
 """The number of the row in a copy that says of which format it is."""
+HEAD = "format"
+SNAPSHOTS = "snapshots"
 
 _MAGIC = b"\xf6oob"
 _HEAD = struct.Struct(f"<4sI{SEAL_BYTES}s")
-_log = logging.getLogger(__name__)
+_CHUNK_BYTES = 2**20
+_MOST_BYTES = 2**28  # of one row: more is a length that was changed
+
+
+class Head(NamedTuple):
+    """What a file of the copy says of the journal: 0 and none where it does not say. ``dropped``: up to this
+    number steps may be missing that were kept for long enough.
+    """
+
+    format: int = 0
+    names: tuple[str, ...] = ()
+    dropped: int = 0
 
 
 def seal(row: Row) -> bytes:
@@ -41,23 +51,28 @@ def _seal(packed: bytes) -> bytes:
     return hashlib.blake2b(packed, digest_size=SEAL_BYTES).digest()
 
 
-def format_row(format_: int, names: Sequence[str] = ()) -> Row:
-    """What a copy begins with, and what is said once more when the journal gets another name. ``names``: the
-    journal's, the present one first.
+def format_row(format_: int, names: Sequence[str] = (), dropped: int = 0) -> Row:
+    """What a file of the copy begins with, and what is said once more when the journal gets another name.
+    ``names``: the journal's, the present one first.
     """
-    return "format", FORMAT_ROW, format_, list(names)
+    return HEAD, FORMAT_ROW, format_, list(names), dropped
 
 
-def head_of(rows: dict[int, Row]) -> tuple[int, tuple[str, ...]]:
-    """Format and names that a copy with ``rows`` says it has, which are taken out; 0 and none where it does
-    not say.
-    """
-    match rows.pop(FORMAT_ROW, None):
+def head_in(row: Row) -> Head:
+    """What a row that ``format_row`` made says, also one of an earlier version."""
+    match row:
+        case (_, _, int(format_), [*names], int(dropped)):
+            return Head(format_, tuple(map(str, names)), dropped)
         case (_, _, int(format_), [*names]):
-            return format_, tuple(str(name) for name in names)
+            return Head(format_, tuple(map(str, names)))
         case (_, _, int(format_)):
-            return format_, ()
-    return 0, ()
+            return Head(format_)
+    return Head()
+
+
+def snapshot_row(seq: int, data: bytes) -> Row:
+    """The state after record ``seq``, as it is sealed and framed."""
+    return SNAPSHOTS, seq, data
 
 
 def sealed(text: str) -> str:
@@ -77,64 +92,69 @@ def framed(row: Row) -> bytes:
     return _HEAD.pack(_MAGIC, len(packed), _seal(packed)) + packed
 
 
-def rows_in(data: bytes) -> dict[int, Row]:
-    """All rows of a copy that are what was written, by number; what is damaged is passed over."""
-    found: dict[int, Row] = {}
-    at = data.find(_MAGIC)
-    while at >= 0:
-        packed = _framed_at(data, at)
-        if packed is None:
-            at = data.find(_MAGIC, at + 1)
-            continue
-        row = tuple(msgspec.msgpack.decode(packed))
-        found[row[1]] = row
-        at = data.find(_MAGIC, at + _HEAD.size + len(packed))
-    return found
+class Scan:
+    """The rows of a file of the copy that are what was written, in its order; what is damaged is passed over.
+    Memory is bounded by the longest row.
 
-
-def ends_whole(data: bytes) -> bool:
-    """Whether a copy ends with a row that is what was written: else one or more after its last intact one may
-    be lost.
+    ``whole``, once all were had: whether the file ends with an intact one; else one or more after it may be
+    lost. A file that is not there has none.
     """
-    at = data.rfind(_MAGIC)
-    while at >= 0:
-        packed = _framed_at(data, at)
-        if packed is not None:
-            return at + _HEAD.size + len(packed) == len(data)
-        at = data.rfind(_MAGIC, 0, at)
-    return not data
+
+    def __init__(self, path: Path) -> None:
+        self.whole = True
+        self._path = path
+
+    def __iter__(self) -> Iterator[Row]:
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:  # not mapped: a disk that cannot read is to be an error, not a signal
+            self.whole = yield from _rows_of(file)
+
+
+def rows_in(frames: bytes) -> Iterator[Row]:
+    """The same of what a file of the copy may have in it."""
+    return _rows_of(io.BytesIO(frames))
+
+
+def _rows_of(file: IO[bytes]) -> Generator[Row, None, bool]:
+    data, at, before, last = b"", 0, 0, 0
+    while True:
+        at, needed = _next_frame(data, at)
+        if needed > len(data) and (more := file.read(max(_CHUNK_BYTES, needed - len(data)))):
+            before, data, at = before + at, data[at:] + more, 0
+        elif needed > len(data) and at >= len(data) - len(_MAGIC):
+            break
+        elif (packed := _framed_at(data, at)) is None:
+            at += 1
+        else:
+            at += _HEAD.size + len(packed)
+            last = before + at
+            yield tuple(msgspec.msgpack.decode(packed))
+    return last == before + len(data)
+
+
+def _next_frame(data: bytes, at: int) -> tuple[int, int]:
+    """Where in ``data`` the next frame begins, or might, and up to where it must be known."""
+    found = data.find(_MAGIC, at)
+    if found < 0:
+        return max(at, len(data) - len(_MAGIC) + 1), len(data) + 1
+    if found + _HEAD.size > len(data):
+        return found, found + _HEAD.size
+    length = _HEAD.unpack_from(data, found)[1]
+    return found, found + _HEAD.size + (length if length <= _MOST_BYTES else 0)
 
 
 def _framed_at(data: bytes, at: int) -> bytes | None:
     if at + _HEAD.size > len(data):
         return None
-    _, length, wanted = _HEAD.unpack_from(data, at)
+    magic, length, wanted = _HEAD.unpack_from(data, at)
     packed = data[at + _HEAD.size : at + _HEAD.size + length]
-    return packed if len(packed) == length and _seal(packed) == wanted else None
+    intact = magic == _MAGIC and len(packed) == length and _seal(packed) == wanted
+    return packed if intact else None
 
 
-class RecordCopy:
-    """The file with all records once more. A disk that takes no more of it is said once, and
-    holds nobody up.
-    """
-
-    def __init__(self, path: Path, format_: int, names: Sequence[str]) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-        self._path, self._failing = path, False
-        if not os.fstat(self._fd).st_size:
-            self.append([format_row(format_, names)])
-
-    def append(self, rows: Iterable[Row]) -> None:
-        """Write ``rows``, which are on disk."""
-        data = b"".join(map(framed, rows))
-        try:
-            complete = os.write(self._fd, data) == len(data)
-        except OSError as error:
-            complete = False
-            if not self._failing:
-                _log.warning("the journal's copy %s cannot be written: %s", self._path, error)
-        self._failing = not complete
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
+def written(rows: Iterable[Row]) -> bytes:
+    """All of them as they lie in the copy."""
+    return b"".join(map(framed, rows))

@@ -19,7 +19,7 @@ import msgspec
 
 from oobleckd import __version__
 from oobleckd.core import config as core_config
-from oobleckd.core import steps, view
+from oobleckd.core import snapshot, steps, view
 from oobleckd.core.context import Core
 from oobleckd.core.entries import AnyEntry, RecordsLost, StepEntry
 from oobleckd.core.events import FolderFound, Tick
@@ -40,6 +40,7 @@ from oobleckd.daemon.planning import Planning
 from oobleckd.daemon.recorder import Recorder
 from oobleckd.daemon.tokens import Token, load_tokens
 from oobleckd.daemon.traces import Traces, open_traces
+from oobleckd.daemon.verifying import Verifying
 from oobleckd.host import sd
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import DaemonTrouble
@@ -47,7 +48,9 @@ from oobleckd.protocol.changes import DaemonTrouble
 SERVER_KEY = "oobleck.server.key_secret"
 """The credential that holds the daemon's key pair, where systemd keeps it."""
 _LAST_WRITES_S = 2.0
+_DAY_S = 86_400.0
 _STEPS_AGAIN = 2000  # the newest of an earlier incarnation, for who listened to it
+_step_of = msgspec.msgpack.Decoder(StepEntry).decode
 _log = logging.getLogger(__name__)
 
 
@@ -74,6 +77,7 @@ class Service:
     traces: Traces | None = None
     running: asyncio.Task[None] | None = None
     looking: asyncio.Task[None] | None = None
+    verifying: asyncio.Task[None] | None = None
 
     @property
     def core(self) -> Core:
@@ -86,6 +90,8 @@ class Service:
         self.hub.start(self.loop.heard, self.loop.lost)
         self.planning.warm()
         self.looking = asyncio.create_task(self._look_at_folders(), name="folders")
+        verifying = Verifying(self.journal, self.kept_for_long_enough, self._damaged)
+        self.verifying = asyncio.create_task(verifying.run(), name="verifying")
         if self.recorder is not None:
             self.recorder.start()
         return self.running
@@ -127,11 +133,27 @@ class Service:
             )
             return None
 
+    def kept_for_long_enough(self) -> list[str]:
+        """Jobs that are over, and whose steps are kept no longer."""
+        kept_s = self.config.keep_steps_days * _DAY_S
+        jobs = self.core.state.jobs.values()
+        ended = {job.id: job.finished_at for job in jobs if job.final and job.finished_at is not None}
+        return [job for job, at in ended.items() if kept_s and at < self.clock.now() - kept_s]
+
+    def _damaged(self, damage: Damage, mended: bool) -> None:
+        """What was found of the journal while the daemon works."""
+        said = DaemonTrouble("journal-damaged", str(damage.aside or ""), damage.what, over=mended)
+        rest = "is mended" if mended else "is mended from its copy when the daemon is restarted"
+        text = f"the journal was damaged ({damage.what}) and {rest}: nothing that counts was lost"
+        _log.warning("%s", text)
+        self.history.notice(text, said, "warn")
+
     async def close(self) -> None:
         """End in order. What is under way is on disk or unacknowledged afterwards."""
         self.history.close()
-        if self.looking is not None:
-            self.looking.cancel()
+        for task in (self.looking, self.verifying):
+            if task is not None:
+                task.cancel()
         self.loop.stop()
         if self.recorder is not None:
             await self.recorder.close()
@@ -163,7 +185,7 @@ def open_service(config: Config, *, adopt: bool = False) -> Service:
         said = DaemonTrouble("journal", error=trouble, over=not trouble)
         loop.call_soon_threadsafe(history.notice, text, said, "error" if trouble else "info")
 
-    journal = Journal(config.state_path, step_of=step_row, on_trouble=on_trouble)
+    journal = Journal(config.state_path, step_of=step_row, on_trouble=on_trouble, decode=snapshot.decode)
     try:
         adopted = place.check(journal, adopt=adopt)
         service = _assemble(config, clock, journal, history)
@@ -187,7 +209,7 @@ def step_row(entry: msgspec.Struct) -> StepRow | None:
 
 
 def _assemble(config: Config, clock: Clock, journal: Journal, history: History) -> Service:
-    entries = journal.read(AnyEntry)
+    start = journal.start(AnyEntry)
     pair, allowed = None, {}
     if config.curve:
         pair = keys.make_server_keys(config.keys_path, sd.credential(SERVER_KEY))
@@ -197,13 +219,15 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     try:
         forgotten = journal.damage is not None and journal.damage.lost
         for_core = _for_core(config, hub.endpoint, secret, journal.names[0])
-        machine = Machine.restore(entries, clock.now(), for_core, forgotten=forgotten)
+        machine = Machine.restore(
+            start.entries, clock.now(), for_core, state=start.state, forgotten=forgotten
+        )
     except BaseException:
         hub.close()
         raise
     # Steps are no part of the state's history, but who listens across a restart is to miss none.
-    told = [steps.change_of(entry) for entry in entries if isinstance(entry, StepEntry)][-_STEPS_AGAIN:]
-    known = sorted([*machine.core.state.history, *told], key=lambda change: change.seq)
+    told = [steps.change_of(_step_of(data)) for data in journal.newest_steps(_STEPS_AGAIN)]
+    known = sorted([*view.changes(machine.core), *told], key=lambda change: change.seq)
     history.restore(known, machine.core.state.seq)
     if journal.damage is not None:
         aside = str(journal.damage.aside or "")
@@ -217,7 +241,7 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     planning = Planning(on_trouble=on_trouble)
     folders = Folders(journal.names)
     made = Loop(machine, journal, history, planning, hub.tell, clock, folders)
-    _log.info("read %d entries of %s; agents connect to %s", len(entries), journal.path, hub.endpoint)
+    _log.info("read %d records of %s; agents connect to %s", journal.num_read, journal.path, hub.endpoint)
     if journal.damage is not None and journal.damage.lost:
         kept = str(journal.damage.aside or "")
         # An entry of the journal, said for seven days: in this life of the daemon alone a restart would

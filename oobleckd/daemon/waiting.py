@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oobleckd.core.events import Command, MakePlan, Record, Tell
+from oobleckd.core.events import Command, KeepState, MakePlan, Record, Tell
+
+OnDisk = Record | KeepState
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,16 @@ class Waiting:
                 self._queue.append(command)
         return now
 
-    def take(self) -> tuple[Sequence[Command], Sequence[Record], Sequence[Command]]:
+    def take(self) -> tuple[Sequence[Command], Sequence[OnDisk], Sequence[Command]]:
         """All that waits: what may leave now, what must be on disk before the rest, and the rest. Not before
-        the last one is ``done``.
+        the last one is ``done``. A snapshot goes to the disk between the same records.
         """
         assert not self._under_way, "one at a time"
         self._under_way, self._queue = self._queue, []
         commands = [command for command in self._under_way if not isinstance(command, Told)]
-        first = next((i for i, one in enumerate(commands) if isinstance(one, Record)), len(commands))
-        records = [command for command in commands if isinstance(command, Record)]
-        return commands[:first], records, [one for one in commands[first:] if not isinstance(one, Record)]
+        first = next((i for i, one in enumerate(commands) if isinstance(one, OnDisk)), len(commands))
+        on_disk = [command for command in commands if isinstance(command, OnDisk)]
+        return commands[:first], on_disk, [one for one in commands[first:] if not isinstance(one, OnDisk)]
 
     def done(self) -> None:
         """Note that what was taken is on disk and has left."""

@@ -19,7 +19,7 @@ from oobleckd.core.questions import StepQuestion
 from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
 from oobleckd.core.state import JobRecord
-from oobleckd.daemon import answers, paging
+from oobleckd.daemon import answers, paging, stepstore
 from oobleckd.daemon.past import PastError, PastText
 from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.refusal import Refusal
@@ -202,7 +202,7 @@ class WatchApi:
                 "ask for fewer seconds at once",
             )
         self._few.enter(request)
-        return answers.written(self._whole(await self._read(at, span_s)))
+        return answers.written(await self._whole(await self._read(at, span_s)))
 
     async def bundle(self, request: web.Request) -> web.StreamResponse:
         """An incident with the past around it, as a file."""
@@ -222,7 +222,7 @@ class WatchApi:
         made_by = f"oobleckd {__version__}"
         parts = {"version": BUNDLE_VERSION, "made_by": made_by, "incident": found[name]}
         head = msgspec.json.encode(parts)
-        return answers.written(b'%s,"past":%s}' % (head[:-1], self._whole(past)))
+        return answers.written(b'%s,"past":%s}' % (head[:-1], await self._whole(past)))
 
     async def _read(self, at: float, span_s: float) -> PastText:
         recorder = self._service.recorder
@@ -238,18 +238,19 @@ class WatchApi:
 
     # Added when a moment is asked for: the journal has them, and copies in every snapshot would be most of
     # its bytes. (D-watching-009)
-    def _whole(self, past: PastText) -> bytes:
-        """With the newest steps of the job that was active, and changes before the snapshot, without ordinary
-        steps, which are among the steps.
+    async def _whole(self, past: PastText) -> bytes:
+        """With the newest steps of the job that was active (none that a rollback took), and changes before the
+        snapshot, without ordinary steps, which are among the steps.
         """
-        job = self._service.core.state.jobs.get(past.job)
-        steps = view.steps_by(job, past.at, STEPS_BEFORE) if job is not None else []
+        job, first = self._service.core.state.jobs.get(past.job), max(0, past.step - STEPS_BEFORE)
+        steps = await stepstore.read(self._service.journal, job, first, past.step - first) if job else []
+        told = [view.step_view(step) for step in steps if step.at <= past.at]
         before = (
             change for _, change in reversed(self._service.history.ring)
             if change.seq <= past.seq and change.at <= past.at
             and not (change.kind == "step" and change.level == "info")
         )  # fmt: skip
-        return past.whole(steps, list(islice(before, CHANGES_BEFORE))[::-1])
+        return past.whole(told, list(islice(before, CHANGES_BEFORE))[::-1])
 
     # ------------------------------------------------------------------- below
 

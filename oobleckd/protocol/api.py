@@ -477,3 +477,24 @@ class Problem(msgspec.Struct, frozen=True):
     hint: str = ""
     type: str = "about:blank"
     retry_s: float = 0.0
+
+
+class CurveBin(msgspec.Struct, frozen=True):
+    """Steps ``first`` to ``last`` of a run, of which ``count`` are known and ``skipped`` were skipped.
+
+    Losses and ``grad_norm`` (the mean) are of the steps where they are finite, None where none is; ``lr`` is
+    that of the last step.
+    """
+
+    first: int
+    last: int
+    count: int
+    skipped: int
+    loss_min: float | None
+    loss_mean: float | None
+    loss_max: float | None
+    step_s_min: float
+    step_s_mean: float
+    step_s_max: float
+    lr: float
+    grad_norm: float | None

@@ -13,6 +13,7 @@ import msgspec
 from oobleckd.planner.policy import Action, Way
 from oobleckd.protocol.api import (
     API_VERSION,
+    CurveBin,
     IncidentView,
     JobView,
     LayerRange,
@@ -120,6 +121,17 @@ class GoodputView(msgspec.Struct, frozen=True):
     plan_step_s: float = 0.0
     best_plan_step_s: float = 0.0
     best_plan_nodes: int = 0
+    apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
+
+
+class CurveView(msgspec.Struct, frozen=True):
+    """A job's run from its first step to its newest, the ``step``-th: ``bins`` of steps, in order and of
+    equal width, but for the last one.
+    """
+
+    job: str
+    step: int
+    bins: tuple[CurveBin, ...]
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
 

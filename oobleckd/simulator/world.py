@@ -30,6 +30,7 @@ from oobleckd.core.events import (
     Discard,
     Event,
     Heard,
+    KeepState,
     LookAtRoom,
     MakePlan,
     ManifestWritten,
@@ -97,7 +98,8 @@ class World:
         self.planner = planner or Planner()
         # The daemon's own core, told of deaths by who knows: leases learned from heartbeats would be
         # thousands of events a second for what is one number, silence_s. (D-simulator-001, D-simulator-003)
-        self.machine = Machine(CoreConfig(daemon="simulator", state_dir="/", lease_s=inf, look_s=inf))
+        config = CoreConfig(daemon="simulator", state_dir="/", lease_s=inf, look_s=inf, snapshot_every=0)
+        self.machine = Machine(config)
         self.steps = Steps(self.costs.longer)
         job = question.job
         # A part of a step that no layout changes, and one that goes with the bytes of sums: without them
@@ -224,7 +226,7 @@ class World:
             case WriteManifest():
                 done = ManifestWritten(command.directory)
                 self.clock.after(self.costs.manifest_s, lambda: self.feed(done))
-            case Announce() | Reply() | SetAside() | Discard() | LookAtRoom():
+            case Announce() | Reply() | SetAside() | Discard() | LookAtRoom() | KeepState():
                 pass
             case _:
                 assert_never(command)

@@ -70,17 +70,21 @@ class Api:
             case ["jobs", job]:
                 return next((view for view in reversed(self.jobs) if job in {view.id, view.name}), None)
             case ["jobs", job, "steps"]:
-                return self.steps.get(job, [])
+                return self._steps_of(job, query)
             case ["schedule" | "schedules" | "impact" | "past" | "debug" as name] | [
                 "jobs" | "incidents",
                 _,
-                "goodput" | "bundle" as name,
+                "goodput" | "bundle" | "curve" as name,
             ]:
                 self.queries.append((path, query))
                 return self.watched.get(name)
             case ["story"]:
                 return [change for change in self.changes if query["key"][0] in change.story]
         return None
+
+    def _steps_of(self, job: str, query: dict[str, list[str]]) -> list[StepView]:
+        since, last = int(query.get("since", ["0"])[0]), int(query.get("last", [str(2**60)])[0])
+        return [step for step in self.steps.get(job, []) if step.step >= since][-last:]
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -13,6 +13,8 @@ import msgspec
 
 from oobleckd.core.entries import CorruptionFound, EpochRaised, LayoutDeployed, RolledBack, StepEntry
 from oobleckd.core.events import Tell
+from oobleckd.core.state import JobRecord, Step
+from oobleckd.daemon import stepstore
 from oobleckd.planner.policy import ROLLING_BACK
 from oobleckd.protocol.messages import Ack, Decide, Deploy, LinkDown, Progress, Report, Resume
 from oobleckd.protocol.parts import Counters, Outcome
@@ -229,16 +231,25 @@ class Checks:
         world = self.world
         job = world.job(job_id)
         assert job.state == "done", (job.state, job.reason)
-        assert [step.step for step in job.steps] == list(range(job.spec.train.steps))
+        steps = self._steps(job)
+        assert [step.step for step in steps] == list(range(job.spec.train.steps))
         assert self.last_copy_lost or self._rolls_back(job_id) or self._distrusts() or job.steps_lost == 0
         for incident in world.incidents():
             assert not incident.open
             assert min(incident.total_s, *(phase.duration_s for phase in incident.phases)) >= 0.0, incident
-        for step in job.steps:
+        for step in steps:
             losses = [loss_of(step.step, mb) for mb in range(world.num_micro_batches)]
             assert step.loss == sums.added(losses) / len(losses)
         wanted = (job.spec.train.steps - len(world.nans), trail_of(job.spec.train.steps, world))
         assert {state[::2] for state in world.complete[job.checkpoint].values()} == {wanted}
+
+    def _steps(self, job: JobRecord) -> list[Step]:
+        """All of them: those that are not in memory from the journal."""
+        last, most = stepstore.before_memory(job), job.spec.train.steps
+        older = []
+        if last >= job.start.step:
+            older = stepstore.in_journal(self.world.daemon.disk, job.id, job.start.step, last, most)
+        return [*older, *stepstore.in_memory(job, job.start.step, most)]
 
     def _distrusts(self) -> bool:
         return bool(self.corruptions) or self.world.texts.written

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from oobleckd.core import invariants
+from oobleckd.core import invariants, view
 from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import (
     Announce,
@@ -33,6 +33,7 @@ from oobleckd.core.events import (
 )
 from oobleckd.core.invariants import PastState
 from oobleckd.core.machine import Machine
+from oobleckd.core.snapshot import encode
 from oobleckd.planner import policies
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import PlanError, Proposal, Situation
@@ -212,11 +213,13 @@ class Daemon:
         one.
         """
         self.config = msgspec.structs.replace(self.config, daemon=f"d{self.incarnation}")
-        entries = self.disk.entries()
-        self.machine = Machine.restore(entries, self.now, self.config, forgotten=forgotten)
+        state, entries = self.disk.start()
+        self.machine = Machine.restore(entries, self.now, self.config, state=state, forgotten=forgotten)
+        whole = Machine.restore(self.disk.entries(), self.now, self.config, forgotten=forgotten)
+        assert encode(self.machine.core.state) == encode(whole.core.state), "a snapshot that is another state"
         self.past = PastState()
         self._check()
-        history = self.machine.core.state.history
+        history = view.changes(self.machine.core)
         self.changes += [
             change for change in history if change.seq > self.last_seq
         ]  # on disk, but not announced

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from oobleckd.core.entries import AnyEntry
-from oobleckd.core.events import Command, Record, Tell
+from oobleckd.core.entries import AnyEntry, StepEntry
+from oobleckd.core.events import Command, KeepState, Record, Tell
+from oobleckd.core.snapshot import decode
+from oobleckd.core.state import State
 from oobleckd.daemon.waiting import Waiting
 from oobleckd.protocol.messages import ToWorker
 
@@ -25,12 +27,14 @@ _entries = msgspec.msgpack.Decoder(AnyEntry)
 
 class Disk:
     """``sync_s``: least and most seconds of a sync; None: none, all is durable at once. ``told_ahead``: all
-    messages that left before what was recorded in front of them.
+    messages that left before what was recorded in front of them. ``snapshots``: number of entries in each,
+    and what it is.
     """
 
     def __init__(self, world: World, perform: Callable[[Command], None]) -> None:
         self.world, self._perform = world, perform
         self.journal: list[bytes] = []
+        self.snapshots: list[tuple[int, bytes]] = []
         self.sync_s: tuple[float, float] | None = None
         self.told_ahead: list[ToWorker] = []
         self.syncing: list[Sequence[Command]] | None = None
@@ -39,6 +43,23 @@ class Disk:
     def entries(self) -> list[AnyEntry]:
         """The journal, as a daemon that starts reads it."""
         return [_entries.decode(entry) for entry in self.journal]
+
+    def start(self) -> tuple[State | None, list[AnyEntry]]:
+        """The newest snapshot of what is in the journal, and the entries after it."""
+        self.snapshots = [each for each in self.snapshots if each[0] <= len(self.journal)]
+        num, data = self.snapshots[-1] if self.snapshots else (0, b"")
+        state = decode(data) if num else None
+        assert (state is None) == (num == 0)
+        return state, self.entries()[num:]
+
+    def steps(self, job: str, first: int, last: int, limit: int) -> list[bytes]:
+        """As ``StepStore`` has it."""
+        newest: dict[int, bytes] = {}
+        for data in self.journal:
+            entry = _entries.decode(data)
+            if isinstance(entry, StepEntry) and entry.job == job and entry.outcome != "repeated":
+                newest[entry.counters.step] = data
+        return [newest[step] for step in sorted(newest) if first <= step <= last][:limit]
 
     def put(self, commands: Sequence[Command]) -> None:
         """Perform ``commands`` in order, each as soon as it may be."""
@@ -64,6 +85,8 @@ class Disk:
         if isinstance(command, Record):
             self.journal.append(msgspec.msgpack.encode(command.entry))
             self.world.checks.journaled(command.entry)
+        elif isinstance(command, KeepState):
+            self.snapshots.append((len(self.journal), command.data))
         else:
             self._perform(command)
 

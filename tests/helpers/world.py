@@ -43,6 +43,10 @@ from tests.helpers.simtext import Texts
 Told = TypeVar("Told")
 
 
+SNAPSHOT_EVERY = 64
+"""So few entries that nearly every restart begins with a snapshot."""
+
+
 class World:
     """The cluster. ``seed`` decides everything that is left open."""
 
@@ -59,6 +63,7 @@ class World:
         codec: bool = False,
         zones: dict[str, str] | None = None,
         rounds_apart: dict[str, str] | None = None,
+        snapshot_every: int = SNAPSHOT_EVERY,
         **config: Any,
     ) -> None:
         self.random = random.Random(seed)
@@ -87,7 +92,8 @@ class World:
         self.strikes: Callable[[SimDevice, str, int], bool] = lambda _device, _point, _round: False
         self.on_strike: Callable[[str, int], None] = lambda name, _index: self.kill(name)
         self.lateness_s: Callable[[], float] = lambda: 0.0  # of a heartbeat: agents that get no processor
-        self.daemon = Daemon(self, CoreConfig(daemon="d0", state_dir="state", allow_injection=True, **config))
+        config |= {"allow_injection": True, "snapshot_every": snapshot_every}
+        self.daemon = Daemon(self, CoreConfig(daemon="d0", state_dir="state", **config))
         self.network = Network(self, codec=codec)
         self.checks = Checks(self)
         self.after(0.0, self.daemon.feed, 0, Tick())

@@ -88,6 +88,7 @@ def test_a_jobs_life_by_requests(running: Daemon, agent: Agent) -> None:
     assert client.job("life") == view, "found by name as well"
     assert view in client.jobs()
     assert client.steps(accepted.id) == ()
+    assert (client.curve(accepted.id).step, client.curve(accepted.id).bins) == (0, ())
     assert client.pipelines(accepted.id) == ()
     client.control("life", "cancel")
     assert client.job(accepted.id).state == "cancelled"

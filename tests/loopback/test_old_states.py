@@ -31,4 +31,9 @@ def test_a_job_of_an_earlier_version_ends_at_the_same_bits(tmp_path: Path, name:
         long = cluster.job_in("long", "done")
         losses = [step.loss_hex for step in cluster.client.steps("long")]
         assert digest_of(losses, Path(long.checkpoint)) == DIGESTS["long"]
-        assert cluster.client.job("done-1").state == "done"
+        done = cluster.client.job("done-1")
+        assert done.state == "done"
+        # Of a job that is over only the journal has the steps.
+        losses = [step.loss_hex for step in cluster.client.steps("done-1")]
+        assert digest_of(losses, Path(done.checkpoint)) == DIGESTS["done"]
+        assert sum(part.count for part in cluster.client.curve("done-1", bins=7).bins) == done.step

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from oobleckd.core import failures
+from oobleckd.core import failures, view
 from oobleckd.core.entries import LayoutDeployed
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.changes import PlanChosen
@@ -57,7 +57,7 @@ def test_a_join_that_is_not_worth_a_switch_is_told_with_what_was_rejected():
     world.add("n09")
     world.run(lambda: world.machine.core.run.satisfied is not None)
     assert len(written(world, LayoutDeployed)) == before
-    history = world.machine.core.state.history
+    history = view.changes(world.machine.core)
     said = [change for change in history if change.kind == "plan" and "node:n09" in change.story]
     (chosen,) = [change.data for change in said]
     assert isinstance(chosen, PlanChosen)

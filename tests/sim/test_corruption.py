@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from oobleckd.core import view
 from oobleckd.core.entries import CorruptionFound, CorruptionSettled, RolledBack
 from oobleckd.protocol.api import Drain
 from oobleckd.protocol.changes import DevicesDiffer, JobWentBack, NodeQuarantined
@@ -227,7 +228,7 @@ def test_a_quarantined_node_comes_back_when_an_operator_says_so() -> None:
 
 
 def told_of_differences(world: World) -> list:
-    return [change for change in world.machine.core.state.history if isinstance(change.data, DevicesDiffer)]
+    return [change for change in view.changes(world.machine.core) if isinstance(change.data, DevicesDiffer)]
 
 
 def test_people_hear_once_who_differs_and_in_what() -> None:

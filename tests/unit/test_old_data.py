@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from oobleckd.core.config import CoreConfig
 from oobleckd.core.entries import AnyEntry, NodeDrained
 from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
+from oobleckd.daemon import stepstore
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.service import step_row
 from oobleckd.host.jobfile import load_job
@@ -65,10 +67,11 @@ def _result(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_journal_is_opened_and_its_jobs_are_where_they_were(tmp_path: Path, name: str) -> None:
-    core = restored(state_folder(name, tmp_path)).core
+    folder = state_folder(name, tmp_path)
+    core = restored(folder).core
     done, long = core.state.jobs["done-1"], core.state.jobs["long-2"]
     assert (done.state, done.counters.step) == ("done", 20)
-    assert DIGESTS["done"] == digest_of(_losses(done), Path(done.checkpoint))
+    assert DIGESTS["done"] == digest_of(_losses(folder, done), Path(done.checkpoint))
     assert long.paused == name.endswith("paused")
     assert 50 <= long.counters.step < 200
     assert long.checkpoint_counters.step >= 40
@@ -110,12 +113,16 @@ def test_a_quarantine_that_only_the_reason_of_a_drain_told_of_is_one() -> None:
 
 def restored(folder: Path) -> Machine:
     """The core of a daemon that starts on ``folder``."""
-    journal = Journal(folder, step_of=step_row, on_trouble=lambda _text: None)
-    try:
+    with journal_in(folder) as journal:
         return Machine.restore(journal.read(AnyEntry), _NOW, CoreConfig(daemon="d"))
-    finally:
-        journal.close()
 
 
-def _losses(job: JobRecord) -> list[str]:
-    return [step.loss.hex() for step in job.steps]
+def journal_in(folder: Path) -> AbstractContextManager[Journal]:
+    return closing(Journal(folder, step_of=step_row, on_trouble=lambda _text: None))
+
+
+def _losses(folder: Path, job: JobRecord) -> list[str]:
+    """Of all steps: memory has not those of a job that is over."""
+    with journal_in(folder) as journal:
+        steps = stepstore.in_journal(journal, job.id, 0, job.counters.step, job.counters.step)
+    return [step.loss.hex() for step in steps]

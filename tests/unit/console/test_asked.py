@@ -10,11 +10,11 @@ import pytest
 from oobleckd.client import Client
 from oobleckd.console import commands
 from oobleckd.console.acts import ConsoleAct, perform, refusal
-from oobleckd.console.asked import PERIODS_S, REFUSED_S, TOUCHES, ConsoleQueries
+from oobleckd.console.asked import CURVE_BINS, PERIODS_S, REFUSED_S, TOUCHES, ConsoleQueries
 from oobleckd.console.facts import QueryRefused, Wants, Watched
 from oobleckd.console.feed import Feed
 from oobleckd.console.marks import Marks
-from oobleckd.console.model import View, fold
+from oobleckd.console.model import STEPS_KEPT, View, fold
 from oobleckd.console.past import Walk
 from oobleckd.console.screens.prompt import word
 from oobleckd.console.screens.steps import StepCursor
@@ -49,6 +49,8 @@ class Daemon(Client):
             return Items(watching.layers())
         if path == "/v1/impact":
             return watching.impact(*query["nodes"].split(","))
+        if path.endswith("/curve"):
+            return watching.curve(query["bins"])
         return watching.goodput()
 
     def _post(self, path: str, body: dict[str, Any]) -> Accepted:
@@ -86,6 +88,17 @@ def test_everything_that_is_wanted_ends_in_the_view(daemon: Daemon) -> None:
         watching.goodput(),
     )
     assert [impact.nodes for impact in view.impacts] == [("node-1",), ("node-2",)]
+
+
+def test_the_whole_run_is_asked_for_where_it_is_longer_than_what_is_kept(daemon: Daemon) -> None:
+    asked = ConsoleQueries(daemon)
+    asked.want(Wants(curve=True))
+    assert list(asked.answers(build.job(step=STEPS_KEPT), NOW)) == []
+    assert daemon.asked == []
+    later = NOW + PERIODS_S["curve"]
+    (fact,) = asked.answers(build.job(step=STEPS_KEPT + 1), later)
+    view = fold(fold(View(), build.facts()), [fact])
+    assert view.curve == watching.curve(CURVE_BINS)
 
 
 def test_a_step_is_fetched_once_and_another_when_it_is_looked_at(daemon: Daemon) -> None:

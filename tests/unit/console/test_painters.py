@@ -11,7 +11,7 @@ import pytest
 
 from oobleckd.console.facts import Away, QueryRefused, Watched
 from oobleckd.console.letters import ascii_line
-from oobleckd.console.model import View, fold
+from oobleckd.console.model import StepPoint, View, fold
 from oobleckd.console.themes import COLOURED, THEMES
 from oobleckd.console.widgets import (
     copies,
@@ -386,6 +386,31 @@ def test_no_magnitude_of_a_time_moves_its_row(width: int) -> None:
 def test_incidents_are_marked_under_the_curve() -> None:
     recent = fold(LIVE, [fetched(incidents=(incident(at=NOW - 5.0),))])
     assert "▲" in said(training.paint(recent, NOW, 60, 10))
+
+
+def test_the_loss_of_a_long_run_is_drawn_from_its_first_step_on() -> None:
+    newest = fleet_points(1_000_000)
+    whole = msgspec.structs.replace(LIVE, points=newest, curve=watching.curve(150))
+    for width, height in ((120, 20), (60, 10), (200, 8), (70, 5)):
+        text = said(training.paint(whole, NOW, width, height))
+        assert "steps 1 to 1,000,000" in text
+        assert ("░" in text) == (height > 5)
+    head = next(line for line in said(training.paint(whole, NOW, 120, 20)).split("\n") if "loss" in line)
+    assert "least 1.0000" in head
+    assert "✗" not in said(training.paint(whole, NOW, 120, 20))
+    skipped = watching.curve(150, skipped=3)
+    drawn = said(training.paint(msgspec.structs.replace(whole, curve=skipped), NOW, 150, 20))
+    assert "✗ 3 skipped" in drawn
+
+
+def test_a_curve_that_says_no_more_than_the_points_is_not_drawn() -> None:
+    first = LIVE.points[0].step
+    same = msgspec.structs.replace(LIVE, curve=watching.curve(10, first=first))
+    assert training.paint(same, NOW, 100, 20) == training.paint(LIVE, NOW, 100, 20)
+
+
+def fleet_points(last: int) -> tuple[StepPoint, ...]:
+    return tuple(StepPoint(step, NOW - (last - step), 1.5) for step in range(last - 599, last + 1))
 
 
 def test_the_exactness_tick() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from oobleckd.console.facts import AnyFact, Watched
-from oobleckd.protocol.api import IncidentView, RejectedView
+from oobleckd.protocol.api import CurveBin, IncidentView, RejectedView
 from oobleckd.protocol.watch import (
     Bundle,
+    CurveView,
     GoodputView,
     ImpactView,
     LaneView,
@@ -97,6 +98,20 @@ def goodput(**changes: Any) -> GoodputView:
         "best_plan_step_s": 0.5, "best_plan_nodes": 6,
     }  # fmt: skip
     return GoodputView(**(usual | changes))
+
+
+def curve(num_bins: int, *, first: int = 1, skipped: int = 0) -> CurveView:
+    """A million steps whose losses fall from 10 to 1, with a peak of 12 now and then; the last bin has those
+    that were skipped.
+    """
+    bins = []
+    for number in range(num_bins):
+        mean = 10.0 - 9.0 * (number + 1) / num_bins
+        begin, end = first + 10**6 * number // num_bins, first + 10**6 * (number + 1) // num_bins - 1
+        most = 12.0 if number % 10 == 0 else mean
+        bins.append(CurveBin(begin, end, end - begin + 1, 0, mean, mean, most, 0.5, 0.5, 0.5, 0.1, 1.0))
+    bins[-1] = msgspec.structs.replace(bins[-1], skipped=skipped)
+    return CurveView("job-1", 10**6, tuple(bins))
 
 
 def impact(*nodes: str, **changes: Any) -> ImpactView:

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from oobleckd.core import failures
+from oobleckd.core import state as core_state
 from oobleckd.core.apply import apply
 from oobleckd.core.cadence import MAX_S, MIN_COST_S, MIN_S, cadence, due
-from oobleckd.core.entries import CheckpointWritten, LayoutDeployed, RolledBack
-from oobleckd.core.state import JobRecord, State, Step
+from oobleckd.core.entries import CheckpointWritten, LayoutDeployed, RolledBack, StepEntry
+from oobleckd.core.state import JobRecord, State
 from oobleckd.planner.plan import Layout, Plan
 from oobleckd.planner.policy import Setup
 from oobleckd.protocol.job import Checkpoint
@@ -37,8 +38,11 @@ def train(job: JobRecord, step_s: float = STEP_S, *, num_steps: int = 1, epoch: 
     was = job.counters
     at = (job.steps[-1].at if job.steps else 0.0) + num_steps * step_s
     step = was.step + num_steps - 1
-    job.steps.append(Step(step, 1.0, 1.0, 0.1, 8, "x", "applied", epoch, at, step_s))
-    job.step_s.append(step_s)
+    told = msgspec.structs.replace(was, step=step)
+    apply(
+        State(jobs={job.id: job}),
+        StepEntry(job.id, told, "applied", epoch, 1.0, 1.0, 0.1, 8, "x", step_s, at, 0),
+    )
     job.counters = Counters(was.round + 1, was.step + num_steps, was.applied + num_steps)
 
 
@@ -122,6 +126,28 @@ def test_one_that_was_written_within_a_step_is_measured_when_that_step_is_over()
     found = found_of(job)
     assert found.measured
     assert found.cost_s == pytest.approx(0.25)
+
+
+def test_after_a_rollback_to_it_its_step_is_another_one():
+    job = job_of(100)
+    write(job, 100)
+    train(job, STEP_S + 0.25)
+    assert found_of(job).measured
+    apply(State(jobs={job.id: job}), RolledBack(job.id, "step-100", Counters(200, 100, 100), 1, 300.0))
+    assert not found_of(job).measured
+    train(job, 3 * STEP_S, epoch=2)
+    assert not found_of(job).measured
+
+
+def test_a_cost_stays_known_when_its_steps_are_in_memory_no_more(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(core_state, "KEPT_STEPS", 64)
+    job = job_of(100)
+    write(job, 100)
+    train(job, STEP_S + 0.25)
+    for _ in range(500):
+        train(job)
+    assert job.steps[0].step > 101
+    assert found_of(job).cost_s == pytest.approx(0.25)
 
 
 def test_steps_that_are_told_of_together_tell_it_as_well():

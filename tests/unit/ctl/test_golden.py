@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.protocol.api import LayerRange, PipelineView, TemplateView
+from oobleckd.protocol.api import LayerRange, PipelineView, StepView, TemplateView
 from oobleckd.protocol.changes import Change
 from tests.helpers.api_server import Api, job_view, node_view, serving, status_view
 from tests.unit.ctl.conftest import Ctl
@@ -24,7 +24,7 @@ COMMANDS = (
     "status", "get jobs", "get nodes", "get pipelines", "get templates", "get incidents",
     "describe job small", "describe node node-1", "describe incident inc-1", "events", "story node:node-1",
     "wait small --for state=done", "pause small", "config show", "get layers", "get goodput",
-    "describe schedule small", "what-if --without node-2",
+    "get steps small",    "describe schedule small", "what-if --without node-2",
 )  # fmt: skip
 
 
@@ -37,6 +37,12 @@ def filled(api: Api) -> None:
     api.pipelines = [pipeline]
     api.templates = [TemplateView(2, ((0, 4), (4, 5)), 0.02, 0.01, (1 << 20, 1 << 21), 1)]
     api.incidents = [INCIDENT]
+    api.steps["small"] = [
+        StepView(
+            step, 2.0 / step, (2.0 / step).hex(), 1.25, 0.0005, 8, "5e1f", "applied", 2, 9.5 + step, 0.25
+        )
+        for step in range(1, 31)
+    ]
     api.changes = [
         Change(1, 100.0, "node", "info", "node-1 joined", ("node:node-1",), msgspec.Raw(b'{"pid":7}'))
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import LayerRange, PipelineView, RejectedView
+from oobleckd.protocol.api import LayerRange, PipelineView, RejectedView, StepView
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import (
     Bundle,
@@ -145,3 +145,21 @@ def test_what_is_not_there(ctl: Ctl, words: tuple[str, ...]) -> None:
     ctl.api.jobs = [job_view()]
     found = ctl(*words)
     assert found.exit_code == (0 if words == ("get", "layers") else 3)
+
+
+def test_steps(ctl: Ctl) -> None:
+    """The newest few where nobody says which."""
+    watched(ctl.api)
+    ctl.api.steps["job-1"] = [
+        StepView(step, 2.0, (2.0).hex(), 1.0, 0.1, 8, "x", "applied", 1, 9.0, 0.25) for step in range(1, 31)
+    ]
+
+    def shown(*asked: str) -> list[int]:
+        return [int(line.split()[0]) for line in ctl("get", "steps", *asked).stdout.splitlines()[1:]]
+
+    assert shown() == shown("job-1") == list(range(11, 31))
+    assert shown("job-1", "--last", "3") == [28, 29, 30]
+    assert shown("job-1", "--since", "9") == list(range(9, 31))
+    assert shown("--since", "29", "--last", "9") == [29, 30]
+    assert ctl("get", "jobs", "--last", "3").exit_code == 2
+    assert ctl("get", "nodes", "job-1").exit_code == 2

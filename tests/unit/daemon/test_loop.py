@@ -19,6 +19,7 @@ from oobleckd.core.events import (
     Discard,
     Event,
     Heard,
+    KeepState,
     LinkLost,
     LookAtRoom,
     MakePlan,
@@ -117,6 +118,31 @@ async def test_what_is_told_is_durable_and_in_order(tmp_path: Path) -> None:
             assert message == Ack("j", number)
             assert Fact(2 * number) in on_disk
             assert on_disk == [Fact(i) for i in range(len(on_disk))]
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_comes_to_the_journal_behind_the_records_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where many wait for the disk together."""
+    given: list[Any] = []
+
+    def answer(event: Event) -> Sequence[Command]:
+        assert isinstance(event, Heard)
+        number = int(event.message.incarnation)  # type: ignore[union-attr]
+        keep = [KeepState(b"%d" % number)] if number % 3 == 0 else []
+        return [Record(Fact(number)), *keep, Tell("n", Ack("j", number))]
+
+    async with World(tmp_path, answer) as world:
+        append = world.journal.append
+        monkeypatch.setattr(world.journal, "append", lambda entries: given.extend(entries) or append(entries))
+        monkeypatch.setattr(world.journal, "keep_state", given.append)
+        for number in range(1, 31):
+            world.loop.heard("n", Heartbeat(str(number)))
+        for _ in range(30):
+            await asyncio.wait_for(world.told.get(), WAIT_S)
+    wanted = [[Fact(number), *([b"%d" % number] if number % 3 == 0 else [])] for number in range(1, 31)]
+    assert given == [each for together in wanted for each in together]
 
 
 @pytest.mark.asyncio

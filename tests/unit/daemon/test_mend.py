@@ -21,10 +21,11 @@ from oobleckd.core.config import CoreConfig
 from oobleckd.core.entries import AnyEntry, Entry
 from oobleckd.core.machine import Machine
 from oobleckd.daemon import mend as mending
-from oobleckd.daemon import records
-from oobleckd.daemon.journal import FORMAT, Journal, JournalError
+from oobleckd.daemon import records, tables
+from oobleckd.daemon.journal import Journal, JournalError
 from oobleckd.daemon.mend import Damage
 from oobleckd.daemon.service import step_row
+from oobleckd.daemon.tables import FORMAT
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -218,7 +219,7 @@ def test_records_that_are_gone_from_the_end_are_missed(recorded, tmp_path: Path)
 
 def test_what_neither_file_has_is_lost_with_all_after_it(recorded, tmp_path: Path) -> None:
     folder = written(tmp_path / "state", recorded)
-    copied = [*records.rows_in((folder / "journal.copy").read_bytes()).values()]
+    copied = [*records.Scan(folder / "journal.copy")]
     (folder / "journal.copy").write_bytes(b"".join(records.framed(row) for row in copied if row[1] != 9))
     of_page(folder / "journal.sqlite", "entries", lambda db: db.execute("DELETE FROM entries WHERE seq = 9"))
     of_page(folder / "journal.sqlite", "steps", lambda db: db.execute("DELETE FROM steps WHERE seq = 9"))
@@ -358,12 +359,12 @@ def test_a_start_that_is_cut_short_while_it_mends_begins_again(
 def test_a_full_disk_is_no_damage(recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(tmp_path / "state", recorded)
 
-    def full(_database: object, _table: str, _found: object) -> None:
+    def full(_table: object) -> None:
         error = sqlite3.OperationalError("database or disk is full")
         error.sqlite_errorcode = sqlite3.SQLITE_FULL
         raise error
 
-    monkeypatch.setattr(mending, "_look_at_table", full)
+    monkeypatch.setattr(tables.Table, "check", full)
     with pytest.raises(JournalError, match="disk is full"):
         opened(folder)
     assert not [*folder.glob("*.damaged-*")]
@@ -382,10 +383,10 @@ def test_a_journal_of_an_older_format_is_read_and_kept_beside(recorded, tmp_path
     assert same(journal.read(AnyEntry), [*recorded, recorded[0]])
     journal.close()
     assert len(journal.names) == 1
-    assert mending.format_of(folder / f"journal.sqlite.format-{format_}") == format_
+    assert tables.format_of(folder / f"journal.sqlite.format-{format_}") == format_
     assert read(folder)[1] is None
     assert named(folder) == journal.names
-    assert mending.format_of(folder / "journal.sqlite") == FORMAT
+    assert tables.format_of(folder / "journal.sqlite") == FORMAT
 
 
 def test_a_damaged_journal_of_format_4_is_mended_and_then_brought_to_the_present_one(

@@ -51,7 +51,7 @@ async def test_what_nodes_and_users_say_is_escaped_where_it_is_kept(tmp_path: Pa
     assert any(isinstance(entry, NodeOver) for entry in entries)
     assert all(is_harmless(command) for command in did)
     assert all(map(is_harmless, view.node_views(service.core)))
-    assert is_harmless(tuple(service.core.state.history))
+    assert is_harmless(tuple(view.changes(service.core)))
     assert "\x1b" not in (await metrics.render(service)).decode()
     await service.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oobleckd.core.entries import Restarted
-from oobleckd.core.events import Command, MakePlan, Record, Tell
+from oobleckd.core.events import Command, KeepState, MakePlan, Record, Tell
 from oobleckd.daemon.waiting import Waiting
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
@@ -34,6 +34,13 @@ def test_what_was_recorded_goes_first_and_the_rest_keeps_its_order() -> None:
     assert waiting
     assert waiting.take() == ([told("a", 1)], [RECORD, RECORD], [told("b", 2), told("a", 3)])
     assert not waiting
+
+
+def test_a_snapshot_stays_between_its_records() -> None:
+    waiting, kept = Waiting(), KeepState(b"of the first")
+    waiting.put([RECORD, kept, told("a", 1)])
+    waiting.put([RECORD, told("b", 2)])
+    assert waiting.take() == ([], [RECORD, kept, RECORD], [told("a", 1), told("b", 2)])
 
 
 def test_plans_and_questions_leave_at_once_and_are_said_once() -> None:

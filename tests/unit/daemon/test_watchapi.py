@@ -103,7 +103,12 @@ async def serving(world: World, folder: Path | None = None) -> AsyncIterator[Ask
         made.start()
     clock = SimpleNamespace(now=lambda: world.now)
     service: Any = SimpleNamespace(
-        core=core, planning=Inline(world), recorder=made, clock=clock, history=History(1000)
+        core=core,
+        planning=Inline(world),
+        recorder=made,
+        clock=clock,
+        history=History(1000),
+        journal=world.daemon.disk,
     )
     app = web.Application(middlewares=[http._problems])
     app.add_routes(watchapi.WatchApi(service).routes())
