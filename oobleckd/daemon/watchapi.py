@@ -239,8 +239,8 @@ class WatchApi:
     # Added when a moment is asked for: the journal has them, and copies in every snapshot would be most of
     # its bytes. (D-watching-009)
     async def _whole(self, past: PastText) -> bytes:
-        """With the newest steps of the job that was active (none that a rollback took), and changes before the
-        snapshot, without ordinary steps, which are among the steps.
+        """With the newest steps of the job that was active, none that a rollback took, and changes before
+        the snapshot, without ordinary steps, which are among the steps.
         """
         job, first = self._service.core.state.jobs.get(past.job), max(0, past.step - STEPS_BEFORE)
         steps = await stepstore.read(self._service.journal, job, first, past.step - first) if job else []
