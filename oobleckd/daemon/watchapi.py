@@ -142,6 +142,8 @@ class WatchApi:
         """``found`` with what steps take as modelled: now, where peers compute for the dead, and with the
         best plan of all nodes that joined.
         """
+        # A share of plans beside a measured rate read as an equation, green with nodes dead: now each is told
+        # beside its like, and the best plan is one for whoever joined. (D-watching-017)
         everybody = watching.all_joined(self._service.core, job)
         if everybody is None or job.setup is None or not found.plan_step_s:
             return found
