@@ -202,8 +202,8 @@ class WatchApi:
             raise Refusal(
                 422,
                 "invalid",
-                f"span = {plain(span_s)} is not between 0 and {MAX_SPAN_S:.0f}",
-                "ask for fewer seconds at once",
+                f"span = {plain(span_s)} is too long",
+                f"ask for 0 to {MAX_SPAN_S:.0f} s at once",
             )
         return answers.whole(await self._read(at, span_s))
 

@@ -167,8 +167,8 @@ def _or(parts: list[str]) -> str:
 
 
 _PATTERNS = {
-    r"^[a-z0-9][a-z0-9._-]{0,62}$(?!\n)": "a name of a-z, 0-9, '.', '_' and '-', 63 characters at most, which "
-    "begins with one of a-z or 0-9",
+    r"^[a-z0-9][a-z0-9._-]{0,62}$(?!\n)": "a name of a-z, 0-9, '.', '_' and '-', 63 characters at most, "
+    "which begins with one of a-z or 0-9",
 }
 """What a text is to look like, in words."""
 
