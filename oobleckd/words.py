@@ -46,6 +46,11 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {noun(number, what)}"
 
 
+def being(state: str) -> str:
+    """That somebody is in ``state``: "is running", "is done", but "failed"."""
+    return state if state == "failed" else f"is {state}"
+
+
 def layers(start: int, stop: int) -> str:
     """Layers ``[start, stop)`` for people: ``"3-5"``."""
     return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"

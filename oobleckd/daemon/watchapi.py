@@ -37,7 +37,7 @@ from oobleckd.protocol.watch import (
     ScheduleView,
     Snapshot,
 )
-from oobleckd.words import plain
+from oobleckd.words import being, plain
 
 AROUND_S = 10.0
 """Of the past before an incident and after it, in its bundle."""
@@ -187,7 +187,9 @@ class WatchApi:
     def _run_of(self, job: JobRecord) -> Run:
         run = self._service.core.run
         if run is None or run.job is not job:
-            raise Refusal(409, "conflict", f"{job.id} is {job.state}: nothing of it can be lost", _DEPLOYED)
+            raise Refusal(
+                409, "conflict", f"{job.id} {being(job.state)}: nothing of it can be lost", _DEPLOYED
+            )
         return run
 
     # ------------------------------------------------------------------- the past
