@@ -105,7 +105,11 @@ def can_lose(job: JobView) -> Line:
     if job.tolerance < 0:
         return (("not deployed", "dim"),)
     if job.tolerance >= job.f:
-        asked = f" nodes, {job.f} asked for" if job.tolerance > job.f else f" of {count(job.f, 'node')}"
+        asked = (
+            f" {noun(job.tolerance, 'node')}, {job.f} asked for"
+            if job.tolerance > job.f
+            else f" of {count(job.f, 'node')}"
+        )
         return (("can still lose ", "dim"), (str(job.tolerance), "good"), (asked, "dim"))
     # Less than was asked for is what an operator has to see from the other end of the room.
     role: Role = "banner-warn" if job.tolerance else "banner-bad"
