@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+# A number that each writer formats is one that Python formats somewhere, with an exponent or a wrong plural.
+# (D-watching-018)
 CELLS = 11
 """The most that ``seconds``, ``ms``, ``size`` or ``rate`` take of a column, up to years and exabytes.
 """
@@ -19,7 +21,7 @@ _IRREGULAR = {"is": "are", "has": "have", "was": "were", "does": "do", "begins":
 _AGES = ((2 * _MINUTE_S, 1, 0), (10 * _MINUTE_S, _MINUTE_S, 1), (3 * _HOUR_S, _MINUTE_S, 0),
     (8 * _HOUR_S, _HOUR_S, _MINUTE_S), (2 * _DAY_S, _HOUR_S, 0), (8 * _DAY_S, _DAY_S, _HOUR_S),
     (2 * _YEAR_S, _DAY_S, 0), (math.inf, _YEAR_S, _DAY_S))  # fmt: skip
-_LETTERS = {1: "s", _MINUTE_S: "m", _HOUR_S: "h", _DAY_S: "d", _YEAR_S: "y"}
+_UNITS = {1: "s", _MINUTE_S: "m", _HOUR_S: "h", _DAY_S: "d", _YEAR_S: "y"}
 """Below the first so many seconds an age is told in the second, and what is left of it in the third."""
 
 
@@ -42,6 +44,11 @@ def noun(number: float, what: str) -> str:
 def count(number: int, what: str) -> str:
     """``"1 step"``, ``"2 steps"``."""
     return f"{number:,} {noun(number, what)}"
+
+
+def being(state: str) -> str:
+    """That somebody is in ``state``: "is running", "is done", but "failed"."""
+    return state if state == "failed" else f"is {state}"
 
 
 def layers(start: int, stop: int) -> str:
@@ -137,7 +144,7 @@ def short_age(value_s: float) -> str:
     unit, part = next((unit, part) for limit, unit, part in _AGES if whole < limit)
     number, rest = divmod(whole, unit)
     rest = rest // part if part else 0
-    return f"{number}{_LETTERS[unit]}" + (f"{rest}{_LETTERS[part]}" if rest else "")
+    return f"{number}{_UNITS[unit]}" + (f"{rest}{_UNITS[part]}" if rest else "")
 
 
 def than(extra_s: float) -> str:

@@ -105,7 +105,11 @@ def can_lose(job: JobView) -> Line:
     if job.tolerance < 0:
         return (("not deployed", "dim"),)
     if job.tolerance >= job.f:
-        asked = f" nodes, {job.f} asked for" if job.tolerance > job.f else f" of {count(job.f, 'node')}"
+        asked = (
+            f" {noun(job.tolerance, 'node')}, {job.f} asked for"
+            if job.tolerance > job.f
+            else f" of {count(job.f, 'node')}"
+        )
         return (("can still lose ", "dim"), (str(job.tolerance), "good"), (asked, "dim"))
     # Less than was asked for is what an operator has to see from the other end of the room.
     role: Role = "banner-warn" if job.tolerance else "banner-bad"
@@ -154,7 +158,7 @@ def plan_field(view: View, *, whose: bool = True) -> list[Line]:
     # Green is for a cluster that lacks nobody: with a node gone even the best plan of those left is less
     # than what there was.
     role: Role = "warn" if share < 0.95 else "good" if here >= max(whole, len(view.nodes)) else "strong"
-    said = f" of all {whole} nodes'" if whose and whole > 1 else ""
+    said = f" of all {count(whole, 'node')}'" if whose and whole > 1 else ""
     return [(("plan ", "dim"), (f"{share:.0%}", role), (said, "dim"))]
 
 

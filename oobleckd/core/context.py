@@ -30,6 +30,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Release, ToWorker
 from oobleckd.protocol.parts import JobCause, Peer
 from oobleckd.protocol.text import all_visible, visible
+from oobleckd.words import being
 
 
 @dataclass(slots=True)
@@ -107,7 +108,7 @@ class Core:
         changed = state != job.state
         self.record(JobStateChanged(job.id, state, reason, self.now, cause))
         if changed:
-            text = f"{job.id} is {state}" + (f": {reason}" if reason else "")
+            text = f"{job.id} {being(state)}" + (f": {reason}" if reason else "")
             level: Level = "error" if state == "failed" else "warn" if state == "done" and reason else "info"
             self.announce(text, JobMoved(job.id, state, reason, cause), (f"job:{job.id}",), level=level)
 

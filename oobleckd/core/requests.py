@@ -36,7 +36,7 @@ from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import JobError, check_job, same_data
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
-from oobleckd.words import short
+from oobleckd.words import being, short
 
 _ENDING = ("sigstop", "net-drop", "slow")
 _SLOW = 3.0  # times as long, where nobody says how slow
@@ -167,7 +167,7 @@ def _control(core: Core, request: Control) -> Response:
     if not problem and request.act == "checkpoint":
         problem, hint = room.refusal(core, job)
     if problem:
-        return Denied("conflict", f"{job.id} is {job.state}: {problem}", hint)
+        return Denied("conflict", f"{job.id} {being(job.state)}: {problem}", hint)
     without = ", without a checkpoint" if request.discard and request.act == "cancel" else ""
     _audit(core, f"{request.act} {job.id}{without}", Audited(request.who, request.act, job.id))
     match request.act:

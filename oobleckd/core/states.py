@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from oobleckd.protocol.api import JobState
+from oobleckd.words import being
 
 Trigger = Literal[
     "start", "measured", "planned", "deployed", "loss", "replan", "starve", "feed", "hold", "unhold",
@@ -61,7 +62,7 @@ for _state in ACTIVE:
 
 def after(state: JobState, trigger: Trigger) -> JobState:
     """The state that ``trigger`` leads to. A move that is not in the table is a bug."""
-    assert (state, trigger) in TABLE, f"a job that is {state} has no move {trigger!r}"
+    assert (state, trigger) in TABLE, f"a job that {being(state)} has no move {trigger!r}"
     return TABLE[state, trigger]
 
 

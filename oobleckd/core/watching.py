@@ -120,13 +120,16 @@ def loss_of(core: Core, run: Run, nodes: Collection[str]) -> LossQuestion | None
 
 
 def _notice_s(core: Core, job: JobRecord) -> float:
-    """From a loss to the decision: as it took with most of this job's."""
+    """From a loss to the decision: as it took with most of this job's; but not what took longer than the
+    longest lease, as that was waiting for nodes.
+    """
     took = [
         sum(phase.duration_s for phase in view.phases if phase.phase in {"detect", "plan"})
         for view in core.state.incidents.values()
         if view.job == job.id and not view.open
     ]
-    return statistics.median(took) if took else NOTICE_S
+    noticed = [each_s for each_s in took if each_s <= core.config.lease_s]
+    return statistics.median(noticed) if noticed else NOTICE_S
 
 
 def step_question(core: Core, job: JobRecord, sample: Sample | None) -> StepQuestion | None:

@@ -19,7 +19,7 @@ from oobleckd.host.settings import ConfigError
 from oobleckd.protocol.api import API_VERSION, LostRecords, NodeView, Status
 from oobleckd.protocol.traits import differences
 from oobleckd.unixhttp import ClientError, Unreachable
-from oobleckd.words import count
+from oobleckd.words import being, count
 
 _USABLE = {"active", "standby"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -113,7 +113,7 @@ def nodes(found: Sequence[NodeView]) -> list[CheckupItem]:
         CheckupItem(
             "nodes",
             "warn",
-            f"{node.name} is {node.state}{node.reason and f': {node.reason}'}",
+            f"{node.name} {being(node.state)}{node.reason and f': {node.reason}'}",
             _remedy(node),
             "not-usable",
             (node.name,),

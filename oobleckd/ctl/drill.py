@@ -25,10 +25,10 @@ from oobleckd.ctl.local import Home
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_json, emit_line, fail, note
 from oobleckd.ctl.verify import judge
-from oobleckd.ctl.waiting import FINAL, TimedOut, ended, until_final, views
+from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
-from oobleckd.words import count, seconds
+from oobleckd.words import being, count, seconds
 
 
 @click.command()
@@ -148,7 +148,7 @@ def _await(client: Client, job: str, holds: Callable[[JobView], bool], what: str
 
 def _too_late(view: JobView, what: str) -> NoReturn:
     hint = view.reason or "give the job more steps, or the fault an earlier one"
-    fail(f"{what}: {view.name} {ended(view)} at step {view.step} before it", hint, FAILED)
+    fail(f"{what}: {view.name} {being(view.state)} at step {view.step} before it", hint, FAILED)
 
 
 # --------------------------------------------------------------------------- the end
@@ -157,7 +157,7 @@ def _too_late(view: JobView, what: str) -> NoReturn:
 def _end(client: Client, job: str, wanted: Drill, seed: int, script: Sequence[Act]) -> None:
     done = until_final(client, job)
     if done.state != "done":
-        fail(f"{done.name} {ended(done)} at step {done.step}", done.reason, FAILED)
+        fail(f"{done.name} {being(done.state)} at step {done.step}", done.reason, FAILED)
     _, verdict = judge(client, done, single=wanted.verify == "single")
     _emit(seed, script, done, verdict)
     if not verdict.identical:

@@ -13,7 +13,7 @@ from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.jobs import new_checkpoint
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, emit_line, fail, note
 from oobleckd.ctl.programs import run_worker
-from oobleckd.ctl.waiting import FINAL, TimedOut, ended
+from oobleckd.ctl.waiting import FINAL, TimedOut
 from oobleckd.host.export import Exported, why_not
 from oobleckd.host.hold import held
 from oobleckd.host.program import Seconds
@@ -21,7 +21,7 @@ from oobleckd.protocol.api import JobView
 from oobleckd.protocol.checkpoint import MANIFEST
 from oobleckd.protocol.units import parse_size
 from oobleckd.unixhttp import ApiProblem
-from oobleckd.words import count, seconds, size, skipped
+from oobleckd.words import being, count, seconds, size, skipped
 
 _CONFLICT = 409
 _TRIES = 5
@@ -121,7 +121,7 @@ def _with_checkpoint(client: Client, job: str, timeout_s: float) -> JobView:
             view = client.job(view.id)  # it makes no steps now, or has just ended
     if not view.checkpoint:
         fail(
-            f"{view.name} {ended(view)} at step {view.step} and has no checkpoint to export",
+            f"{view.name} {being(view.state)} at step {view.step} and has no checkpoint to export",
             f"see `oobleckctl describe job {view.id}`",
             FAILED if view.state in FINAL else REFUSED,
         )

@@ -29,12 +29,12 @@ from oobleckd.ctl.output import (
     fail,
     note,
 )
-from oobleckd.ctl.waiting import FINAL, TimedOut, ended, until_final, until_planned, views
+from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
 from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, JobError
-from oobleckd.words import count, seconds, size, skipped
+from oobleckd.words import being, count, seconds, size, skipped
 
 View = TypeVar("View")
 
@@ -130,7 +130,7 @@ def _the_same(client: Client, job: Job) -> JobView | None:
 
 def _go_by(client: Client, here: JobView, *, wait_: bool | None) -> None:
     """As if ``here`` had just been handed in."""
-    message = f"{here.id} is the same job, and is {here.state}"
+    message = f"{here.id} is the same job, and {being(here.state)}"
     if wait_:
         note(message)
         _end_with(_followed(here.id, until_final, client))
@@ -177,7 +177,11 @@ def _end_with(view: JobView) -> None:
         else:
             emit_line(view.id)
     if failed:
-        fail(f"{view.name} {ended(view)} at step {view.step}", view.reason, CAUSES.get(view.cause, FAILED))
+        fail(
+            f"{view.name} {being(view.state)} at step {view.step}",
+            view.reason,
+            CAUSES.get(view.cause, FAILED),
+        )
     note(done(view))
 
 
@@ -241,7 +245,7 @@ def cancel(client: Client, job: str, discard: bool, wait_: bool) -> None:
     if wants_json():
         emit_item("Job", view)
     kept = f"; its checkpoint: {view.checkpoint}" if view.checkpoint else "; it has no checkpoint"
-    note(f"{view.id} is {view.state} at step {view.step}{kept}")
+    note(f"{view.id} {being(view.state)} at step {view.step}{kept}")
 
 
 @click.command()
@@ -281,5 +285,5 @@ def new_checkpoint(client: Client, before: JobView, timeout_s: float) -> JobView
                 "the job goes on and tries again; make room there, or mend what it says",
             )
         if view.state in FINAL:
-            fail(f"{view.name} {ended(view)}, and no checkpoint was written", view.reason)
+            fail(f"{view.name} {being(view.state)}, and no checkpoint was written", view.reason)
     raise AssertionError("views never ends by itself")

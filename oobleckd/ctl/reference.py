@@ -29,13 +29,13 @@ from oobleckd.ctl.compare import (
 )
 from oobleckd.ctl.output import FAILED, Failure, fail, note
 from oobleckd.ctl.programs import run_worker
-from oobleckd.ctl.waiting import ended, until_final
+from oobleckd.ctl.waiting import until_final
 from oobleckd.host.durable import write_whole
 from oobleckd.protocol.api import JobView, StepView
 from oobleckd.protocol.job import Job, table_of
 from oobleckd.protocol.traits import KIND
 from oobleckd.protocol.unreadable import UNREADABLE
-from oobleckd.words import count
+from oobleckd.words import being, count
 
 _TRIES = 3
 Watcher = Callable[[JobView], None]
@@ -173,7 +173,7 @@ def run_on_cluster(client: Client, job: JobView, told: Watcher) -> ReferenceRun:
         note(f"running {reference.name}, the same job without failures")
         done = until_final(client, client.submit(reference).id, told)
         if done.state != "done" and not stopped(done):
-            fail(f"{reference.name} {ended(done)} at step {done.step}", done.reason, FAILED)
+            fail(f"{reference.name} {being(done.state)} at step {done.step}", done.reason, FAILED)
         if not done.incidents:
             last = "" if stopped(done) else done.checkpoint
             facts = facts_of(client.steps(done.id))

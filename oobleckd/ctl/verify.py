@@ -15,11 +15,10 @@ from oobleckd.ctl.compare import CompareError, RunEvidence, Verdict, compare, in
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, emit_line, fail, note
-from oobleckd.ctl.waiting import ended
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.inputs import differing
 from oobleckd.protocol.traits import KIND, NONE, Traits, between
-from oobleckd.words import count
+from oobleckd.words import being, count
 
 
 @click.command()
@@ -64,7 +63,7 @@ def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -
 def _check(view: JobView) -> None:
     if view.state != "done" and not reference.stopped(view):
         fail(
-            f"{view.name} {ended(view)} at step {view.step} of {view.steps}, so there is nothing to "
+            f"{view.name} {being(view.state)} at step {view.step} of {view.steps}, so there is nothing to "
             "compare yet",
             f"oobleckctl wait {view.id} --for state=done",
             REFUSED,

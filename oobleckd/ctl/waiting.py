@@ -20,7 +20,7 @@ from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobState, JobView
 from oobleckd.unixhttp import ClientError, Unreachable
-from oobleckd.words import seconds, skipped
+from oobleckd.words import being, seconds, skipped
 
 FINAL: tuple[JobState, ...] = ("done", "failed", "cancelled")
 _BEFORE_A_PLAN: tuple[JobState, ...] = ("profiling", "planning")
@@ -34,11 +34,6 @@ class TimedOut(Exception):
     def __init__(self, job: JobView | None) -> None:
         super().__init__("timed out")
         self.job = job
-
-
-def ended(view: JobView) -> str:
-    """What became of a job that is over and not done."""
-    return "failed" if view.state == "failed" else f"is {view.state}"
 
 
 def views(client: Client, job: str, timeout_s: float | None, *, patient: bool = True) -> Iterator[JobView]:
@@ -131,14 +126,16 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
                 if wants_json():
                     emit_item("Job", view)
                 if view.steps_skipped:
-                    note(f"{view.name} {ended(view)} at step {view.step}: {skipped(view.steps_skipped)}")
+                    note(
+                        f"{view.name} {being(view.state)} at step {view.step}: {skipped(view.steps_skipped)}"
+                    )
                 return
             if view.state in FINAL:
-                fail(f"{view.name} {ended(view)} at step {view.step}; {what} will not come true",
+                fail(f"{view.name} {being(view.state)} at step {view.step}; {what} will not come true",
                      view.reason or f"`oobleckctl describe job {view.id}` says more",
                      CAUSES.get(view.cause, NOT_FOUND))  # fmt: skip
     except TimedOut as error:
-        seen = f"; it is {error.job.state} at step {error.job.step}" if error.job else ""
+        seen = f"; it {being(error.job.state)} at step {error.job.step}" if error.job else ""
         hint = f"`oobleckctl describe job {job}` says what it does; wait again, for as long as it takes"
         raise Failure(
             f"{job}: no {what} within {seconds(timeout_s or 0.0)}{seen}", hint, TIMED_OUT

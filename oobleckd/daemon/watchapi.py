@@ -29,7 +29,7 @@ from oobleckd.planner.policy import PlanError
 from oobleckd.planner.schedule import ScheduleError
 from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.watch import BUNDLE_VERSION, GoodputView, SampledSteps
-from oobleckd.words import plain
+from oobleckd.words import being, plain
 
 AROUND_S = 10.0
 """Of the past before an incident and after it, in its bundle."""
@@ -139,6 +139,8 @@ class WatchApi:
         """``found`` with what steps take as modelled: now, where peers compute for the dead, and with the
         best plan of all nodes that joined.
         """
+        # A share of plans beside a measured rate read as an equation, green with nodes dead: now each is told
+        # beside its like, and the best plan is one for whoever joined. (D-watching-017)
         everybody = watching.all_joined(self._service.core, job)
         if everybody is None or job.setup is None or not found.plan_step_s:
             return found
@@ -183,7 +185,9 @@ class WatchApi:
     def _run_of(self, job: JobRecord) -> Run:
         run = self._service.core.run
         if run is None or run.job is not job:
-            raise Refusal(409, "conflict", f"{job.id} is {job.state}: nothing of it can be lost", _DEPLOYED)
+            raise Refusal(
+                409, "conflict", f"{job.id} {being(job.state)}: nothing of it can be lost", _DEPLOYED
+            )
         return run
 
     # ------------------------------------------------------------------- the past
@@ -198,8 +202,8 @@ class WatchApi:
             raise Refusal(
                 422,
                 "invalid",
-                f"span = {plain(span_s)} is not between 0 and {MAX_SPAN_S:.0f}",
-                "ask for fewer seconds at once",
+                f"span = {plain(span_s)} is too long",
+                f"ask for 0 to {MAX_SPAN_S:.0f} s at once",
             )
         self._few.enter(request)
         return answers.written(await self._whole(await self._read(at, span_s)))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-_LAST = 60  # letters of a line, in a sentence
+_LAST = 60  # characters of a line, in a sentence
 Words = Callable[[re.Match[str], str], str]
 
 _TABLE: tuple[tuple[str, Words], ...] = (

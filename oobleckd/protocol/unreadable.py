@@ -17,7 +17,7 @@ from oobleckd.words import count
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 """What msgspec raises for bytes that it cannot read; the second where a text is not UTF-8."""
-_SHOWN = 40  # letters of a value, in a sentence
+_SHOWN = 40  # characters of a value, in a sentence
 _HEX = "not UTF-8"
 
 
@@ -167,8 +167,8 @@ def _or(parts: list[str]) -> str:
 
 
 _PATTERNS = {
-    r"^[a-z0-9][a-z0-9._-]{0,62}$(?!\n)": "a name of a-z, 0-9, '.', '_' and '-', 63 letters at most, which "
-    "begins with a letter or a digit",
+    r"^[a-z0-9][a-z0-9._-]{0,62}$(?!\n)": "a name of a-z, 0-9, '.', '_' and '-', 63 characters at most, "
+    "which begins with one of a-z or 0-9",
 }
 """What a text is to look like, in words."""
 
@@ -190,7 +190,7 @@ _TABLE: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"Expected `(.+)` (>=|<=|>|<) (\S+)", lambda it: f"has to be {_kinds(it[1])}, {_LIMITS[it[2]]} {it[3]}"),
     (r"Expected `(.+)` that's a multiple of (\S+)", lambda it: f"has to be a multiple of {it[2]}"),
     (r"Expected `str` of length (>=|<=) (\d+)",
-     lambda it: f"has to have {_LIMITS[it[1]]} {count(int(it[2]), 'letter')}"),
+     lambda it: f"has to have {_LIMITS[it[1]]} {count(int(it[2]), 'character')}"),
     (r"Expected `array` of length (\d+), got (\d+)",
      lambda it: f"has {count(int(it[2]), 'part')}, and has to have {it[1]}"),
     (r"Expected `(?:array|object|bytes)` of (?:at least )?length (>=|<=)? ?(\d+).*",

@@ -162,7 +162,7 @@ class _Model:
     def does_not_fit(self, num_nodes: int) -> PlanError:
         """The error for a model that ``num_nodes`` nodes do not hold."""
         stages, num_layers = self.min_stages(num_nodes), self.costs[0].num_layers
-        nodes = count(num_nodes, "node")
+        nodes = "one node" if num_nodes == 1 else count(num_nodes, "node")
         if stages > num_layers:
             return PlanError(
                 f"{nodes} of {count(self.setup.devices_per_node, 'device')}: too many for one pipeline, "

@@ -222,7 +222,7 @@ def test_workers_say_what_they_do(services: UnitCluster) -> None:
     def idle() -> bool | None:
         """It is told now and then, and may still have the job of the test before."""
         said = services.property(WORKERS[0], "StatusText")
-        return said.startswith("1 of 1 devices up, no job, daemon tcp://") or None
+        return said.startswith("1 of 1 device up, no job, daemon tcp://") or None
 
     services.until(idle, "the worker says that it has no job")
     assert services.property(WORKERS[0], "WatchdogUSec") == "1min"

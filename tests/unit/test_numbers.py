@@ -51,7 +51,7 @@ def test_no_number_is_formatted_by_python() -> None:
     "line",
     ["f'{took:.3g} s'", "f'{lr:g}'", "f'{n:,.10g} tokens'", "f'{x:.2e}'", "f'needs {n} nodes'",
      "f'{found} of {wanted} layers'", "f'{n:,} micro-batches in a step'", "'%g' % x",
-     "f'{n} more places, {m} steps'"],
+     "f'{n} more places, {m} steps'", "f'{name} is {job.state}'"],
 )  # fmt: skip
 def test_what_python_would_write_is_found(line: str) -> None:
     assert list(read(line))
@@ -91,6 +91,8 @@ def read(source: str) -> Iterator[tuple[int, str]]:
                 r"%[-+.0-9]*[ge]", text
             ):
                 yield node.lineno, "digits and exponents as Python has them"
+            case ast.JoinedStr(values=values) if any(map(_is_of_state, values, values[1:])):
+                yield node.lineno, "is failed: say being(state)"
             case ast.JoinedStr(values=values):
                 for number, text in pairwise(values):
                     if isinstance(number, ast.FormattedValue) and not _is_cell(number) and _is_many(text):
@@ -100,6 +102,12 @@ def read(source: str) -> Iterator[tuple[int, str]]:
                         )
             case _:
                 pass
+
+
+def _is_of_state(text: ast.expr, state: ast.expr) -> bool:
+    """Whether ``state`` stands behind an "is", where "is failed" would be said."""
+    behind_is = isinstance(text, ast.Constant) and re.search(r"\bis $", str(text.value)) is not None
+    return behind_is and isinstance(state, ast.FormattedValue) and ast.unparse(state.value).endswith("state")
 
 
 def _is_python(spec: ast.expr) -> bool:

@@ -48,6 +48,21 @@ def modelled(world: World, step: int = 0) -> ScheduleView:
     return modelled_view(msgspec.msgpack.decode(msgspec.msgpack.encode(question), type=type(question)))
 
 
+def test_a_pause_is_modelled_by_losses_and_not_by_the_time_that_a_cluster_was_down() -> None:
+    world = running()
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()) and not world.incidents()[0].open)
+    before_s = impact(world, "n03").stall_s
+    core = core_of(world)
+    [view] = core.state.incidents.values()
+    detect = next(phase for phase in view.phases if phase.phase == "detect")
+    night = msgspec.structs.replace(detect, duration_s=36_000.0)
+    core.state.incidents["inc-9"] = msgspec.structs.replace(
+        view, id="inc-9", phases=(night,), total_s=36_000.0
+    )
+    assert impact(world, "n03").stall_s == pytest.approx(before_s)
+
+
 def test_who_holds_a_layer() -> None:
     world = running()
     before = watching.layer_views(world.job())

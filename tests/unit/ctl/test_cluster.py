@@ -91,6 +91,9 @@ def test_start_node_needs_a_cluster_and_a_name_in_it(home: Home) -> None:
     result = ctl("start-node", "node-2", "--state", home.state)
     assert result.exit_code == 3
     assert "known: oobleckd, node-1" in result.stderr
+    ended = ctl("start-node", "oobleckd", "--state", home.state)  # after `down` up starts all of it, or none
+    assert ended.exit_code == 5
+    assert "oobleckctl up" in ended.stderr
     here = processes.identify(os.getpid())
     assert here
     processes.remember("node-1", here, home.run)

@@ -82,15 +82,15 @@ def test_other_refusals_are_passed_on(ctl: Ctl, tmp_path: Path, programs_run: li
     assert programs_run == []
 
 
-@pytest.mark.parametrize(("state", "code"), [("queued", 5), ("failed", 1)])
-def test_without_a_checkpoint_there_is_nothing(ctl: Ctl, tmp_path: Path, state: str, code: int) -> None:
+@pytest.mark.parametrize(("state", "code", "ended"), [("queued", 5, "is queued"), ("failed", 1, "failed")])
+def test_without_a_checkpoint_there_is_nothing(
+    ctl: Ctl, tmp_path: Path, state: str, code: int, ended: str
+) -> None:
     ctl.api.jobs = [job_view(state=state, step=0)]
     ctl.api.on_act = lambda _path, _body: Problem("conflict", 409, "it makes none now")
     result = ctl("export", "small", str(tmp_path / "out"))
     assert result.exit_code == code
-    assert result.stderr.startswith(
-        f"error: small is {state} at step 0 and has no checkpoint to export\nhint: "
-    )
+    assert result.stderr.startswith(f"error: small {ended} at step 0 and has no checkpoint to export\nhint: ")
 
 
 def test_a_checkpoint_that_does_not_come(ctl: Ctl, tmp_path: Path) -> None:

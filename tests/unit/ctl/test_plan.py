@@ -317,7 +317,7 @@ def test_what_a_daemon_has_measured(tmp_path: Path, job_file: JobFile) -> None:
     ("words", "says"),
     [
         (("--nodes", "0"), "--nodes"),
-        ((), "Missing option '--nodes'"),
+        ((), "--nodes is missing"),
         (("--nodes", "4", "--device", "h1000"), "no device 'h1000'"),
         (("--nodes", "4", "--device", "nowhere.toml"), "nowhere.toml: No such file"),
         (("--nodes", "4", "--device", EXAMPLE), "no [device] table"),

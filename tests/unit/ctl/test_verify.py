@@ -196,7 +196,7 @@ def test_a_reference_run_that_fails(cluster: Ctl, tmp_path: Path) -> None:
     )
     result = cluster("verify", "job-1")
     assert result.exit_code == 1
-    assert result.stderr.endswith("error: small-reference is failed at step 3\nhint: disk\n")
+    assert result.stderr.endswith("error: small-reference failed at step 3\nhint: disk\n")
 
 
 def test_other_texts_are_not_comparable(cluster: Ctl) -> None:

@@ -123,7 +123,7 @@ def test_a_pipeline_that_is_gone_whole_leaves_no_choice():
     plan = started(setup, list("abcdefghijkl"))
     found = asked(setup, plan, "efghijkl", horizon_steps=1)
     assert (found.way, found.actions) == ("re-instantiate", (Action("drop", tuple("abcd")),))
-    with pytest.raises(PlanError, match="1 usable nodes, and the model needs 4"):
+    with pytest.raises(PlanError, match="1 usable node, and the model needs 4"):
         adapt("adaptive", setup, prepare("adaptive", setup), Situation(("a",), {}, tuple(places(plan))))
 
 

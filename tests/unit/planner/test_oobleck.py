@@ -216,7 +216,7 @@ def test_layers_bound_the_sizes_and_some_nodes_are_idle():
 
 
 def test_below_n0_there_is_no_plan():
-    with pytest.raises(PlanError, match="1 usable nodes, and the model needs 2"):
+    with pytest.raises(PlanError, match="1 usable node, and the model needs 2"):
         adapted(n0_of_2(), Plan(()), ["a"])
 
 

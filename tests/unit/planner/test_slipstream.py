@@ -205,7 +205,7 @@ def test_a_pipeline_that_is_gone_whole_and_more_nodes_than_places_are_oobleck_s(
     assert gone.actions == (Action("drop", ("a", "b")),)
     more = adapted(setup, plan, list("abcdefg"))
     assert more.actions == (Action("join", ("g",)),)
-    with pytest.raises(PlanError, match="1 usable nodes, and the model needs 2"):
+    with pytest.raises(PlanError, match="1 usable node, and the model needs 2"):
         adapt("slipstream", setup, prepare("slipstream", setup), Situation(("a",), {}, tuple(places(plan))))
 
 

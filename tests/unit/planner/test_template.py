@@ -153,7 +153,7 @@ def test_the_error_names_the_layer_and_the_memory_that_would_do():
 
 def test_the_error_names_a_range_of_layers_where_deeper_would_need_more():
     rows = [(1, 1, 1, 500, 0), (1, 1, 1, 0, 0)]
-    with pytest.raises(PlanError, match=r"with 1 stages, .*layers 0 to 1 needs 536 bytes"):
+    with pytest.raises(PlanError, match=r"with 1 stage, .*layers 0 to 1 needs 536 bytes"):
         templates(setup_of(profile_of(rows), device_memory_bytes=100))
 
 
@@ -217,13 +217,13 @@ def test_the_error_names_the_devices_that_share_the_stage():
     setup = setup_of(profile, device_memory_bytes=150, devices_per_node=2, max_devices_per_stage=2)
     with pytest.raises(PlanError, match=r"layer 1 \(layer1\) needs 155 bytes of each of 2 devices"):
         templates(setup)
-    with pytest.raises(PlanError, match=r"does not fit one node: with 1 stages, .* layers 0 to 1 needs 210"):
+    with pytest.raises(PlanError, match=r"does not fit one node: with 1 stage, .* layers 0 to 1 needs 210"):
         templates_for(setup, [(1, 1)])
 
 
 def test_more_nodes_than_layers_are_too_many():
     setup = setup_of(shared_profile([(1.0, 1, 0)], 0.0), devices_per_node=2, max_devices_per_stage=2)
-    with pytest.raises(PlanError, match=r"2 nodes of 2 devices: too many .* 2 stages .* 1 layers"):
+    with pytest.raises(PlanError, match=r"2 nodes of 2 devices: too many .* 2 stages .* 1 layer"):
         templates_for(setup, [(2, 1)])
 
 

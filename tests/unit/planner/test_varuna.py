@@ -74,7 +74,7 @@ def test_one_pipeline_where_there_is_no_other_shape():
 
 
 def test_too_few_nodes_are_an_error():
-    with pytest.raises(PlanError, match="1 usable nodes, and the model needs 2"):
+    with pytest.raises(PlanError, match="1 usable node, and the model needs 2"):
         adapted(n0_of_2(), ["a"])
 
 

@@ -150,7 +150,7 @@ def test_usage_is_explained(tmp_path: Path) -> None:
     without = CliRunner().invoke(agent.main, [f"--run-dir={tmp_path}"])
     assert (without.exit_code, without.stderr) == (
         2,
-        "error: Missing option '--node'.\nhint: see `oobleck-worker --help`\n",
+        "error: --node is missing\nhint: see `oobleck-worker --help`\n",
     )
     nowhere = CliRunner().invoke(agent.main, ["--node=n1"])
     assert nowhere.stderr.startswith("error: there is no folder to run in\nhint: name one with --run-dir")

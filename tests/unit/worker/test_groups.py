@@ -336,7 +336,7 @@ def test_channels_that_do_not_end_are_reported() -> None:
     world.yard.never_ends = True
     world.managers["a"].forget(["b"])
     world.until(lambda: bool(world.stuck))
-    assert "channels of epoch 1 did not end in 0 s: a > b" in world.stuck[0]
+    assert "channels of epoch 1 did not end in 50 ms: a > b" in world.stuck[0]
     world.yard.never_ends = False
     close(world)
 
