@@ -65,12 +65,12 @@ def forget_failed(folder: Path) -> None:
 
 def repeated(failed: Iterable[FailedStart]) -> FailedStart | None:
     """The first start that failed as one before it did: there is no use in waiting for the next. Words are
-    compared across devices; what was killed and said nothing may have met a chance of its machine, so that
-    has to be the same device.
+    compared across nodes; what was killed and said nothing may have met a chance of its machine, so that has
+    to be twice in the same node.
     """
     seen = set()
     for each in failed:
-        kind = (alike(each.words), "" if each.said else each.device)
+        kind = (alike(each.words), "" if each.said else each.device.partition("/")[0])
         if kind in seen:
             return each
         seen.add(kind)

@@ -157,10 +157,13 @@ def test_the_spare_takes_a_killed_device_s_place(daemon: StubDaemon, launch: Lau
     assert (new.devices[1].device, new.devices[1].pid) == ("n1/1", old.spare.pid)
     assert new.devices[1].incarnation != old.devices[1].incarnation
     daemon.tell(Report("n1/1", 9, 1, ()))
+    again = new
     while not isinstance(said := daemon.hear(), Progress):
         assert isinstance(said, Heartbeat | Hello)
+        again = said if isinstance(said, Hello) else again
     assert said.epoch == 9
-    again = with_spare(daemon)
+    if again.spare is None or not again.spare.ready:  # else the next spare was quicker than the answer
+        again = with_spare(daemon)
     assert again.spare is not None
     assert again.spare.pid != old.spare.pid
 

@@ -25,6 +25,7 @@ ONE, OTHER = "RuntimeError: port 41234 is taken", "RuntimeError: port 999 is tak
         ([FailedStart("a/0", "signal 9"), FailedStart("b/0", "signal 9")], None),  # chance, of one machine
         ([FailedStart("a/0", "signal 9"), FailedStart("a/0", "signal 11")], None),
         ([FailedStart("a/0", "signal 11"), FailedStart("a/0", "signal 11")], 1),
+        ([FailedStart("a/0", "signal 11"), FailedStart("a/1", "signal 11")], 1),
         ([FailedStart("a/0", "exit code 1"), FailedStart("a/0", "exit code 1")], 1),
     ],
 )
