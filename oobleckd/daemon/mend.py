@@ -187,6 +187,8 @@ def _look(path: Path, copy: Path, present: Copied, format_: int, head: Head, dec
             look.ground.meta[DROPPED] = str(head.dropped)
         if format_ >= WITH_SNAPSHOTS:
             _choose(table, present, look, decode)
+        # All of a long journal took half a minute: older records are looked at while the daemon works, and no
+        # decision rests on them. (D-daemon-020)
         if not look.ground.seq or path.with_name(CHECK).exists():
             table.check()
         _compare(table, copy, present, look)

@@ -172,7 +172,7 @@ class RecordCopy:
         Where the disk does not take it, the file goes on as it is.
         """
         # Each step alone leaves what a start can go on from: without a present file it is written anew, and
-        # what is beside it under the name of a new one is removed.
+        # what is beside it under the name of a new one is removed. (D-daemon-021)
         new = new_of(self._path)
         try:
             fd = _opened(new, os.O_TRUNC)

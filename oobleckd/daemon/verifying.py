@@ -78,7 +78,7 @@ class Verifying:
         _log.info("verified %d old records; %d files of the copy anew", found.num_rows, len(found.rewritten))
         if found.wrong:
             # Not beside the writer thread: SQLite may write into any page of such a file. All records are in
-            # the copy, and a start makes a new file of them.
+            # the copy, and a start makes a new file of them. (D-daemon-022)
             self.journal.path.with_name(CHECK).touch()
             self.on_damage(Damage(found.wrong, None, lost=False), False)
         elif found.lost:

@@ -373,9 +373,9 @@ def test_a_full_disk_is_no_damage(recorded, tmp_path: Path, monkeypatch: pytest.
 # ---------------------------------------------------------------------- older formats
 
 
-@pytest.mark.parametrize("format_", [3, 4])
+@pytest.mark.parametrize("format_", [3, 4, 5])
 def test_a_journal_of_an_older_format_is_read_and_kept_beside(recorded, tmp_path: Path, format_: int) -> None:
-    """Of format 3 records had no seals, and of format 4 the journal no name."""
+    """Of format 3 records had no seals, of format 4 the journal no name, and of format 5 no snapshots."""
     folder = tmp_path / "state"
     of_format(folder, recorded, format_)
     journal = opened(folder)
@@ -437,6 +437,8 @@ def of_format(folder: Path, entries: list[Entry], format_: int) -> None:
             "CREATE INDEX steps_of_job ON steps (job, step);"
             f"INSERT INTO meta VALUES ('format', {format_});"
         )
+        if format_ > 4:
+            database.execute("INSERT INTO meta VALUES ('names', ?)", (records.sealed("n"),))
         for seq, entry in enumerate(entries, 1):
             data, row = msgspec.msgpack.encode(entry), step_row(entry)
             if row is None:
@@ -449,7 +451,7 @@ def of_format(folder: Path, entries: list[Entry], format_: int) -> None:
                 columns,
             )
     if format_ > 3:
-        head = ("format", records.FORMAT_ROW, format_)
+        head = ("format", records.FORMAT_ROW, format_, *([["n"]] if format_ > 4 else []))
         (folder / "journal.copy").write_bytes(b"".join(map(records.framed, [head, *rows])))
 
 
