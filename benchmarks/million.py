@@ -42,7 +42,7 @@ from oobleckd.core.state import State
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.segments import closed_segments
 from oobleckd.daemon.service import step_row
-from oobleckd.daemon.verify import Found
+from oobleckd.daemon.verify import Verified
 from oobleckd.host import interpreter
 from tests.helpers.daemons import daemon
 from tests.helpers.simjobs import make_job
@@ -145,7 +145,7 @@ def _verified(state: Path) -> dict[str, float]:
         _, status, used = ended
         assert not status
         output.seek(0)
-        found = msgspec.msgpack.decode(output.read(), type=Found)
+        found = msgspec.msgpack.decode(output.read(), type=Verified)
     assert (found.wrong, found.num_damaged, found.lost, found.num_rows) == ("", 0, (), until)
     return {"verify_s": used.ru_utime + used.ru_stime, "verify_mb": peak_mb}
 

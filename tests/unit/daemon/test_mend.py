@@ -321,10 +321,11 @@ def test_another_name_stands_in_both_files_and_the_one_before_is_known(recorded,
 
 def test_what_a_full_disk_left_of_a_new_file_goes_at_the_next_start(recorded, tmp_path: Path) -> None:
     folder = written(tmp_path / "state", recorded)
-    for name in ("journal.sqlite.new", "journal.sqlite.new-journal", "journal.copy.new"):
+    part = "journal.copy.000000000001-000000000010.77.tmp"
+    for name in ("journal.sqlite.new", "journal.sqlite.new-journal", "journal.copy.new", part):
         (folder / name).write_bytes(b"half")
     read(folder)
-    assert not [*folder.glob("*.new*")]
+    assert not [*folder.glob("*.new*"), *folder.glob("*.tmp")]
 
 
 def test_a_copy_that_is_gone_or_torn_is_written_again(recorded, tmp_path: Path) -> None:
