@@ -73,6 +73,7 @@ bench: setup ## the planner against brute force and the optimum; recovery and th
 	$(BIN)/python benchmarks/bubbles.py
 	$(BIN)/python benchmarks/rerouted.py --live
 	$(BIN)/python benchmarks/console.py
+	$(BIN)/python benchmarks/million.py
 
 chaos: SEEDS ?= 20
 chaos: setup ## kills at random times; SEEDS=50 for fifty of them
@@ -98,6 +99,7 @@ soak: setup ## bad weather in simulated worlds, SEEDS=50000 for so many; the slo
 
 thorough: setup ## all of the simulated and single-process tests of which make test runs some
 	$(BIN)/python -m pytest -m "thin and not gpu" -n 2 tests/sim tests/unit
+	$(BIN)/python benchmarks/million.py --steps 1000 50000
 
 chaos-torn: setup ## a writer killed in the middle of a checkpoint file, 20 times
 	$(BIN)/python benchmarks/chaos.py --torn 20

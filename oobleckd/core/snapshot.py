@@ -44,7 +44,7 @@ def decode(data: bytes) -> State | None:
 def shape() -> bytes:
     """Tells apart the states of two versions: a digest of all types in it."""
     # Of an older one a field that is missing would get its default, and that is not what the entries say of
-    # it. (D-daemon-021)
+    # it. (D-daemon-025)
     types, parts = msgspec.json.schema_components([State, Noted], schema_hook=_schema_of)
     said = msgspec.json.encode((FOLD, _named(State), types, _without_words(parts)))
     return hashlib.blake2b(said, digest_size=16).digest()

@@ -228,7 +228,7 @@ class JobRecord(_Remembers):
 
     def keep(self, step: Step) -> None:
         """Append to ``steps``, and let the oldest go where they are too many."""
-        # They are in the journal, from which whoever wants to see them reads them. (D-daemon-022)
+        # They are in the journal, from which whoever wants to see them reads them. (D-daemon-026)
         self.steps.append(step)
         if len(self.steps) > KEPT_STEPS:
             del self.steps[: KEPT_STEPS // 8]  # some at once: each time all others move

@@ -13,7 +13,7 @@ import msgspec
 from oobleckd.core import alike, deaths, nodecauses, room
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
-from oobleckd.core.entries import noted
+from oobleckd.core.entries import Noted, noted
 from oobleckd.core.membership import Node
 from oobleckd.core.nodecauses import Use
 from oobleckd.core.state import Expected, JobRecord, Step
@@ -327,9 +327,11 @@ def incident_views(core: Core) -> list[IncidentView]:
     return list(views.values())
 
 
-def story(core: Core, key: str) -> list[Change]:
-    """The changes that concern ``key`` (``node:n3``, ``incident:inc-2``, ``job:…``), oldest first."""
-    return [noted(entry) for entry in core.state.history if key in entry.story]
+def story(core: Core, key: str) -> list[Noted]:
+    """The changes that concern ``key`` (``node:n3``, ``incident:inc-2``, ``job:…``), oldest first, as they
+    are kept.
+    """
+    return [entry for entry in core.state.history if key in entry.story]
 
 
 def changes(core: Core) -> list[Change]:

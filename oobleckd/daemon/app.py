@@ -161,7 +161,7 @@ def _set_up_logging(level: str) -> None:
 def warn_of_place(state: Path, mounts: Path = MOUNTS) -> None:
     """Say so where the journal lies on a file system that may lose it."""
     # A warning and no refusal: where a cluster has nothing but NFS, one machine's daemon mostly gets away
-    # with it, and nobody's jobs should wait for another disk. (D-daemon-020)
+    # with it, and nobody's jobs should wait for another disk. (D-daemon-027)
     mount = mount_of(state, mounts)
     if mount.unfit in {"network", "unknown"}:
         _log.warning(

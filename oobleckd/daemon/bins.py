@@ -152,7 +152,9 @@ class Bins:
             self._write(database, job)
             self._open[job] = Bin(step - step % WIDTH)
             self._open[job].add(step, outcome, data)
-        else:  # the first since the start, or after a rollback: what was drawn of later steps does not count
+        # The first since the start, or after a rollback: what was drawn of later steps does not count. Rows
+        # say it, so no other record need be understood here. (D-daemon-023)
+        else:
             first = step - step % WIDTH
             database.execute("DELETE FROM bins WHERE job = ? AND first > ?", (job, first))
             self._open[job] = of_rows(database, job, first, step + 1)

@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from oobleckd.core import view
+from oobleckd.core.entries import noted
 from oobleckd.core.requests import latest
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import answers, openapi, paging, sending, stepstore
@@ -203,8 +204,8 @@ class Api:
         if not key:
             raise Refusal(422, "invalid", "key is missing", "a key is node:NAME, incident:ID or job:ID")
         since = int(paging.after(request) or -1)
-        found = [change for change in view.story(self._service.core, key) if change.seq > since]
-        return paging.page(request, found, _as_is, lambda change: change.seq)
+        found = [entry for entry in view.story(self._service.core, key) if entry.seq > since]
+        return paging.page(request, found, noted, lambda entry: entry.seq)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Changes as server-sent events, after ``since`` or Last-Event-ID; ``follow=0`` ends with

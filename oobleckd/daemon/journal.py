@@ -310,16 +310,16 @@ class Journal:
         """Forget the steps of ``jobs``, which are over, but for the last record of each: that says where it
         ended. What is needed where the newest snapshot is damaged stays. Reads the file before it returns.
         """
-        left = deque(seq for job in jobs for seq in self._rows.droppable(job))
+        left = itertools.chain.from_iterable([self._rows.droppable(job) for job in jobs])
 
         def act() -> bool:
-            seqs = [left.popleft() for _ in range(min(len(left), _AT_ONCE))]
+            seqs = [*itertools.islice(left, _AT_ONCE)]
             if seqs:
                 self._dropped = max(self._dropped, *seqs)
                 self._meta[DROPPED] = str(self._dropped)
                 self._database.execute(WRITE_META, (DROPPED, sealed(self._meta[DROPPED])))
                 self._database.executemany(_DELETE[1], [(seq,) for seq in seqs])
-            return not left
+            return len(seqs) < _AT_ONCE
 
         return self._asked(act)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oobleckd.daemon import bins
-from oobleckd.daemon.records import Head, Row, format_row, snapshot_row
+from oobleckd.daemon.records import CopyHead, Row, format_row, snapshot_row
 from oobleckd.daemon.segments import (
     Copied,
     close_present,
@@ -150,12 +150,12 @@ def _left_over(path: Path, copy: Path) -> list[Path]:
     return [_new(path), path.with_name(f"{_new(path).name}-journal"), new_of(copy), *parts]
 
 
-def _head(copy: Path, present: Copied) -> Head:
+def _head(copy: Path, present: Copied) -> CopyHead:
     """What the copy says of the journal: the newest of its files that says anything."""
     if present.head.format:
         return present.head
     heads = (look_into(segment.path).head for segment in reversed(closed_segments(copy)))
-    return next((head for head in heads if head.format), Head())
+    return next((head for head in heads if head.format), CopyHead())
 
 
 def _format(path: Path, said: int) -> int:
@@ -176,7 +176,7 @@ def _format(path: Path, said: int) -> int:
 # --------------------------------------------------------------------------- looking
 
 
-def _look(path: Path, copy: Path, present: Copied, format_: int, head: Head, decode: Decode) -> _Look:
+def _look(path: Path, copy: Path, present: Copied, format_: int, head: CopyHead, decode: Decode) -> _Look:
     look = _Look(Ground())
     with closing(opened(path)) as database:
         table = Table(database, sealed=format_ in SEALED)
@@ -187,13 +187,15 @@ def _look(path: Path, copy: Path, present: Copied, format_: int, head: Head, dec
             look.ground.meta[DROPPED] = str(head.dropped)
         if format_ >= WITH_SNAPSHOTS:
             _choose(table, present, look, decode)
+        # All of a long journal took half a minute: older records are looked at while the daemon works, and no
+        # decision rests on them. (D-daemon-020)
         if not look.ground.seq or path.with_name(CHECK).exists():
             table.check()
         _compare(table, copy, present, look)
         table.check_writing()
         look.wrong = table.wrong
     names = names_in(look.ground.meta) or head.names
-    look.stale |= present.head != Head(FORMAT, names, look.ground.dropped) or not present.whole
+    look.stale |= present.head != CopyHead(FORMAT, names, look.ground.dropped) or not present.whole
     look.stale |= look.top is not None and look.top[0] not in present.snapshots
     return look
 
@@ -252,12 +254,12 @@ def side_by_side(
     one, other = next(mine, None), next(copied, None)
     while one is not None or other is not None:
         seq = min(([one[0]] if one else []) + ([other[1]] if other else []))
-        row, there, twin = None, False, None
+        row, there, second = None, False, None
         if one is not None and one[0] == seq:
             row, there, one = one[1], True, next(mine, None)
         if other is not None and other[1] == seq:
-            twin, other = other, next(copied, None)
-        yield seq, there, row, twin
+            second, other = other, next(copied, None)
+        yield seq, there, row, second
 
 
 def _settle(path: Path, copy: Path, present: Copied, look: _Look) -> None:
@@ -289,7 +291,7 @@ class _Made:
 
 
 def _replace(
-    path: Path, copy: Path, present: Copied, format_: int, head: Head, look: _Look, decode: Decode
+    path: Path, copy: Path, present: Copied, format_: int, head: CopyHead, look: _Look, decode: Decode
 ) -> Damage | None:
     """A journal of the present format with all that both files have, in place of one that is damaged or of
     an older format.
@@ -393,7 +395,7 @@ def _part_with_later(copy: Path, present: Copied, made: _Made) -> bool:
     return True
 
 
-def _restore(path: Path, copy: Path, present: Copied, head: Head, decode: Decode) -> Damage | None:
+def _restore(path: Path, copy: Path, present: Copied, head: CopyHead, decode: Decode) -> Damage | None:
     """There is no journal: one of what its copy has. It is the first start where nothing else is there
     either.
     """

@@ -32,7 +32,7 @@ _CHUNK_BYTES = 2**20
 _MOST_BYTES = 2**28  # of one row: more is a length that was changed
 
 
-class Head(NamedTuple):
+class CopyHead(NamedTuple):
     """What a file of the copy says of the journal: 0 and none where it does not say. ``dropped``: up to this
     number steps may be missing that were kept for long enough.
     """
@@ -58,16 +58,16 @@ def format_row(format_: int, names: Sequence[str] = (), dropped: int = 0) -> Row
     return HEAD, FORMAT_ROW, format_, list(names), dropped
 
 
-def head_in(row: Row) -> Head:
+def head_in(row: Row) -> CopyHead:
     """What a row that ``format_row`` made says, also one of an earlier version."""
     match row:
         case (_, _, int(format_), [*names], int(dropped)):
-            return Head(format_, tuple(map(str, names)), dropped)
+            return CopyHead(format_, tuple(map(str, names)), dropped)
         case (_, _, int(format_), [*names]):
-            return Head(format_, tuple(map(str, names)))
+            return CopyHead(format_, tuple(map(str, names)))
         case (_, _, int(format_)):
-            return Head(format_)
-    return Head()
+            return CopyHead(format_)
+    return CopyHead()
 
 
 def snapshot_row(seq: int, data: bytes) -> Row:

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from oobleckd.daemon.records import HEAD, SNAPSHOTS, Head, Row, Scan, framed, head_in, written
+from oobleckd.daemon.records import HEAD, SNAPSHOTS, CopyHead, Row, Scan, framed, head_in, written
 from oobleckd.host.durable import move
 
 _CLOSED = re.compile(r"(\d+)-(\d+)(?:\.\d+)?")
 _log = logging.getLogger(__name__)
 
 
-class Segment(NamedTuple):
+class ClosedFile(NamedTuple):
     """A closed file with the records of these numbers."""
 
     first: int
@@ -36,13 +36,13 @@ class Segment(NamedTuple):
     path: Path
 
 
-def closed_segments(copy: Path) -> list[Segment]:
+def closed_segments(copy: Path) -> list[ClosedFile]:
     """Those beside the present file, in the order of their numbers."""
     found = []
     for path in copy.parent.glob(f"{copy.name}.*"):
         match = _CLOSED.fullmatch(path.name.removeprefix(f"{copy.name}."))
         if match:
-            found.append(Segment(int(match[1]), int(match[2]), path))
+            found.append(ClosedFile(int(match[1]), int(match[2]), path))
     return sorted(found)
 
 
@@ -59,7 +59,7 @@ class Copied:
     ``last`` are the numbers of its records (0: there are none).
     """
 
-    head: Head = field(default_factory=Head)
+    head: CopyHead = field(default_factory=CopyHead)
     snapshots: dict[int, bytes] = field(default_factory=dict)
     first: int = 0
     last: int = 0
@@ -93,7 +93,7 @@ def records_in(copy: Path, present: Copied, after: int = 0) -> Iterator[Row]:
     """
     files = [segment for segment in closed_segments(copy) if segment.last > after]
     if present.num_rows:
-        files.append(Segment(present.first, present.last, copy))
+        files.append(ClosedFile(present.first, present.last, copy))
     newest = after
     for group in _overlapping(sorted(files)):
         for row in heapq.merge(*(records_of(segment.path) for segment in group), key=lambda row: int(row[1])):
@@ -107,9 +107,9 @@ def records_of(path: Path) -> Iterator[Row]:
     return (row for row in Scan(path) if row[0] not in {HEAD, SNAPSHOTS})
 
 
-def _overlapping(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
+def _overlapping(segments: Iterable[ClosedFile]) -> Iterator[list[ClosedFile]]:
     """Those whose ranges overlap together, of ``segments`` in order."""
-    group: list[Segment] = []
+    group: list[ClosedFile] = []
     for segment in segments:
         if group and segment.first > max(each.last for each in group):
             yield group
@@ -172,7 +172,7 @@ class RecordCopy:
         Where the disk does not take it, the file goes on as it is.
         """
         # Each step alone leaves what a start can go on from: without a present file it is written anew, and
-        # what is beside it under the name of a new one is removed.
+        # what is beside it under the name of a new one is removed. (D-daemon-021)
         new = new_of(self._path)
         try:
             fd = _opened(new, os.O_TRUNC)

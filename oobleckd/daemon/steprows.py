@@ -71,6 +71,8 @@ class StepRows:
         """The numbers of records of steps of a job, but for the last one, up to the snapshot before the
         newest.
         """
+        # Without the last one a replay of all records, as after most upgrades, would not know where the job
+        # ended. (D-daemon-024)
         with self._reading() as database:
             (last,) = database.execute("SELECT max(seq) FROM steps WHERE job = ?", (job,)).fetchone()
             found = database.execute(_OLD, (job, last or 0))

@@ -34,7 +34,7 @@ class StepStore(Protocol):
 
 async def read(store: StepStore, job: JobRecord, first: int, count: int) -> list[Step]:
     """``count`` steps of the job from ``first`` on, or as many as there are."""
-    # A page of the journal takes milliseconds, in which the loop could not hear heartbeats. (D-daemon-022)
+    # A page of the journal takes milliseconds, in which the loop could not hear heartbeats. (D-daemon-026)
     first = max(first, job.start.step)
     while True:
         newest, last = in_memory(job, first, count), before_memory(job)

@@ -21,7 +21,7 @@ import msgspec
 
 from oobleckd.daemon.mend import side_by_side
 from oobleckd.daemon.records import Row, format_row, framed, snapshot_row
-from oobleckd.daemon.segments import Copied, Segment, closed_name, closed_segments, look_into, records_of
+from oobleckd.daemon.segments import ClosedFile, Copied, closed_name, closed_segments, look_into, records_of
 from oobleckd.daemon.tables import FORMAT, Table, dropped_in, names_in, opened
 from oobleckd.host.durable import move
 
@@ -30,7 +30,7 @@ _MOST_ROWS = 20_000  # that are told at once: the rest is found the next time
 _IN_ONE = 10_000  # records of a file that is written for what no file has
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """``wrong``: what SQLite says of the file. ``rows``: frames of what the database lacks; ``rewritten``:
     files of the copy; ``lost``: numbers of records that neither has.
     """
@@ -66,7 +66,7 @@ class _Old:
             self._seen = max(self._seen, segment.last)
         self._uncovered(self._until)
 
-    def _segment(self, segment: Segment) -> None:
+    def _segment(self, segment: ClosedFile) -> None:
         file = look_into(segment.path)
         stale = not file.head.format or not file.whole or any(seq < self._kept_from for seq in file.snapshots)
         num_left, last = 0, segment.first - 1
@@ -98,7 +98,7 @@ class _Old:
     def _is_over(self, row: Row) -> bool:
         return row[0] == "steps" and row[2] in self._over
 
-    def _write(self, segment: Segment, file: Copied, *, keep: bool) -> None:
+    def _write(self, segment: ClosedFile, file: Copied, *, keep: bool) -> None:
         self.rewritten.append(segment.path.name)
         if not keep:
             segment.path.unlink()
@@ -141,7 +141,7 @@ def _write_whole(path: Path, rows: Iterator[Row] | list[Row]) -> None:
         part.unlink(missing_ok=True)
 
 
-def verify(path: Path, until: int, over: frozenset[str] = frozenset()) -> Found:
+def verify(path: Path, until: int, over: frozenset[str] = frozenset()) -> Verified:
     """Look at the records of the journal ``path`` up to number ``until``. Raises OSError, sqlite3.Error where
     the machine is at fault.
     """
@@ -150,9 +150,9 @@ def verify(path: Path, until: int, over: frozenset[str] = frozenset()) -> Found:
         old = _Old(path, table, until, over)
         table.check()
         if table.wrong:  # what is not found in such a file may be there
-            return Found(wrong=table.wrong)
+            return Verified(wrong=table.wrong)
         old.look()
-    return Found(
+    return Verified(
         num_rows=old.num_rows,
         rows=b"".join(old.frames),
         num_damaged=old.num_damaged,

@@ -19,7 +19,7 @@ import msgspec
 from oobleckd.daemon.journal import Journal, JournalClosed
 from oobleckd.daemon.mend import CHECK, Damage
 from oobleckd.daemon.records import Row, rows_in
-from oobleckd.daemon.verify import Found
+from oobleckd.daemon.verify import Verified
 from oobleckd.host import interpreter
 from oobleckd.protocol.unreadable import UNREADABLE
 
@@ -48,14 +48,14 @@ class Verifying:
                 _log.warning("the old part of the journal was not verified: %s", error)
             await asyncio.sleep(every_s)
 
-    async def once(self) -> Found:
+    async def once(self) -> Verified:
         """Drop what was kept for long enough, and look at the rest. Raises OSError, sqlite3.Error,
         JournalClosed, and one of UNREADABLE where the process was killed.
         """
         over = self.over()
         if over:
             await asyncio.wrap_future(await asyncio.to_thread(self.journal.drop_steps, over))
-        found = msgspec.msgpack.decode(await self._output(over), type=Found)
+        found = msgspec.msgpack.decode(await self._output(over), type=Verified)
         if found.rows:
             await asyncio.wrap_future(self.journal.restore(_records(found.rows)))
         self._tell(found)
@@ -74,11 +74,11 @@ class Verifying:
             raise
         return output
 
-    def _tell(self, found: Found) -> None:
+    def _tell(self, found: Verified) -> None:
         _log.info("verified %d old records; %d files of the copy anew", found.num_rows, len(found.rewritten))
         if found.wrong:
             # Not beside the writer thread: SQLite may write into any page of such a file. All records are in
-            # the copy, and a start makes a new file of them.
+            # the copy, and a start makes a new file of them. (D-daemon-022)
             self.journal.path.with_name(CHECK).touch()
             self.on_damage(Damage(found.wrong, None, lost=False), False)
         elif found.lost:

@@ -482,8 +482,9 @@ class Audited(Payload, frozen=True):
 
 class DaemonTrouble(Payload, frozen=True):
     """``what`` the daemon itself cannot do, or can again (``over``): write its journal, read all of it
-    ("journal-damaged"; over: nothing was lost), use a planning process, record for replay, complete the
-    checkpoint in ``path`` ("manifest"), or give the damaged one in ``path`` another name ("set-aside").
+    ("journal-damaged"; over: it is mended, and nothing was lost), use a planning process, record for replay,
+    complete the checkpoint in ``path`` ("manifest"), or give the damaged one in ``path`` another name
+    ("set-aside").
     """
 
     kind: ClassVar[str] = "daemon"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.core import view
-from oobleckd.core.entries import ProfileMeasured
+from oobleckd.core.entries import ProfileMeasured, noted
 from oobleckd.core.machine import Machine
 from oobleckd.protocol.changes import ModelSaid
 from oobleckd.protocol.job import Job, Model
@@ -17,7 +17,7 @@ NOTES = (FolderNote("fresh", 1, ("lm_head.weight",)), FolderNote("unread", 9, ("
 
 
 def told(world: World) -> list[ModelSaid]:
-    story = view.story(world.machine.core, "job:job-1")
+    story = map(noted, view.story(world.machine.core, "job:job-1"))
     return [change.data for change in story if isinstance(change.data, ModelSaid)]
 
 
@@ -50,7 +50,7 @@ def test_a_change_is_data_too() -> None:
     world = World(1, 4)
     world.folder_notes = NOTES
     with_folder(world)
-    first = next(change for change in view.story(world.machine.core, "job:job-1") if change.kind == "model")
+    first = noted(next(kept for kept in view.story(world.machine.core, "job:job-1") if kept.kind == "model"))
     assert first.data == ModelSaid("job-1", "fresh", 1, ("lm_head.weight",))
     fields = msgspec.json.decode(msgspec.json.encode(first))["data"]
     assert fields == {

@@ -321,10 +321,11 @@ def test_another_name_stands_in_both_files_and_the_one_before_is_known(recorded,
 
 def test_what_a_full_disk_left_of_a_new_file_goes_at_the_next_start(recorded, tmp_path: Path) -> None:
     folder = written(tmp_path / "state", recorded)
-    for name in ("journal.sqlite.new", "journal.sqlite.new-journal", "journal.copy.new"):
+    part = "journal.copy.000000000001-000000000010.77.tmp"
+    for name in ("journal.sqlite.new", "journal.sqlite.new-journal", "journal.copy.new", part):
         (folder / name).write_bytes(b"half")
     read(folder)
-    assert not [*folder.glob("*.new*")]
+    assert not [*folder.glob("*.new*"), *folder.glob("*.tmp")]
 
 
 def test_a_copy_that_is_gone_or_torn_is_written_again(recorded, tmp_path: Path) -> None:
@@ -373,9 +374,9 @@ def test_a_full_disk_is_no_damage(recorded, tmp_path: Path, monkeypatch: pytest.
 # ---------------------------------------------------------------------- older formats
 
 
-@pytest.mark.parametrize("format_", [3, 4])
+@pytest.mark.parametrize("format_", [3, 4, 5])
 def test_a_journal_of_an_older_format_is_read_and_kept_beside(recorded, tmp_path: Path, format_: int) -> None:
-    """Of format 3 records had no seals, and of format 4 the journal no name."""
+    """Of format 3 records had no seals, of format 4 the journal no name, and of format 5 no snapshots."""
     folder = tmp_path / "state"
     of_format(folder, recorded, format_)
     journal = opened(folder)
@@ -437,6 +438,8 @@ def of_format(folder: Path, entries: list[Entry], format_: int) -> None:
             "CREATE INDEX steps_of_job ON steps (job, step);"
             f"INSERT INTO meta VALUES ('format', {format_});"
         )
+        if format_ > 4:
+            database.execute("INSERT INTO meta VALUES ('names', ?)", (records.sealed("n"),))
         for seq, entry in enumerate(entries, 1):
             data, row = msgspec.msgpack.encode(entry), step_row(entry)
             if row is None:
@@ -449,7 +452,7 @@ def of_format(folder: Path, entries: list[Entry], format_: int) -> None:
                 columns,
             )
     if format_ > 3:
-        head = ("format", records.FORMAT_ROW, format_)
+        head = ("format", records.FORMAT_ROW, format_, *([["n"]] if format_ > 4 else []))
         (folder / "journal.copy").write_bytes(b"".join(map(records.framed, [head, *rows])))
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oobleckd.core import snapshot
+from oobleckd.core.config import CoreConfig
+from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.journal import Journal
@@ -20,6 +23,7 @@ from oobleckd.host.folder import FolderMark, mark_of
 from oobleckd.protocol.api import Submit
 from oobleckd.protocol.changes import DaemonTrouble
 from oobleckd.protocol.job import Checkpoint
+from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.watch import Past
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
@@ -145,3 +149,42 @@ async def incarnation(service: Service) -> JobRecord:
         service.start()
     await service.close()
     return service.core.state.jobs["job-1"]
+
+
+@pytest.mark.asyncio
+async def test_steps_are_kept_as_long_as_the_setting_says_and_those_of_live_jobs_for_ever(
+    tmp_path: Path,
+) -> None:
+    service = open_service(msgspec.structs.replace(config(tmp_path), keep_steps_days=2))
+    now = service.clock.now()
+    for job, ended in (("live", None), ("fresh", now - 1.9 * 86_400), ("old", now - 2.1 * 86_400)):
+        record = JobRecord(job, make_job(), now, "init", Counters(), Counters())
+        record.state, record.finished_at = "failed" if ended else "running", ended
+        service.core.state.jobs[job] = record
+    assert service.kept_for_long_enough() == ["old"]
+    service.config = config(tmp_path)
+    assert service.kept_for_long_enough() == [], "90 days, where nothing is set"
+    service.config = msgspec.structs.replace(service.config, keep_steps_days=0)
+    assert service.kept_for_long_enough() == [], "for ever"
+    await service.close()
+
+
+@pytest.mark.asyncio
+async def test_a_start_goes_on_from_the_snapshot_that_is_kept(tmp_path: Path) -> None:
+    world = World(1, 6)
+    world.run_for(1.0)
+    world.submit(make_job(steps=12, memory=350, every=4))
+    world.until_step(5)
+    entries = world.daemon.disk.entries()
+    journal = Journal(tmp_path, step_of=step_row, on_trouble=print, decode=snapshot.decode)
+    whole = Machine.restore(entries, 1e10, CoreConfig(daemon="d"))
+    journal.append(entries[:-3])
+    journal.keep_state(
+        snapshot.encode(Machine.restore(entries[:-3], 1e10, CoreConfig(daemon="d")).core.state)
+    )
+    journal.append(entries[-3:])
+    journal.close()
+    service = open_service(config(tmp_path))
+    assert service.journal.num_read == 2 * 3
+    assert service.core.state.jobs == whole.core.state.jobs
+    await service.close()

@@ -16,7 +16,7 @@ import pytest
 from oobleckd.daemon.mend import CHECK, Damage
 from oobleckd.daemon.records import rows_in
 from oobleckd.daemon.segments import closed_segments, look_into
-from oobleckd.daemon.verify import Found, verify
+from oobleckd.daemon.verify import Verified, verify
 from oobleckd.daemon.verifying import Verifying
 from tests.unit.daemon.test_journal import WAIT_S, Done
 from tests.unit.daemon.test_journal_snapshots import FILES, NUM, Known, entry, opened, state, written
@@ -32,7 +32,7 @@ class Damages:
         self.said.append((damage, mended))
 
 
-def verified(folder: Path, over: tuple[str, ...] = ()) -> tuple[Found, list[tuple[Damage, bool]]]:
+def verified(folder: Path, over: tuple[str, ...] = ()) -> tuple[Verified, list[tuple[Damage, bool]]]:
     """What a daemon finds that runs on ``folder``."""
     journal, damages = opened(folder), Damages()
     journal.start(Known)
@@ -66,7 +66,7 @@ def read(folder: Path) -> list[Known]:
 def test_what_is_whole_is_left_alone(tmp_path: Path) -> None:
     calm(tmp_path)
     found, said = verified(tmp_path)
-    assert found == Found(num_rows=40)
+    assert found == Verified(num_rows=40)
     assert said == []
 
 
@@ -91,7 +91,7 @@ def test_old_records_that_were_changed_or_are_gone_are_those_of_the_copy_again(t
     assert found.num_damaged == 2
     assert [mended for _, mended in said] == [True]
     assert read(tmp_path) == known
-    assert verified(tmp_path) == (Found(num_rows=40), [])
+    assert verified(tmp_path) == (Verified(num_rows=40), [])
 
 
 @pytest.mark.parametrize("harm", ["gone", "torn", "flipped", "no head"])
@@ -111,7 +111,7 @@ def test_a_closed_file_of_the_copy_is_written_anew_from_the_journal(tmp_path: Pa
     found, said = verified(tmp_path)
     assert found.rewritten == (path.name,)
     assert said == []
-    assert verified(tmp_path)[0] == Found(num_rows=40)
+    assert verified(tmp_path)[0] == Verified(num_rows=40)
     (tmp_path / "journal.sqlite").unlink()
     assert state(tmp_path, lambda _: None)[0] == known
 
@@ -143,7 +143,7 @@ def test_a_file_that_is_no_sound_database_is_made_anew_at_the_next_start(tmp_pat
     assert damage is not None
     assert not damage.lost
     assert not (tmp_path / CHECK).exists()
-    assert verified(tmp_path)[0] == Found(num_rows=400)
+    assert verified(tmp_path)[0] == Verified(num_rows=400)
 
 
 @pytest.mark.thin(5)
@@ -164,7 +164,7 @@ def test_one_flipped_bit_anywhere_is_put_right_in_time(tmp_path: Path, seed: int
         elif found.rows:
             journal.restore([*rows_in(found.rows)]).result(WAIT_S)
         journal.close()
-    assert verified(tmp_path)[0] == Found(num_rows=300)
+    assert verified(tmp_path)[0] == Verified(num_rows=300)
     assert read(tmp_path) == known
 
 
