@@ -84,7 +84,7 @@ class WatchApi:
         sample = self._service.core.samples.step(job.id, step)
         if answers.flag(request, "modelled"):
             self._few.enter(request)
-            return answers.written(await self._simulated(job, sample if step else None))
+            return answers.written(msgspec.json.encode(await self._simulated(job, sample if step else None)))
         if sample is None:
             raise self._not_sampled(job, step)
         self._few.enter(request)
@@ -106,7 +106,8 @@ class WatchApi:
             f"known are some from {min(known)} to {max(known)}",
         )
 
-    async def _simulated(self, job: JobRecord, sample: Sample | None) -> bytes:
+    async def _simulated(self, job: JobRecord, sample: Sample | None) -> dict[str, msgspec.Raw]:
+        """The fields of the schedule, of the moment of ``sample`` or of now."""
         question = watching.step_question(self._service.core, job, sample)
         if question is None:
             raise Refusal(409, "conflict", f"{job.id} is not deployed: it has no schedule", _DEPLOYED)
@@ -119,7 +120,10 @@ class WatchApi:
             _make_room(self._modelled)
             self._modelled[key] = msgspec.json.decode(made, type=dict[str, msgspec.Raw])
         now = {"step": question.step, "epoch": question.epoch, "at": question.at}
-        return msgspec.json.encode({**self._modelled[key], **now})
+        return {
+            **self._modelled[key],
+            **{name: msgspec.Raw(msgspec.json.encode(value)) for name, value in now.items()},
+        }
 
     # ------------------------------------------------------------------- layers and time
 
@@ -149,7 +153,8 @@ class WatchApi:
         policy, setup = job.spec.fault_tolerance.policy, job.setup
         try:
             if job.dead and job.layout is not None:
-                plan_step_s = max(plan_step_s, (await self._simulated(job, None)).span_s)
+                span = (await self._simulated(job, None))["span_s"]
+                plan_step_s = max(plan_step_s, msgspec.json.decode(span, type=float))
             if key not in self._best:
                 _make_room(self._best)
                 self._best[key] = await self._service.planning.best_s(policy, setup, everybody)
