@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
+from typing import Any
 
 import click
 
@@ -47,7 +48,7 @@ def _name(error: click.BadParameter) -> str:
     return max(error.param.opts, key=len)
 
 
-def _limits(kind: click.ParamType | None) -> str:
+def _limits(kind: click.ParamType[Any] | None) -> str:
     match kind:
         case click.IntRange(min=low, max=high) | click.FloatRange(min=low, max=high):
             if low is not None and high is not None:
@@ -63,7 +64,7 @@ def _bare(names: str) -> str:
     return names.replace("'", "")
 
 
-def _choice(name: str, typed: str, kind: click.ParamType | None) -> str:
+def _choice(name: str, typed: str, kind: click.ParamType[Any] | None) -> str:
     known = list(map(str, kind.choices)) if isinstance(kind, click.Choice) else []
     close = difflib.get_close_matches(typed, known, n=1)
     also = f"; did you mean {close[0]!r}?" if close else ""
