@@ -137,6 +137,7 @@ class WatchApi:
     async def goodput(self, request: web.Request) -> web.StreamResponse:
         """Where the time of the job's devices went."""
         job = answers.find_job(self._service, request.match_info["job"])
+        self._few.enter(request)
         return answers.whole(await self._with_plans(job, watching.goodput_view(self._service.core, job)))
 
     async def _with_plans(self, job: JobRecord, found: GoodputView) -> GoodputView:
