@@ -202,8 +202,10 @@ def get(client: Client, what: str, job: str, since: int | None, last: int | None
     if what == "steps":
         get_steps(client, job, since, last)
         return
-    if job or since is not None or last is not None:
-        fail(f"JOB, --since and --last are of steps, not of {what}", "leave them out", USAGE)
+    if job:
+        fail(f"too many words: {job}", "`oobleckctl describe` shows one of them; see --help", USAGE)
+    if since is not None or last is not None:
+        fail(f"--since and --last are of steps, not of {what}", "leave them out", USAGE)
     _LISTS[what](client)
 
 

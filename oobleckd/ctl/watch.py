@@ -6,6 +6,7 @@ Owns the words. Answers are the daemon's.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -32,11 +33,11 @@ from oobleckd.ctl.output import (
     note,
     when,
 )
-from oobleckd.draw.lines import plain
+from oobleckd.draw.lines import plain as unstyled
 from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
 from oobleckd.protocol.api import PipelineView
 from oobleckd.protocol.watch import GoodputView, ImpactView, LaneView, OpView, ScheduleView
-from oobleckd.words import count, layers, seconds, size
+from oobleckd.words import count, layers, plain, seconds, size
 
 _WIDTH = (60, 140)
 _MAX_ROWS = 40
@@ -71,12 +72,17 @@ def get_steps(client: Client, job: str, since: int | None, last: int | None) -> 
         ("STEP", "AT", "LOSS", "GRAD NORM", "LR", "SAMPLES", "TOOK", "OUTCOME"),
         [
             (
-                str(step.step), when(step.at, 0), f"{step.loss:.6g}", f"{step.grad_norm:.4g}",
-                f"{step.lr:.3g}", str(step.samples), seconds(step.step_s), step.outcome,
+                str(step.step), when(step.at, 0), _exact(step.loss), _exact(step.grad_norm),
+                plain(step.lr), str(step.samples), seconds(step.step_s), step.outcome,
             )
             for step in found
         ],
     )  # fmt: skip
+
+
+def _exact(value: float | None) -> str:
+    """As programs would write it; JSON has no NaN and no infinity."""
+    return "not finite" if value is None or not math.isfinite(value) else plain(value)
 
 
 def _newest(client: Client) -> str:
@@ -133,7 +139,7 @@ def describe_schedule(client: Client, job: str, step: int, *, modelled: bool) ->
     rows = [Row(_label(lane), [_mark(op) for op in lane.ops if op.kind in _DRAWN]) for lane in shown]
     width = min(max(shutil.get_terminal_size((100, 24)).columns, _WIDTH[0]), _WIDTH[1])
     for line in (*draw(rows, width, _MAX_ROWS), LEGEND):
-        emit_line(plain(line))
+        emit_line(unstyled(line))
 
 
 def _headline(found: ScheduleView) -> dict[str, str]:

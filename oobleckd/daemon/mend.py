@@ -323,6 +323,8 @@ def _keep_older(path: Path, format_: int) -> Path:
     with closing(sqlite3.connect(path)) as database:
         try:
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except UnicodeDecodeError:  # of a flipped bit in what SQLite says of it
+            pass
         except sqlite3.Error as error:
             if not is_damage(error):
                 raise

@@ -124,7 +124,7 @@ def format_of(path: Path) -> int | None:
     try:
         with closing(sqlite3.connect(path)) as database:
             row = database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):  # of a flipped bit in what SQLite says of itself
         return None
     return row[0] if row and isinstance(row[0], int) else None
 
@@ -212,6 +212,9 @@ class _Guard:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if isinstance(error, UnicodeDecodeError):  # of a flipped bit in what SQLite says of it
+            self.table.blame("what it says of itself is not what was written")
+            return True
         if isinstance(error, sqlite3.Error) and is_damage(error):
             self.table.blame(str(error))
             return True

@@ -11,7 +11,7 @@ import os
 
 import msgspec
 
-# oobleckd.daemon.accepting: MAX_EACH, RESERVE; oobleckd.daemon.spares: NUM_SPARES.
+# oobleckd.daemon.accepting: MAX_EACH; oobleckd.daemon.halfopen: RESERVE; oobleckd.daemon.spares: NUM_SPARES.
 USER_CONNECTIONS, RESERVE, SPARE_FILES = 64, 64, 8
 DAEMON_FILES = 53  # counted: journal, past, sockets, ZeroMQ, pipes of the planner's processes
 NODE_FILES = 1  # its connection (oobleckd.daemon.hub)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 
+from oobleckd.words import count
+
 RAISE_FILES = "raise it: LimitNOFILE= of the unit, `ulimit -n`, or /etc/security/limits.conf"
 
 
@@ -20,4 +22,4 @@ def too_few_files(allowed: int, needed: int, what: str) -> str:
     """What is wrong where ``what`` needs more than are allowed; "" where they will do."""
     if allowed >= needed:
         return ""
-    return f"a process may have {allowed:,} files open, and {what} takes {needed:,}"
+    return f"a process may have {count(allowed, 'file')} open, and {what} takes {needed:,}"

@@ -240,7 +240,7 @@ def _of_gpus(look: GpuLook, wanted: int, sharing: int) -> Iterator[GpuTrouble]:
             hint = f"`nvidia-smi -i {gpu.bus or index} -c DEFAULT` as root, or leave it out with {_VISIBLE}"
             yield _one("prohibited", index, gpu, "nothing may compute on it (prohibited mode)", hint)
         if gpu.mode == _EXCLUSIVE and (sharing > 1 or gpu.error == _UNAVAILABLE):
-            who = f"{sharing} nodes are to share it" if sharing > 1 else "another one has it"
+            who = f"{count(sharing, 'node')} are to share it" if sharing > 1 else "another one has it"
             hint = f"`nvidia-smi -i {gpu.bus or index} -c DEFAULT` as root, or one node on it alone"
             why = f"one process may use it (exclusive-process mode), and {who}"
             yield _one("exclusive", index, gpu, why, hint)

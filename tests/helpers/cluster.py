@@ -21,8 +21,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from oobleckd.client import Client, socket_of
+from oobleckd.ctl import reference
 from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.ctl.processes import ClusterProcess, is_alive
+from oobleckd.ctl.verify import judge
 from oobleckd.ctl.waiting import FINAL
 from oobleckd.protocol.api import JobView, NodeView
 from oobleckd.protocol.job import Job, parse_job
@@ -198,12 +200,24 @@ class Cluster:
     # ------------------------------------------------------------------ results
 
     def verify(self, job: str) -> str:
-        """Compare a finished job with its undisturbed run in one process; fails on any difference."""
-        return self.ctl("verify", job, "--single").stdout
+        """Compare a finished job with its undisturbed run in one process; fails on any difference.
+
+        By the program where that run is to be made; where it is kept from before, without starting one.
+        """
+        view = self.client.job(job)
+        if reference.recall(reference.kept_file(self.client, view, single=True)) is None:
+            return self.ctl("verify", job, "--single").stdout
+        _, verdict = judge(self.client, view, single=True)
+        assert verdict.identical, (verdict.sentence, verdict.findings)
+        return verdict.sentence
 
     def fired(self) -> list[dict[str, Any]]:
-        """Every fault point that has fired so far, in order of time."""
-        lines = [ln for file in self.state.rglob("faults.jsonl") for ln in file.read_text().splitlines()]
+        """Every fault point that has fired so far, in order of time.
+
+        Looked for where devices write them alone: checkpoints of many jobs lie beside them.
+        """
+        files = self.state.glob("run/*/faults.jsonl")
+        lines = [line for file in files for line in file.read_text().splitlines()]
         return sorted(map(json.loads, lines), key=lambda hit: float(hit["at"]))
 
 

@@ -11,11 +11,12 @@ a tuple, so that states can be counted.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 import msgspec
 from msgspec.structs import replace
 
-from oobleckd.core.decide import LostLayers, Standing, decide
+from oobleckd.core.decide import LostLayers, Standing, Verdict, decide
 from oobleckd.planner.plan import Detours
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
@@ -41,6 +42,7 @@ def pack(message: msgspec.Struct) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
+_ENDS = itemgetter(0)
 VOTE = Vote({}, {})
 """Votes are pure functions of the round: the model only needs to know that there is one."""
 
@@ -80,21 +82,21 @@ class World:
 
     def __init__(self, state: State) -> None:
         self.devices = dict(state.devices)
-        self.wires = {ends: list(queue) for ends, queue in state.wires}
+        self.wires = dict(state.wires)
         self.setting = state.setting
         self.dead, self.epoch, self.over = state.dead, state.epoch, state.over
         self.detours, self.settled = state.detours, state.settled
-        self.progress = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in state.progress}
+        self.progress = dict(state.progress)
 
     def state(self) -> State:
         """The state again."""
         return State(
             self.setting,
-            tuple(sorted(self.devices.items())),
-            tuple(sorted((ends, tuple(queue)) for ends, queue in self.wires.items() if queue)),
+            tuple(self.devices.items()),  # in the order of ``DEVICES``, as ever
+            tuple(sorted(self.wires.items(), key=_ENDS)),
             self.dead,
             self.epoch,
-            tuple((name, pack(self.progress[name])) for name in sorted(self.progress)),
+            tuple(sorted(self.progress.items())),
             self.over,
             self.detours,
             self.settled,
@@ -103,7 +105,7 @@ class World:
     def post(self, source: str, target: str, message: object) -> None:
         """Put a message on the wire."""
         if target not in self.dead:
-            self.wires.setdefault((source, target), []).append(message)
+            self.wires[source, target] = (*self.wires.get((source, target), ()), message)
 
     # ------------------------------------------------------------------ a device's own actions
 
@@ -226,7 +228,9 @@ class World:
 
     def deliver(self, source: str, target: str) -> None:
         """The first message of this wire arrives."""
-        message = self.wires[source, target].pop(0)
+        message, *rest = self.wires.pop((source, target))
+        if rest:
+            self.wires[source, target] = tuple(rest)
         match message:
             case ("G", int(epoch), int(round_), ledger):
                 self.hear_sums(source, target, epoch, round_, ledger)
@@ -239,7 +243,7 @@ class World:
             case ("report", int(epoch), frozenset() as dead):
                 self.report(target, epoch, dead)
             case ("P", bytes() as data):
-                self.hear_progress(source, msgspec.msgpack.decode(data, type=Progress))
+                self.hear_progress(source, data)
             case ("D", bytes() as data):
                 self.decide(target, msgspec.msgpack.decode(data, type=Decide))
 
@@ -278,19 +282,16 @@ class World:
         )
         self.post(name, "daemon", ("P", pack(answer)))
 
-    def hear_progress(self, source: str, message: Progress) -> None:
+    def hear_progress(self, source: str, data: bytes) -> None:
         """The daemon's side: decide when all survivors have answered."""
-        if message.epoch != self.epoch:
+        if msgspec.msgpack.decode(data, type=Progress).epoch != self.epoch:
             return
-        self.progress[source] = message
+        self.progress[source] = data
         live = [d for d in DEVICES if d not in self.dead]
         if set(self.progress) != set(live):
             return
-        top = self.setting.topology
-        count = len(top.micro_batches)
         known = msgspec.msgpack.decode(self.detours, type=Detours) if self.detours else None
-        before = Standing(known, tuple(sorted(self.settled)), self.setting.go_on)
-        verdict = decide(self.epoch, self.progress, top.layout(), self.dead, top.uses, count, before)
+        verdict = self.verdict(known)
         self.progress = {}
         if isinstance(verdict, LostLayers):
             self.over = True
@@ -300,6 +301,20 @@ class World:
             known = verdict.detours
         for name in live:
             self.post(f"daemon {self.epoch}", name, ("D", pack(verdict.told(name, self.epoch, known))))
+
+    def verdict(self, known: Detours | None) -> Verdict:
+        """What the daemon makes of the answers."""
+        answers = tuple(sorted(self.progress.items()))
+        key = (self.epoch, answers, self.dead, self.detours, self.settled)
+        if key not in self.setting.verdicts:
+            top = self.setting.topology
+            count = len(top.micro_batches)
+            told = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in answers}
+            before = Standing(known, tuple(sorted(self.settled)), self.setting.go_on)
+            self.setting.verdicts[key] = decide(
+                self.epoch, told, top.layout, self.dead, top.uses, count, before
+            )
+        return self.setting.verdicts[key]
 
     def decide(self, name: str, message: Decide) -> None:
         """Commit if told to, take the new attempts, go on under the new epoch."""
@@ -424,8 +439,9 @@ def explore(
             ends += 1
             _check_end(state, rounds)
         for following in [*moves, *bereft(state, deaths)]:
-            if following not in seen:
-                seen.add(following)
+            known = len(seen)
+            seen.add(following)
+            if len(seen) > known:
                 frontier.append(following)
     return len(seen), ends
 

@@ -4,10 +4,12 @@ all, so that states can be counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
+from oobleckd.core.decide import Verdict
 from oobleckd.planner.plan import Detours, Layers, Layout, Range, Route, Segment, standing_routes
 
 DEVICES = ("A", "B", "C")
@@ -20,16 +22,17 @@ class Topology:
     held: dict[str, int]
     routes: tuple[tuple[str, ...], ...]
 
-    @property
+    @cached_property
     def uses(self) -> list[tuple[int, ...]]:
         """One bucket a layer."""
         return [(layer,) for layer in range(len(self.routes[0]))]
 
-    @property
+    @cached_property
     def micro_batches(self) -> frozenset[int]:
         """All of a step."""
         return frozenset(range(len(self.routes)))
 
+    @cached_property
     def layout(self) -> Layout:
         """As the daemon deployed it at epoch 1."""
         routes = tuple(
@@ -52,7 +55,7 @@ class Topology:
     def standing(self, detours: bytes, round_: int) -> tuple[Route, ...]:
         """The standing routes of a round."""
         found = msgspec.msgpack.decode(detours, type=Detours) if detours else None
-        return standing_routes(self.layout(), found, round_)
+        return standing_routes(self.layout, found, round_)
 
 
 REPLICATED_AND_NOT = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("B", "C")))
@@ -111,6 +114,8 @@ class Setting:
     staggered: Staggered = FLUSHED
     go_on: bool = False
     copying: bool = False
+    verdicts: dict[object, Verdict] = field(default_factory=dict)
+    """The daemon's, which are pure functions of what it knows: many ways lead to the same one."""
 
 
 class State(msgspec.Struct, frozen=True, cache_hash=True):

@@ -28,9 +28,9 @@ STEP_PHASES = (
 MOVE_PHASES = ("deploy", "copy")
 VICTIMS = ("first", "middle", "last", "deepest")
 AHEAD = 4
-STEPS = 12
+STEPS = 10
 """Of a job in whose step somebody dies: the step of the kill, and a few after it."""
-MOVING_TRAIN = {"steps": 30, "global_batch": 6}
+MOVING_TRAIN = {"steps": 24, "global_batch": 6}
 """Of a job that is to last while nodes come and go: whoever is to die does by step 8. One run without
 failures serves all of them.
 """
@@ -179,7 +179,7 @@ def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     before = len(cluster.fired())
     train = MOVING_TRAIN if moving else {"steps": STEPS}
     job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train, **cell.manner.tables())).id
-    view = cluster.at_step(job, 2)
+    view = cluster.at_step(job, 1)
     cell.manner.check(view)
     doomed = victims(view, cell)
     if _by_returning(cell):

@@ -22,7 +22,7 @@ PRECOPYING = (("ahead", "source"), ("ahead", "leaver"), ("stage", "target"), ("p
 """(phase, who dies in it). A source dies once it has sent something, a target once it has something, the
 daemon once it has told both.
 """
-STEPS = 60
+STEPS = 40
 _BLOCKS, _WIDTH = 6, 128
 _BYTES = 12  # of a parameter: weight and two moments
 _NODES = 4

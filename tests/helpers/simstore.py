@@ -78,6 +78,7 @@ class SimStore(Store):
         self.flipped: set[int] = set()  # buckets with a wrong bit
         self.misadded: set[int] = set()  # buckets whose next total comes out wrong here
         self.world = world
+        self._needs: dict[Layers, tuple[int, ...]] = {}
 
     def fresh(self, bucket: int) -> BucketState:
         return BucketState([], [], [], FRESH)
@@ -101,10 +102,17 @@ class SimStore(Store):
 
     def weights(self, layers: Layers | None = None) -> tuple[int, int]:
         """(updates applied, trail): the same in every bucket, else some were updated and some not."""
-        wanted = self.needed(layers) if layers is not None else self.buckets
+        wanted = self._needed(layers) if layers is not None else self.buckets
         found = {self.buckets[bucket].exponents[::2] for bucket in wanted}
         assert len(found) == 1, f"some buckets were updated, others not: {found}"
         return found.pop()
+
+    def _needed(self, layers: Layers) -> tuple[int, ...]:
+        """Kept: asked with every layer that is computed."""
+        found = self._needs.get(layers)
+        if found is None:
+            found = self._needs[layers] = self.needed(layers)
+        return found
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
     tables = {
         "checkpoint": {"every": 25},
         "resources": {"device_memory": "14MiB"},
-        "train": {"steps": 120},
+        "train": {"steps": 70},
         "fault_tolerance": {"policy": "oobleck"},
     }
     spec = tiny_job("texts", data={"source": "text", "path": str(text)}, **tables)

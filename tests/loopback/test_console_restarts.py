@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.sleeping import environment_asleep
 from oobleckd.console.facts import AnyFact, ChangesHeard
 from oobleckd.console.feed import Feed
 from oobleckd.console.model import View, fold
@@ -24,6 +25,7 @@ from tests.helpers.cluster import BIN, Cluster, tiny_job
 from tests.helpers.terminal import Terminal
 
 BACK_S = 5.0
+ASLEEP_S = (0.0, 0.005, 0.0)  # of a pass of embedding, block and head: trained on, with cores free
 # Of the shell itself, of what was missed, of the console: they bear no number of their own.
 _UNNUMBERED = frozenset({"daemon", "gap", "console"})
 
@@ -66,7 +68,8 @@ def restart(cluster: Cluster, terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_time_and_again(tmp_path: Path, times: int) -> None:
-    with Cluster(tmp_path / "c", 4) as cluster:
+    env = environment_asleep(tmp_path / "asleep.json", ASLEEP_S)
+    with Cluster(tmp_path / "c", 4, env=env) as cluster:
         cluster.usable(4)
         job = cluster.client.submit(tiny_job("steady", train={"steps": 100_000})).id
         cluster.at_step(job, 3)

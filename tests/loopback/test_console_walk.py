@@ -16,11 +16,16 @@ from typing import Any
 
 import pytest
 
+from benchmarks.sleeping import environment_asleep
 from oobleckd.words import ms, size
 from tests.helpers.cluster import BIN, Cluster, tiny_job
 from tests.helpers.terminal import Terminal
 
 NODES = 6
+ASLEEP_S = (0.0, 0.005, 0.0)
+"""Of a pass of embedding, block and head: what is looked at is there for long, and needs no core all that
+time.
+"""
 _STEP = re.compile(r"Pipelines, measured +step ([\d,]+)")
 
 
@@ -76,7 +81,7 @@ class Walk:
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     folder = tmp_path_factory.mktemp("walk")
-    with Cluster(folder / "c", NODES) as cluster:
+    with Cluster(folder / "c", NODES, env=environment_asleep(folder / "asleep.json", ASLEEP_S)) as cluster:
         cluster.usable(NODES)
         job = tiny_job("walked", train={"steps": 100_000}, fault_tolerance={"f": 2, "policy": "slipstream"})
         name = cluster.client.submit(job).id

@@ -24,6 +24,8 @@ from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 4
 TRAIN = {"steps": 80, "global_batch": 6}
+STANDING_STILL = {"steps": 40, "global_batch": 6}
+"""Of jobs that wait for what happens to them: nothing is to come while they train on."""
 STOPPED_S = 4.0
 
 
@@ -33,12 +35,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-def begin(cluster: Cluster, name: str) -> tuple[str, str]:
-    """A job a few steps in, and a node of it. All train the same, so that one run without failures serves
-    all.
+def begin(cluster: Cluster, name: str, train: dict[str, int]) -> tuple[str, str]:
+    """A job a few steps in, and a node of it. Many train the same, so that one run without failures serves
+    them all.
     """
     cluster.heal()
-    job = cluster.client.submit(tiny_job(name, train=TRAIN)).id
+    job = cluster.client.submit(tiny_job(name, train=train)).id
     return job, cluster.at_step(job, 5).nodes[-1]
 
 
@@ -71,7 +73,7 @@ def knows_the_heartbeats_of(cluster: Cluster, node: str) -> None:
 
 
 def test_a_stopped_node_is_lost_and_joins_anew_when_it_goes_on(cluster: Cluster) -> None:
-    job, node = begin(cluster, "stopped")
+    job, node = begin(cluster, "stopped", TRAIN)
     before = next(view for view in cluster.client.nodes() if view.name == node)
     knows_the_heartbeats_of(cluster, node)
     cluster.client.kill(node, "sigstop", seconds=STOPPED_S)
@@ -84,7 +86,7 @@ def test_a_stopped_node_is_lost_and_joins_anew_when_it_goes_on(cluster: Cluster)
 
 @pytest.mark.parametrize("how", ["hang", "stopped"])
 def test_a_hung_device_is_ended_by_its_agent(cluster: Cluster, how: str) -> None:
-    job, node = begin(cluster, f"device-{how}")
+    job, node = begin(cluster, f"device-{how}", STANDING_STILL)
     if how == "hang":
         cluster.client.kill(node, "hang", at="backward")
     else:
@@ -95,10 +97,8 @@ def test_a_hung_device_is_ended_by_its_agent(cluster: Cluster, how: str) -> None
 def test_a_stopped_device_with_the_last_copy_is_woken(cluster: Cluster) -> None:
     """Nobody but us has its layers, and nobody but its agent sends SIGCONT."""
     cluster.heal()
-    spec = tiny_job(
-        "last-copy", train=TRAIN, fault_tolerance={"f": 0}, resources={"min_pipeline_nodes": NODES}
-    )
-    job = cluster.client.submit(spec).id
+    tables = {"fault_tolerance": {"f": 0}, "resources": {"min_pipeline_nodes": NODES}}
+    job = cluster.client.submit(tiny_job("last-copy", train=STANDING_STILL, **tables)).id
     view = cluster.at_step(job, 2)
     node = view.pipelines[0].nodes[0]
     os.kill(cluster.device_pids(node)[0], signal.SIGSTOP)
@@ -107,7 +107,7 @@ def test_a_stopped_device_with_the_last_copy_is_woken(cluster: Cluster) -> None:
 
 
 def test_a_node_without_a_network(cluster: Cluster) -> None:
-    job, node = begin(cluster, "net-drop")
+    job, node = begin(cluster, "net-drop", TRAIN)
     knows_the_heartbeats_of(cluster, node)
     cluster.client.kill(node, "net-drop", seconds=STOPPED_S)
     in_state(cluster, node, "lost")
@@ -116,7 +116,7 @@ def test_a_node_without_a_network(cluster: Cluster) -> None:
 
 
 def test_an_agent_takes_its_devices_with_it(cluster: Cluster) -> None:
-    job, node = begin(cluster, "agent-only")
+    job, node = begin(cluster, "agent-only", STANDING_STILL)
     pid = os.pidfd_open(cluster.device_pids(node)[0])
     cluster.client.kill(node, "agent-only")
     finish(cluster, job, node, "link-closed")

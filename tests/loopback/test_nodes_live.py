@@ -75,7 +75,7 @@ def test_six_down_to_two_and_back_without_losing_a_step(cluster: Cluster) -> Non
 
 
 def test_a_node_with_notice_is_out_of_the_plan_before_it_goes(cluster: Cluster) -> None:
-    job = cluster.client.submit(tiny_job("notice", train={"steps": 60})).id
+    job = cluster.client.submit(tiny_job("notice", train={"steps": 40})).id
     leaving = cluster.at_step(job, 5).nodes[0]
     cluster.terminate(leaving)
     settled(cluster, job, NODES - 1)
@@ -90,12 +90,12 @@ def test_a_node_with_notice_is_out_of_the_plan_before_it_goes(cluster: Cluster) 
 
 def test_all_of_a_cluster_with_notice_leave_their_state_in_a_checkpoint(cluster: Cluster) -> None:
     """What a batch system does that wants its machines back; they return, and nothing was lost."""
-    job = cluster.client.submit(tiny_job("preempted", train={"steps": 60})).id
+    job = cluster.client.submit(tiny_job("preempted", train={"steps": 40})).id
     nodes = cluster.at_step(job, 5).nodes
     for node in nodes:
         cluster.terminate(node)
     waiting = cluster.job_in(job, "waiting")
-    assert 5 <= waiting.step < 60
+    assert 5 <= waiting.step < 40
     cluster.until(lambda: not set(nodes) & cluster.home.alive().keys() or None, "all have left")
     for node in nodes:
         cluster.ctl("start-node", node)
@@ -107,7 +107,7 @@ def test_all_of_a_cluster_with_notice_leave_their_state_in_a_checkpoint(cluster:
 def test_the_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far(cluster: Cluster) -> None:
     spec = tiny_job(
         "back",
-        train={"steps": 40},
+        train={"steps": 28},
         fault_tolerance={"f": 0},
         checkpoint={"every": 7},
         resources={"device_memory": "8MiB"},  # four nodes at least: six make one pipeline

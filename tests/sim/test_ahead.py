@@ -64,7 +64,7 @@ def strike(world: World, how: str) -> None:
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_daemon_dies_before_its_journal_knows(seed: int, policy: str, how: str) -> None:
-    world = running(seed, policy, num_devices=1 + seed % 2)
+    world = running(seed, policy, num_devices=1 + seed % 2, steps=40)
     strike(world, how)
     lost, known = world.job().dead, len(world.daemon.disk.journal)
     world.run_for(world.random.uniform(0.0, 0.004))
@@ -82,7 +82,7 @@ def tell_and_die(seed: int, how: str) -> set[tuple[int, tuple[str, ...]]]:
     """Epochs with the dead that survivors were told of, by daemons whose successors' journals may know
     nothing of it.
     """
-    world = running(seed, steps=150)
+    world = running(seed, steps=60)
     for _ in range(3):
         strike(world, how)
         world.daemon.restart(0.0)
@@ -117,7 +117,7 @@ def test_nobody_is_asked_ahead_where_the_dead_may_live() -> None:
     """A whole node that is gone may come back in the same incarnation: the journal has to know first whom
     others take for dead.
     """
-    world = running(0)
+    world = running(0, steps=30)
     world.kill("n03", silent=True)
     world.until_state("recovering")
     assert not world.daemon.disk.told_ahead

@@ -12,7 +12,7 @@ from tests.helpers.world import World
 def running(seed, num_nodes=6, **spec):
     world = World(seed, num_nodes, lease_s=1.5, grace_s=2.0)
     world.run_for(1.0)
-    world.submit(**{"steps": 40, "f": 1, "memory": 350} | spec)
+    world.submit(**{"steps": 25, "f": 1, "memory": 350} | spec)
     world.until_step(5)
     return world
 

@@ -23,7 +23,7 @@ def broken(epoch: int, where: str = "layer.py:80") -> Death:
     return Death("RuntimeError", "forward", "RuntimeError: shapes do not fit", "job-1", epoch, where)
 
 
-def running(seed: int = 0, steps: int = 150, num_nodes: int = 6) -> World:
+def running(seed: int = 0, steps: int = 60, num_nodes: int = 6) -> World:
     """A job of two copies (six nodes, pipelines of three) that has committed a few steps."""
     world = World(seed, num_nodes)
     world.run_for(3.0)

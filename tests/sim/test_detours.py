@@ -22,7 +22,7 @@ def running(num_nodes=6, seed=0, step=3, **spec):
     }
     world = World(seed, num_nodes, **config)
     world.run_for(3.0)
-    world.submit(make_job(**{"steps": 30, "f": 1, "memory": 350, "policy": "slipstream"} | spec))
+    world.submit(make_job(**{"steps": 20, "f": 1, "memory": 350, "policy": "slipstream"} | spec))
     world.until_step(step)
     return world
 
@@ -99,7 +99,7 @@ def test_what_is_shown_of_a_vacant_place():
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_one_after_the_other(seed):
-    world = running(8, seed, f=2, steps=60)
+    world = running(8, seed, f=2, steps=25)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -116,7 +116,7 @@ def test_one_after_the_other(seed):
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.02, 0.05])
 def test_two_at_nearly_the_same_time(seed, apart_s):
-    world = running(8, seed, f=2, steps=40)
+    world = running(8, seed, f=2, steps=20)
     second = peer_of(world, "n02")
     world.kill("n02")
     world.after(apart_s, world.kill, second)
@@ -130,7 +130,7 @@ def test_two_at_nearly_the_same_time(seed, apart_s):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_third_loss_while_the_second_is_mended(seed):
-    world = running(9, seed, f=2, steps=60)
+    world = running(9, seed, f=2, steps=25)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -155,7 +155,7 @@ def test_a_pipeline_that_is_gone_whole_is_planned_without():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_node_that_comes_back_fills_its_place(seed):
-    world = running(seed=seed, steps=120)
+    world = running(seed=seed, steps=25)
     pipelines = world.view().pipelines
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
@@ -172,7 +172,7 @@ def test_a_node_that_comes_back_fills_its_place(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_another_node_fills_the_place(seed):
-    world = running(seed=seed, steps=120)
+    world = running(seed=seed, steps=25)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -187,7 +187,7 @@ def test_another_node_fills_the_place(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_standby_takes_the_place_at_once(seed):
-    world = running(7, seed, max_nodes=6, steps=60)
+    world = running(7, seed, max_nodes=6, steps=20)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -204,7 +204,7 @@ def test_a_standby_takes_the_place_at_once(seed):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_spare_gets_back_what_its_device_held(seed, num_devices):
-    world = running(6, seed, num_devices=num_devices, steps=60)
+    world = running(6, seed, num_devices=num_devices, steps=20)
     pipelines = world.view().pipelines
     world.spare_takes_place("n02")
     world.run(lambda: bool(world.incidents()))
@@ -221,7 +221,7 @@ def test_a_spare_gets_back_what_its_device_held(seed, num_devices):
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_daemon_restarts_while_re_routed(seed):
-    world = running(seed=seed, steps=80, lease_s=1.5, grace_s=2.0)
+    world = running(seed=seed, steps=35, lease_s=1.5, grace_s=2.0)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -240,7 +240,7 @@ def test_the_daemon_restarts_while_re_routed(seed):
 @pytest.mark.parametrize("phase", ["report", "run"])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_daemon_restarts_in_the_middle(phase, seed):
-    world = running(seed=seed, steps=60, lease_s=1.5, grace_s=2.0)
+    world = running(seed=seed, steps=30, lease_s=1.5, grace_s=2.0)
     world.kill("n02")
     world.run(lambda: world.job().dead != ())
     world.run(lambda: world.machine.core.run.phase == phase)
@@ -261,7 +261,7 @@ def test_the_daemon_restarts_in_the_middle(phase, seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_second_node_dies_while_the_daemon_is_away(seed):
-    world = running(8, seed, f=2, steps=60, lease_s=1.5, grace_s=2.0)
+    world = running(8, seed, f=2, steps=25, lease_s=1.5, grace_s=2.0)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -277,7 +277,7 @@ def test_a_second_node_dies_while_the_daemon_is_away(seed):
 
 
 def test_pause_and_resume_while_re_routed():
-    world = running(steps=60)
+    world = running(steps=25)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -293,7 +293,7 @@ def test_pause_and_resume_while_re_routed():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_loss_while_paused(seed):
-    world = running(seed=seed, steps=40)
+    world = running(seed=seed, steps=20)
     world.ask(Control("job-1", "pause"))
     world.until_state("paused")
     world.kill("n02")
@@ -312,7 +312,7 @@ def test_a_loss_while_paused(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_drain_while_re_routed(seed):
-    world = running(8, seed, f=2, steps=60)
+    world = running(8, seed, f=2, steps=30)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -328,7 +328,7 @@ def test_a_drain_while_re_routed(seed):
 
 
 def test_a_checkpoint_while_re_routed():
-    world = running(steps=60)
+    world = running(steps=60)  # so long that it is looked once more whether another plan is better
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -342,7 +342,7 @@ def test_a_checkpoint_while_re_routed():
 @pytest.mark.parametrize("phase", ["report", "deploy"])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_death_while_a_place_is_filled(phase, seed):
-    world = running(8, seed, f=2, steps=80)
+    world = running(8, seed, f=2, steps=30)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -359,7 +359,7 @@ def test_a_death_while_a_place_is_filled(phase, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_last_copy_lost_while_re_routed_goes_back_to_the_checkpoint(seed):
-    world = running(4, seed, every=4, steps=40, step=7)
+    world = running(4, seed, every=4, steps=30, step=7)
     pipelines = world.view().pipelines
     world.kill(pipelines[0].nodes[1])
     world.run(lambda: bool(world.incidents()))
@@ -373,7 +373,7 @@ def test_a_last_copy_lost_while_re_routed_goes_back_to_the_checkpoint(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_below_n0_the_job_waits_as_under_oobleck(seed):
-    world = running(4, seed, steps=60)
+    world = running(4, seed, steps=20)
     world.kill("n01")
     for name in ("n02", "n03", "n04"):
         world.ask(Drain(name))
@@ -387,7 +387,7 @@ def test_below_n0_the_job_waits_as_under_oobleck(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_overflow_and_nan_while_re_routed(seed):
-    world = running(seed=seed, overflows=(8, 12), nans=(15,), steps=30)
+    world = running(seed=seed, overflows=(8, 12), nans=(15,), steps=22)
     world.kill("n02")
     world.until_state("done")
     world.check_done()
@@ -421,7 +421,7 @@ def test_the_journal_builds_the_same_jobs_again():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_agent_that_was_away_hears_the_detours_again(seed):
-    world = running(seed=seed, steps=80)
+    world = running(seed=seed, steps=20)
     world.kill("n02")
     world.run(lambda: world.machine.core.run.phase == "report")
     world.network.break_link("n05")  # what was on its way to it is lost

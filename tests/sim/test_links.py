@@ -14,7 +14,7 @@ from tests.helpers.simtransport import Link
 from tests.helpers.world import World
 
 
-def running(seed: int = 0, num_nodes: int = 6, steps: int = 40) -> World:
+def running(seed: int = 0, num_nodes: int = 6, steps: int = 25) -> World:
     world = World(seed, num_nodes, grace_s=1.0)
     world.run_for(3.0)
     world.submit(steps=steps, f=1, memory=350)

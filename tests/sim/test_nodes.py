@@ -363,7 +363,7 @@ def test_a_planner_slower_than_steps_and_checkpoints_is_heard_to_the_end(policy:
     world = World(2, 5)
     world.daemon.plan_s = (0.8, 0.8)
     world.run_for(1.0)
-    world.submit(steps=400, f=0, memory=350, every=3, policy=policy)
+    world.submit(steps=80, f=0, memory=350, every=3, policy=policy)
     world.until_step(10)
     used = world.view().nodes
     world.ask(Drain(used[0]))

@@ -12,7 +12,7 @@ from oobleckd.protocol.job import PolicyName
 from oobleckd.protocol.messages import Dismiss
 from tests.helpers.world import World
 
-STEPS = 120
+STEPS = 40
 
 
 def running(seed: int = 1, nodes: int = 6, *, codec: bool = False, **spec) -> World:
@@ -84,7 +84,7 @@ def test_all_at_once_leave_their_state_in_a_checkpoint() -> None:
 
 
 def test_a_node_that_is_back_after_its_notice_is_used_without_a_word() -> None:
-    world = running(nodes=4, steps=400)
+    world = running(nodes=4, steps=40)
     world.nodes["n03"].noticed("SIGTERM", 20.0)
     world.run(lambda: world.node("n03").state == "left")
     world.add("n03")
@@ -132,7 +132,7 @@ def test_a_notice_that_comes_too_late_is_a_loss_and_nothing_worse() -> None:
 
 
 def test_what_a_user_drained_stays_drained_when_the_node_is_back() -> None:
-    world = running(nodes=5, steps=400)
+    world = running(nodes=5, steps=40)
     world.ask(Drain("n02", "old-disk"))
     world.nodes["n02"].noticed("SIGTERM", 20.0)
     world.run(lambda: world.node("n02").state == "left")

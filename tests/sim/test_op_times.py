@@ -66,7 +66,7 @@ def test_sampled_steps_are_whole(seed: int, schedule: Schedule) -> None:
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_repaired_round_shows_who_stepped_in(seed: int, policy: str) -> None:
-    world = running(9, seed, policy=policy, steps=100)
+    world = running(9, seed, policy=policy, steps=40)
     world.until_step(12)
     world.strikes = lambda device, point, _round: device.name == "n02/0" and point == "backward"
     world.run(lambda: bool(world.fired))
@@ -85,7 +85,7 @@ def test_a_repaired_round_shows_who_stepped_in(seed: int, policy: str) -> None:
 
 
 def test_a_layout_that_is_over_is_not_drawn_with_the_plan_of_the_next() -> None:
-    world = running(seed=3, steps=200)
+    world = running(seed=3, steps=70)
     world.until_step(30)
     before = {view.step for view in views(world)}
     world.kill("n02")

@@ -16,7 +16,7 @@ STAGGERED = Schedule(backward="decoupled", chunks=1, update="staggered")
 
 def three_stages(num_nodes: int = 6, seed: int = 0, **spec: object) -> World:
     """250 bytes a device: two layers, so that pipelines of three have enough to gain by an order."""
-    return running(num_nodes, seed, **({"memory": 250, "steps": 60} | spec))
+    return running(num_nodes, seed, **({"memory": 250, "steps": 25} | spec))
 
 
 def devices(world: World) -> list:
@@ -55,7 +55,7 @@ def test_after_a_loss_an_order_follows(seed: int, schedule: Schedule):
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_next_loss_has_it_forgotten_and_another_order_follows(seed: int):
-    world = three_stages(9, seed, f=2, steps=100)
+    world = three_stages(9, seed, f=2, steps=25)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -73,7 +73,7 @@ def test_the_next_loss_has_it_forgotten_and_another_order_follows(seed: int):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_loss_while_the_order_is_delivered(seed: int):
-    world = three_stages(9, seed, f=2, steps=60)
+    world = three_stages(9, seed, f=2, steps=20)
     world.kill("n02")
     world.run(lambda: world.machine.core.run.phase == "deploy")
     world.after(0.003 * seed, world.kill, peer_of(world, "n02"))
@@ -84,7 +84,7 @@ def test_a_loss_while_the_order_is_delivered(seed: int):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_who_comes_back_takes_its_place_and_ends_the_order(seed: int):
-    world = three_stages(seed=seed, steps=100)
+    world = three_stages(seed=seed, steps=25)
     world.kill("n02")
     world.run(lambda: bool(world.incidents()))
     until_closed(world)
@@ -97,7 +97,7 @@ def test_who_comes_back_takes_its_place_and_ends_the_order(seed: int):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_daemon_restarts_before_the_order_is_there(seed: int):
-    world = three_stages(seed=seed, steps=100, lease_s=1.5, grace_s=2.0)
+    world = three_stages(seed=seed, steps=28, lease_s=1.5, grace_s=2.0)
     world.kill("n02")
     world.run(lambda: bool(world.job().settled))
     world.run_for(0.003 * seed)

@@ -39,7 +39,7 @@ def whatever_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "lost_s", lambda *_: 0.0)
 
 
-def running(policy="slipstream", num_nodes=4, seed=0, steps=80, schedule=None, **config) -> World:
+def running(policy="slipstream", num_nodes=4, seed=0, steps=40, schedule=None, **config) -> World:
     """Pipelines of two nodes, as much memory as anybody wants, and links on which a copy takes
     about a step.
     """
@@ -179,7 +179,7 @@ def test_rounds_of_all_kinds_come_in_between(seed: int) -> None:
     schedule = Schedule(backward="decoupled", chunks=1, update="staggered")
     steps = range(4, 60)
     kinds = {"overflows": tuple(steps[::5]), "nans": tuple(steps[2::7]), "clips": tuple(steps[1::3])}
-    world = joining(seed=seed, schedule=schedule, **kinds)
+    world = joining(seed=seed, steps=60, schedule=schedule, **kinds)
     world.run(lambda: pre_copy(world) is None)
     world.until_step(40)
     assert deployments(world)[-1][0] == 0
@@ -219,7 +219,7 @@ def test_the_daemon_dies_while_copies_are_made(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_links_break_while_copies_are_made(seed: int) -> None:
-    world = joining(seed=seed, steps=60)
+    world = joining(seed=seed, steps=30)
     dice = random.Random(seed)
     world.run_for(dice.uniform(0.0, 0.15))
     links = [
@@ -265,7 +265,7 @@ def test_a_pause_does_not_wait_for_copies() -> None:
 def test_a_target_that_never_says_that_it_keeps_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precopy, "MIN_S", 0.0)
     monkeypatch.setattr("oobleckd.worker.device.device.DeviceProcess._stage", lambda _: False)
-    world = joining(steps=200)
+    world = joining(steps=40)
     world.run(lambda: "n02" in world.view().nodes)
     assert deployments(world)[-1] == (0, 3)  # what had arrived is replayed in the stop
     finish(world)
@@ -273,7 +273,7 @@ def test_a_target_that_never_says_that_it_keeps_up_is_not_waited_for(monkeypatch
 
 def test_numbers_are_not_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    world = running(lease_s=1.5, grace_s=2.0, steps=200)
+    world = running(lease_s=1.5, grace_s=2.0, steps=40)
     tell = world.network.tell
 
     def heard(command: Tell) -> None:

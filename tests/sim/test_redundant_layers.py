@@ -109,7 +109,7 @@ def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_two_that_are_no_neighbours_one_after_the_other(seed: int, manner: Schedule) -> None:
-    world = running(8, seed, min_pipeline_nodes=4, f=1, steps=60, schedule=manner)
+    world = running(8, seed, min_pipeline_nodes=4, f=1, steps=25, schedule=manner)
     nodes = ring(world)
     world.kill(nodes[1])
     world.run(lambda: bool(world.incidents()))
@@ -131,7 +131,7 @@ def test_two_that_are_no_neighbours_one_after_the_other(seed: int, manner: Sched
 @pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.02, 0.3])
 def test_two_neighbours_come_from_another_pipeline(seed: int, apart_s: float) -> None:
     """Then the pipelines are made anew, with redundant layers."""
-    world = running(seed=seed, steps=60)
+    world = running(seed=seed, steps=25)
     nodes = ring(world)
     at = seed % 3
     world.kill(nodes[at])
@@ -147,7 +147,7 @@ def test_two_neighbours_come_from_another_pipeline(seed: int, apart_s: float) ->
 
 @pytest.mark.parametrize("seed", range(6))
 def test_two_neighbours_without_another_pipeline_go_back_to_the_checkpoint(seed: int) -> None:
-    world = running(4, seed, f=0, every=4, steps=40, step=7, min_pipeline_nodes=3, max_nodes=3)
+    world = running(4, seed, f=0, every=4, steps=25, step=7, min_pipeline_nodes=3, max_nodes=3)
     nodes = ring(world)
     world.kill(nodes[1])
     world.kill(nodes[2])
@@ -162,7 +162,7 @@ def test_two_neighbours_without_another_pipeline_go_back_to_the_checkpoint(seed:
 @pytest.mark.parametrize("seed", range(6))
 def test_one_pipeline_alone_goes_on_with_fewer_nodes_than_n0(seed: int) -> None:
     """No other replica of any layer: the redundant layers are the only copy."""
-    world = running(4, seed, f=0, steps=60, min_pipeline_nodes=4)
+    world = running(4, seed, f=0, steps=40, min_pipeline_nodes=4)
     assert world.job().n0 == 4
     assert world.view().tolerance == 1
     victim = ring(world)[seed % 4]
@@ -187,7 +187,7 @@ def test_one_pipeline_alone_goes_on_with_fewer_nodes_than_n0(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_standby_takes_the_place_at_once(seed: int) -> None:
-    world = running(7, seed, max_nodes=6, steps=60)
+    world = running(7, seed, max_nodes=6, steps=20)
     victim = ring(world)[1]
     world.kill(victim)
     world.run(lambda: bool(world.incidents()))
@@ -204,7 +204,7 @@ def test_a_standby_takes_the_place_at_once(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_spare_gets_back_what_its_device_held(seed: int, num_devices: int) -> None:
-    world = running(6, seed, num_devices=num_devices, min_pipeline_nodes=4 - num_devices, steps=60)
+    world = running(6, seed, num_devices=num_devices, min_pipeline_nodes=4 - num_devices, steps=20)
     pipelines = world.view().pipelines
     world.spare_takes_place("n02")
     world.run(lambda: bool(world.incidents()))
@@ -221,7 +221,7 @@ def test_a_spare_gets_back_what_its_device_held(seed: int, num_devices: int) -> 
 @pytest.mark.parametrize("phase", ["report", "run"])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_daemon_restarts_in_the_middle(phase: str, seed: int) -> None:
-    world = running(seed=seed, steps=60, lease_s=1.5, grace_s=2.0)
+    world = running(seed=seed, steps=30, lease_s=1.5, grace_s=2.0)
     world.kill(ring(world)[seed % 3])
     world.run(lambda: world.job().dead != ())
     world.run(lambda: world.machine.core.run.phase == phase)
@@ -235,7 +235,7 @@ def test_the_daemon_restarts_in_the_middle(phase: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_node_comes_back_while_another_dies(seed: int) -> None:
-    world = running(seed=seed, steps=100)
+    world = running(seed=seed, steps=30)
     nodes = ring(world)
     world.kill(nodes[1])
     world.run(lambda: bool(world.incidents()))
@@ -258,7 +258,7 @@ def test_overflow_and_nan_after_a_takeover(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_drain_leaves_the_work_to_the_predecessor(seed: int) -> None:
-    world = running(seed=seed, steps=60)
+    world = running(seed=seed, steps=25)
     nodes = ring(world)
     world.ask(Drain(nodes[2]))
     world.run(lambda: nodes[2] not in world.view().nodes)
@@ -287,7 +287,7 @@ def test_of_those_who_stand_by_one_in_another_zone_takes_the_place(seed: int) ->
         "n09": "east",
         "n10": "west",
     }
-    world = running(10, seed, zones=zones, max_nodes=8, min_pipeline_nodes=4, steps=60)
+    world = running(10, seed, zones=zones, max_nodes=8, min_pipeline_nodes=4, steps=20)
     victim = ring(world)[seed % 4]
     world.kill(victim)
     world.run(lambda: bool(world.incidents()))
@@ -304,7 +304,7 @@ def test_nodes_that_join_after_two_losses_take_the_places_that_suit_their_zones(
         "n09": "west",
         "n10": "east",
     }
-    world = running(8, seed, zones=zones, min_pipeline_nodes=4, steps=100)
+    world = running(8, seed, zones=zones, min_pipeline_nodes=4, steps=30)
     east, west = (
         next(n for n in ring(world, index) if zones[n] == zone) for index, zone in ((0, "east"), (1, "west"))
     )

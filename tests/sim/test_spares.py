@@ -58,7 +58,7 @@ def test_the_node_is_not_lost_and_gets_back_what_the_device_held(seed, num_devic
 
 
 def test_four_nodes_of_two_devices_survive_one_process_after_the_other():
-    world = running(4, f=3, steps=60)
+    world = running(4, f=3, steps=30)
     assert world.view().tolerance == 3
     for count, victim in enumerate(("n01", "n03", "n04"), 1):
         world.spare_takes_place(victim, index=count % 2)
@@ -70,7 +70,7 @@ def test_four_nodes_of_two_devices_survive_one_process_after_the_other():
 
 
 def test_the_same_place_falls_twice_and_the_second_time_there_is_no_spare():
-    world = running(5, f=2, steps=60)
+    world = running(5, f=2, steps=40)
     world.spare_takes_place("n02", index=1)
     until_full(world, 1)
     world.kill_device("n02", restart_s=0.4, index=1)
@@ -82,7 +82,7 @@ def test_the_same_place_falls_twice_and_the_second_time_there_is_no_spare():
 
 
 def test_a_spare_that_falls_before_it_is_up_costs_the_node():
-    world = running(5, f=2, steps=60)
+    world = running(5, f=2, steps=20)
     world.spare_takes_place("n02", up_s=0.2)
     world.run_for(0.1)
     world.kill("n02")
@@ -93,7 +93,7 @@ def test_a_spare_that_falls_before_it_is_up_costs_the_node():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_fall_while_the_daemon_is_away(seed):
-    world = running(4, seed, steps=40)
+    world = running(4, seed, steps=20)
     world.daemon.stop()
     world.spare_takes_place("n03", index=1)
     world.after(0.3, world.daemon.start)
@@ -156,7 +156,7 @@ def break_a_copy(world, earlier=0):
 
 
 def test_a_copy_that_breaks_off_is_made_again():
-    world = running(4, steps=80)
+    world = running(4, steps=25)
     world.spare_takes_place("n02")
     break_a_copy(world)
     until_full(world, 1)
@@ -166,7 +166,7 @@ def test_a_copy_that_breaks_off_is_made_again():
 
 
 def test_a_copy_that_breaks_off_twice_goes_on_without_the_node():
-    world = running(4, steps=80)
+    world = running(4, steps=30)
     world.spare_takes_place("n02")
     break_a_copy(world, earlier=break_a_copy(world))
     world.run(lambda: world.node("n02").state == "drained")

@@ -64,7 +64,7 @@ def until_failed(world: World) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_node_that_comes_back_with_another_text_is_kept_out(seed: int, policy: str) -> None:
-    world = begun(seed, 6, policy=policy, steps=60)
+    world = begun(seed, 6, policy=policy, steps=40)
     world.texts.put(WRONG)
     victim = sorted(world.job().surviving_nodes())[1]
     world.kill(victim)
@@ -80,7 +80,7 @@ def test_a_node_that_comes_back_with_another_text_is_kept_out(seed: int, policy:
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_it_may_be_used_again_once_the_text_is_back(*, gone: bool) -> None:
-    world = begun(1, 4, policy="oobleck", steps=200)
+    world = begun(1, 4, policy="oobleck", steps=60)
     right = world.texts.at("n02")
     world.texts.remove() if gone else world.texts.put(WRONG)
     world.kill("n02")
@@ -125,7 +125,7 @@ def test_a_rollback_reads_what_is_still_open(policy: str) -> None:
     """All holders of a layer die while another text lies there: those who live have the right one open, and
     too few are left until it is back.
     """
-    world = begun(1, 4, policy=policy, steps=60)
+    world = begun(1, 4, policy=policy, steps=40)
     right = world.texts.at("n01")
     world.texts.put(WRONG)
     first, *others = sorted(world.job().surviving_nodes())
@@ -171,7 +171,7 @@ def test_written_in_place_on_one_node(seed: int, policy: str, *, shows: bool) ->
     """Found by its times within a second, or by its bytes after the next checkpoint: what was given since is
     given back.
     """
-    world = begun(seed, 6, policy=policy, steps=60)
+    world = begun(seed, 6, policy=policy, steps=50)
     victim = sorted(world.job().surviving_nodes())[seed]
     world.texts.put(RIGHT, [victim])  # a file of its own
     world.kill(victim)
@@ -229,7 +229,7 @@ def test_put_back_in_time_it_goes_on() -> None:
 
 
 def test_a_touch_is_nothing() -> None:
-    world = begun(steps=100)
+    world = begun(steps=40)
     world.texts.write(RIGHT)
     finish(world)
     assert world.job().steps_lost == 0
@@ -379,7 +379,7 @@ def test_a_resumed_job_whose_text_is_as_it_was() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_drained_node_has_its_text_read_once_more(seed: int) -> None:
     """It leaves with a wrong text that nobody saw: what it gave is given back all the same."""
-    world = begun(seed, 6, steps=100, policy="oobleck")
+    world = begun(seed, 6, steps=60, policy="oobleck")
     victim = min(world.job().surviving_nodes())
     world.texts.put(RIGHT, [victim])
     world.kill(victim)

@@ -102,7 +102,7 @@ def test_a_second_loss_in_every_phase(phase, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_device_process_dies_and_its_node_comes_back(seed):
-    world = running(seed=seed, steps=40)
+    world = running(seed=seed, steps=30)
     world.kill_device("n03", restart_s=0.4)
     world.until_state("recovering")
     world.run(lambda: "n03" in world.view().nodes)
@@ -123,7 +123,7 @@ def test_a_spare_takes_the_place_of_a_device():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nodes_that_join_are_taken_in_without_a_step_lost(seed):
-    world = running(4, seed, steps=60)
+    world = running(4, seed, steps=30)
     assert shape(world) == (2, 2)
     for name in ("n05", "n06"):
         world.add(name)
@@ -148,7 +148,7 @@ def test_a_node_that_makes_no_better_shape_stands_by():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_drained_node_leaves_without_a_step_lost(seed):
-    world = running(6, seed, steps=40)
+    world = running(6, seed, steps=25)
     world.ask(Drain("n02"))
     world.run(lambda: world.node("n02").state == "drained")
     world.run(lambda: world.state() == "running")
@@ -209,7 +209,7 @@ def test_paused_in_between():
 @pytest.mark.parametrize("phase", ["off", "deploy", "run"])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_daemon_dies_in_the_middle_of_a_recovery(phase, seed):
-    world = running(seed=seed, grace_s=1.0, lease_s=1.5, steps=40)
+    world = running(seed=seed, grace_s=1.0, lease_s=1.5, steps=25)
     world.kill("n03")
     world.until_state("recovering")
     world.run(lambda: world.machine.core.run.phase == phase)
@@ -221,7 +221,7 @@ def test_the_daemon_dies_in_the_middle_of_a_recovery(phase, seed):
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_daemon_dies_in_the_middle_of_a_morph(seed):
-    world = running(4, seed, grace_s=1.0, lease_s=1.5, steps=60)
+    world = running(4, seed, grace_s=1.0, lease_s=1.5, steps=40)
     for name in ("n05", "n06"):
         world.add(name)
     world.run_for(0.3 + 0.02 * seed)  # when the batch is over they are counted on
@@ -234,7 +234,7 @@ def test_the_daemon_dies_in_the_middle_of_a_morph(seed):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_node_dies_while_the_daemon_is_away(seed):
-    world = running(seed=seed, grace_s=1.0, lease_s=1.5, steps=40)
+    world = running(seed=seed, grace_s=1.0, lease_s=1.5, steps=25)
     world.daemon.stop()
     world.run_for(0.1)
     world.kill("n03")

@@ -83,6 +83,7 @@ class Reducer:
     board: Board = field(default_factory=lambda: Board(""))
     epoch: int = 0
     round: int = 0
+    among: tuple[int, frozenset[str]] = (-1, frozenset())  # the layout and the live that ``holders`` are of
     looked_at: int = -1  # ``board.changes`` when what is complete was last looked for
 
     def adopt(self) -> None:
@@ -91,7 +92,7 @@ class Reducer:
         """
         wanted = {(bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket)}
         self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in sorted(wanted)}
-        self.looked_at = -1
+        self.looked_at, self.among = -1, (-1, frozenset())
 
     def begin(self, round_: int, board: Board) -> None:
         """A new round, with the ledger of ``board``: sums, losses and totals of the last one are gone."""
@@ -113,14 +114,9 @@ class Reducer:
         self.contributed, self.looked_at = set(), -1
         # Every holder sends to every other one: one hop, to be stopped at any moment, and nothing to
         # rebuild when a holder dies. As cheap as a ring for two or three copies. (D-exactness-004)
-        self.holders = {
-            bucket: tuple(
-                sorted(
-                    {d for use in self.store.spec.buckets[bucket].uses for d in layout.holders(use)} & live
-                )
-            )
-            for bucket in self.store.buckets
-        }
+        if self.among != (layout.epoch, live):  # most rounds are among the same ones as the last
+            self.among = layout.epoch, live
+            self.holders = {bucket: self._holders(bucket, layout, live) for bucket in self.store.buckets}
         # An exchange is entered once for a generation and a round: what readers have added to it cannot be
         # taken out again. (D-exactness-012)
         self.heard = {bucket: Gathered(self._sources(bucket), self.exact) for bucket in self.holders}
@@ -221,6 +217,10 @@ class Reducer:
             or not all(map(math.isfinite, losses.values())),
             overflow=any(part.what.overflow for part in self.reduced.values()),
         )
+
+    def _holders(self, bucket: int, layout: Layout, live: frozenset[str]) -> tuple[str, ...]:
+        uses = self.store.spec.buckets[bucket].uses
+        return tuple(sorted({device for use in uses for device in layout.holders(use)} & live))
 
     def _sum(self, bucket: int) -> sums.Sum:
         shapes = self.store.spec.buckets[bucket].shapes

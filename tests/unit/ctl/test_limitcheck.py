@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from oobleckd.ctl import limitcheck
-from oobleckd.daemon import accepting, spares
+from oobleckd.daemon import accepting, halfopen, spares
 from oobleckd.host import needs
 from oobleckd.host.needs import ClusterSize
 from oobleckd.worker.processes import children
@@ -22,7 +22,7 @@ LARGE = ClusterSize(nodes=1000, devices=8000, nodes_here=1, devices_here=8, kind
 
 def test_the_numbers_are_those_of_the_code() -> None:
     assert accepting.MAX_EACH == needs.USER_CONNECTIONS
-    assert accepting.RESERVE == needs.RESERVE
+    assert halfopen.RESERVE == needs.RESERVE
     assert spares.NUM_SPARES == needs.SPARE_FILES
     assert children.NUM_TIES + 2 == needs.CHILD_FILES
     assert transport._MAX_STRANGERS == needs.STRANGERS
