@@ -283,6 +283,7 @@ async def test_room_is_looked_at_and_given_back(tmp_path: Path) -> None:
     async with World(tmp_path / "state", answer) as world:
         world.loop.lost("n")
         seen = await asyncio.wait_for(heard.get(), WAIT_S)
+        await asyncio.wait_for(asyncio.gather(*world.loop._tasks), WAIT_S)  # the folder goes beside it
     assert seen.job == "job-1"
     assert seen.free_bytes > 0
     assert not await asyncio.to_thread(partial.exists)
