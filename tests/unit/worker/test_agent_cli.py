@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from zmq.auth import create_certificates
 
 from oobleckd.daemon.keys import make_node_keys, make_server_keys
+from oobleckd.host import gpus
+from oobleckd.protocol.gpus import GpuTrouble
 from oobleckd.worker.agent import main as agent
 from oobleckd.worker.agent.clouds import Aws
 from oobleckd.worker.agent.node import AgentConfig
@@ -165,11 +167,12 @@ def test_a_public_key_is_no_key_pair(tmp_path: Path, config: list[AgentConfig]) 
 
 
 def test_visible_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2, 3")
+    found: tuple[int, GpuTrouble | None] = (3, None)
+    monkeypatch.setattr(gpus, "usable", lambda _devices: found)
     assert agent.num_devices("auto", "cuda") == 3
     assert agent.num_devices("auto", "cpu") == 1
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    with pytest.raises(agent.AgentError, match="no GPU"):
+    found = (0, GpuTrouble("none-visible", "no CUDA device", "look at the driver"))
+    with pytest.raises(agent.AgentError, match="no CUDA device"):
         agent.num_devices("auto", "cuda")
 
 
