@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
-from oobleckd.words import count
 from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 from oobleckd.worker.transport.pages import MESSAGE_PAGES
@@ -143,7 +142,7 @@ def numbers_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     try:
         return tuple(_NUMBER_OF[tensor.dtype] for tensor in tensors)
     except KeyError as error:
-        raise WireError(f"{count(error.args[0], 'tensor')} cannot be sent") from error
+        raise WireError(f"tensors of {error.args[0]} cannot be sent") from error
 
 
 def dtype_of(number: int) -> torch.dtype:
