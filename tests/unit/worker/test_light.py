@@ -25,6 +25,8 @@ if sys.argv[1] == "gpt2":  # the others make rotary tables or positions on the m
     heavy.add("sympy")
 heavy &= set(sys.modules)
 assert not heavy, heavy
+"""
+_WANTS_THEM = """
 import torch
 from transformers.utils import is_torch_available
 assert torch.distributed.is_available() and is_torch_available()
@@ -63,9 +65,14 @@ def run(program: str, *args: str, path: Path | None = None) -> subprocess.Comple
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "bert"])
-def test_a_worker_imports_no_compiler_and_no_scipy_and_whoever_wants_them_finds_them(family: str) -> None:
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+def test_a_worker_imports_no_compiler_and_no_scipy(family: str) -> None:
     done = run(_SPLIT, family)
+    assert done.returncode == 0, done.stderr
+
+
+def test_whoever_wants_them_finds_them() -> None:
+    done = run(_SPLIT + _WANTS_THEM, "bert")
     assert done.returncode == 0, done.stderr
 
 
@@ -77,7 +84,7 @@ def test_libraries_that_a_gpu_machine_has_beside_transformers_are_left_alone(tmp
         (tmp_path / f"{library}-99.0.dist-info").mkdir()
         metadata = f"Metadata-Version: 2.1\nName: {library}\nVersion: 99.0\n"
         (tmp_path / f"{library}-99.0.dist-info" / "METADATA").write_text(metadata)
-    done = run(_SPLIT, "llama", path=tmp_path)
+    done = run(_SPLIT + _WANTS_THEM, "llama", path=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
 
