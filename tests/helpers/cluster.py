@@ -7,6 +7,7 @@ job is compared with, bit by bit. Ends only what its own ``up`` started.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -207,7 +208,8 @@ class Cluster:
         view = self.client.job(job)
         if reference.recall(reference.kept_file(self.client, view, single=True)) is None:
             return self.ctl("verify", job, "--single").stdout
-        _, verdict = judge(self.client, view, single=True)
+        with contextlib.redirect_stderr(io.StringIO()):  # what it says to people is in nobody's way here
+            _, verdict = judge(self.client, view, single=True)
         assert verdict.identical, (verdict.sentence, verdict.findings)
         return verdict.sentence
 
