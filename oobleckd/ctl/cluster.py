@@ -219,11 +219,13 @@ def down(home: Home, grace_s: float) -> None:
 
 
 def _end_all(home: Home, grace_s: float) -> tuple[list[str], int]:
-    """Nodes first, so that they say goodbye to a daemon that hears it."""
+    """The daemon first: to it a node that ends before it is a node lost."""
     alive = home.alive()
     daemon = [alive[DAEMON]] if DAEMON in alive else []
     nodes = [process for name, process in alive.items() if name != DAEMON]
-    killed = processes.end(nodes, grace_s) + processes.end(daemon, grace_s) + home.base.end(grace_s)
+    # To say first that all are about to go would be one more thing to say, and to take back where the command
+    # ends before it is done. (D-recovery-026)
+    killed = processes.end(daemon, grace_s) + processes.end(nodes, grace_s) + home.base.end(grace_s)
     for name in processes.recall(home.run):
         processes.forget(name, home.run)
     return sorted(alive), killed
