@@ -99,8 +99,7 @@ def _read(path: Path, dtype: str) -> Tokens:
         return _declared(path, _mapped(path, kind), dtype, "is of a Megatron data set")
     if found := foreign.name_of(path):
         hint = 'set data.source = "text", or make tokens of it first' if found == "text" else _PLAIN_HINT
-        odd = f"has {size} bytes, an odd number, and " if size % 2 else ""
-        raise UserError(f"data.path: {path} {odd}is {found}, and no file of token numbers", hint)
+        raise UserError(f"data.path: {path} is {found}, and no file of token numbers", hint)
     return _plain(path, size, dtype)
 
 

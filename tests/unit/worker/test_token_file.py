@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from oobleckd.worker.data.corpus import Corpus, open_corpus
+from oobleckd.worker.data.token_file import read_tokens
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import GPT2, small_job
 
@@ -208,6 +209,43 @@ def test_what_is_no_file_of_tokens_is_named(tmp_path: Path, name: str) -> None:
     assert name in str(error)
     assert error.hint
     assert "vocab" not in error.hint
+
+
+LOOK_ALIKES = {  # as others write them; each gets a byte more as well
+    "d.jsonl": (b'{"text": "once upon a time"}\n' * 9, b"\n", "is JSON"),
+    "short.json": (b"[1, 2, 3]\n" + b"\n" * 30, b"\n", "is JSON"),
+    "d.txt": (b"once upon a time there was " * 4, b"!", "is text"),
+    "d.csv": (b"a,b\n1,2\n" * 20, b"\n", "is text"),
+    "d.bin.gz": (gzip.compress(TOKENS.astype("<u2").tobytes()), b"\0", "is a gzip archive"),
+    "d.parquet": (b"PAR1" + bytes(100) + b"PAR1", b"\0", "is a Parquet file"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["auto", "uint16", "uint32"])
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_what_a_file_is_comes_before_its_size(tmp_path: Path, name: str, dtype: str) -> None:
+    """Whatever the size and the width that is asked for: an odd one is what is wrong with numbers alone."""
+    data, more, says = LOOK_ALIKES[name]
+    for times in range(4):
+        (tmp_path / name).write_bytes(data + times * more)
+        with pytest.raises(UserError) as raised:
+            read_tokens(tmp_path / name, dtype)
+        assert says in raised.value.problem
+        assert "bytes" not in raised.value.problem
+
+
+def test_a_short_text_of_odd_size_is_one(tmp_path: Path) -> None:
+    """Of an even size it may be tokens by chance."""
+    (tmp_path / "t").write_bytes(b"{}\n")
+    assert "is JSON" in refused(tmp_path / "t").problem
+    (tmp_path / "t").write_bytes(b"{}\n\n")
+    assert len(read_tokens(tmp_path / "t", "auto")) == 2
+
+
+def test_an_array_of_odd_size_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", TOKENS.astype("<u2"))
+    (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes() + b"\0")
+    assert "is a .npy file" in refused(tmp_path / "t.npy").problem
 
 
 ARRAYS = {
