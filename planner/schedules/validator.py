@@ -7,9 +7,7 @@ Owns the checks. Each op is looked at once, as all that leaves the planner is ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
 from itertools import product
-from operator import or_
 from typing import NamedTuple
 
 from oobleckd.planner.costs.work import DeviceWork, StageWork
@@ -138,7 +136,9 @@ def _owed(backward: str, first: bool, last: bool, changes: Mapping[str, int]) ->
     left_out |= {"RA", "SG"} if first else set()
     left_out |= {"SA", "RG"} if last else set()
     kinds = [kind for kind in _DOES if kind not in left_out]
-    every = reduce(or_, (_DOES[kind][0] for kind in kinds))
+    every = 0
+    for kind in kinds:
+        every |= _DOES[kind][0]
     does = {kind: (_DOES[kind][0], _DOES[kind][1] & every, changes.get(kind, 0)) for kind in kinds}
     return _Owed(every & ~_INPUT & ~_WEIGHTS, every & ~_WHOLE, does)
 
