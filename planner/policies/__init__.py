@@ -23,7 +23,7 @@ from oobleckd.planner.schedule import Op
 from oobleckd.planner.schedules.decoupled import ops_of
 from oobleckd.planner.schedules.jobshop import Shop, orders_of, shop_of, step_ops
 from oobleckd.planner.schedules.routed import MAX_HOPS, better
-from oobleckd.planner.schedules.written import NOTHING, Written, written_pipelines, written_shop
+from oobleckd.planner.schedules.written import NOTHING, WrittenOrders, written_pipelines, written_shop
 from oobleckd.planner.templates.redundant import decoupled_within
 
 _POLICIES: dict[str, Policy] = {
@@ -110,7 +110,7 @@ def schedules_of(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
     return ops if shop is None else _better(shop, ops)
 
 
-def _written(setup: Setup, plan: Plan) -> Written:
+def _written(setup: Setup, plan: Plan) -> WrittenOrders:
     """``schedules_of``, checked, as text."""
     if not setup.decoupled:
         return NOTHING

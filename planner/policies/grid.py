@@ -31,7 +31,7 @@ from oobleckd.planner.schedules.routed import (
     layout_crossing,
     min_s,
 )
-from oobleckd.planner.schedules.written import NOTHING, Written, written_shop
+from oobleckd.planner.schedules.written import NOTHING, WrittenOrders, written_shop
 from oobleckd.planner.sizing.instantiate import slowest_s, split_micro_batches
 from oobleckd.planner.templates.guarantee import losses_survived
 
@@ -185,7 +185,7 @@ class Grid:
         return layout_crossing(self.layout, self.setup, effort)
 
     @cached_property
-    def written(self) -> Written:
+    def written(self) -> WrittenOrders:
         """The schedules, where routes cross and an order is enough faster than ready-first; none is sought of
         many hops.
         """

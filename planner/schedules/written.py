@@ -20,7 +20,7 @@ from oobleckd.planner.schedules.validator import validate, validate_shop
 from oobleckd.words import count
 
 
-class Written(NamedTuple):
+class WrittenOrders(NamedTuple):
     """``ops``: device -> its schedule as text. ``fault``: what is wrong with one of them, and then there is
     none.
     """
@@ -29,21 +29,21 @@ class Written(NamedTuple):
     fault: str = ""
 
 
-NOTHING = Written({})
+NOTHING = WrittenOrders({})
 
 
 # No order leaves where one is wrong: devices then do whatever is ready, which never waits for ever, fits
 # where the plan does, and ends at the same bits. A refused plan would stop training. (D-schedules-023)
-def written_shop(shop: Shop, ops: Mapping[str, Sequence[Op]]) -> Written:
+def written_shop(shop: Shop, ops: Mapping[str, Sequence[Op]]) -> WrittenOrders:
     """``ops`` (device -> schedule) of a step over the routes of ``shop``."""
     try:
         validate_shop(shop, ops)
     except ScheduleError as error:
-        return Written({}, str(error))
-    return Written({device: format_ops(each) for device, each in ops.items()})
+        return WrittenOrders({}, str(error))
+    return WrittenOrders({device: format_ops(each) for device, each in ops.items()})
 
 
-def written_pipelines(plan: Plan, ordered: Sequence[Ordered]) -> Written:
+def written_pipelines(plan: Plan, ordered: Sequence[Ordered]) -> WrittenOrders:
     """Of every pipeline of ``plan`` the orders that are ``ordered`` for it."""
     forms: dict[int, tuple[_Form, ...]] = {}
     ops = {}
@@ -52,12 +52,12 @@ def written_pipelines(plan: Plan, ordered: Sequence[Ordered]) -> Written:
             schedules = each.ops(range(max(map(len, each.orders), default=0)))
             fault = fault_of(each, schedules)
             if fault:
-                return Written({}, f"pipeline of {pipeline.devices[0]}: {fault}")
+                return WrittenOrders({}, f"pipeline of {pipeline.devices[0]}: {fault}")
             forms[id(each)] = tuple(map(_Form.of, schedules))
         names = tuple(map(str, pipeline.micro_batches))
         for device, form in zip(pipeline.devices, forms[id(each)], strict=True):
             ops[device] = form.text(names)
-    return Written(ops)
+    return WrittenOrders(ops)
 
 
 def fault_of(ordered: Ordered, schedules: Sequence[Sequence[Op]]) -> str:
