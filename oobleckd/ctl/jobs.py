@@ -83,6 +83,15 @@ def _data_with_paths(data: Data, source: Path) -> Data:
     return msgspec.structs.replace(data, **changed)
 
 
+def with_prepared(job: Job, source: Path) -> Job:
+    """With the folder of its prepared data, where it trains on such. Raises Failure where there is none."""
+    if not job.data.is_prepared:
+        return job
+    from oobleckd.ctl import data  # no other job needs numpy here
+
+    return data.with_prepared(job, source)
+
+
 def _existing(key: str, text: str, source: Path) -> str:
     path = Path(text).expanduser().absolute()
     if not path.exists():
@@ -114,7 +123,7 @@ def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool,
     A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
     waits until it is planned or queued: exit 2, with the reason, if it cannot be planned.
     """
-    job = read_job(file)
+    job = with_prepared(read_job(file), file)
     here = _the_same(client, job) if if_new else None
     if here is not None:
         _go_by(client, here, wait_=wait_)

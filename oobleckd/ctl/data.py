@@ -1,0 +1,260 @@
+"""The verb ``data``: makes the tokens of a job's text, counts them, and shows the samples of a step.
+
+Owns what is printed while that goes on, and how a job that is handed in gets the name of its prepared folder.
+How tokens are made is ``oobleckd.prepare``'s; which samples a step has the worker knows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from oobleckd.ctl.connect import output_option, wants_json
+from oobleckd.ctl.jobs import read_job
+from oobleckd.ctl.output import USAGE, Failure, emit_fields, emit_item, emit_line, fail, note
+from oobleckd.prepare.build import Progress, prepare
+from oobleckd.prepare.sources import root_of
+from oobleckd.prepare.stats import DataStats, stats_of
+from oobleckd.prepare.wanted import find, look_at, wanted_of
+from oobleckd.protocol.job import Data, Job
+from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.manifest import BadRow, Manifest, read_manifest
+from oobleckd.words import count, seconds, short, size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+
+_LINE_EVERY_S = 10.0
+_MAX_NAMED = 5
+_PHASES = {"read": "reading", "tokenize": "tokenizing", "join": "joining"}
+
+
+class PreparedData(msgspec.Struct, frozen=True):
+    """What ``-o json`` prints. ``new``: it was made just now."""
+
+    folder: str
+    digest: str
+    new: bool
+    documents: int
+    tokens: int
+    dtype: str
+    largest: int
+    vocabulary: int
+    eos: int
+    bos: int
+    files: int
+    num_bad_rows: int
+    bad_rows: tuple[BadRow, ...]
+
+
+@click.group()
+def data() -> None:
+    """Prepare the text of a job, count it, and show its samples."""
+
+
+_job_file = click.argument("file", type=click.Path(path_type=Path))
+
+
+@data.command("prepare")
+@_job_file
+@click.option(
+    "--jobs",
+    "num_jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes; one for each core if not given.",
+)
+@output_option
+def prepare_command(file: Path, num_jobs: int | None) -> None:
+    """Make the tokens of the text of FILE, a job.toml. Prints the folder with them.
+
+    What is done stays, whatever ends this: run it again, and it goes on. Text, tokenizer and settings name
+    the folder: where they are those of before, nothing is left to do.
+    """
+    job = _of_prepared(file)
+    with translated(file), _shown() as told:
+        try:
+            made = prepare(job, num_jobs or len(os.sched_getaffinity(0)), told)
+        except KeyboardInterrupt:
+            note("what is done stays: run it again, and it goes on")
+            raise
+    _say(made.folder, made.manifest, new=made.new)
+
+
+@data.command()
+@_job_file
+@output_option
+def stats(file: Path) -> None:
+    """Count what FILE, a job.toml, trains on: documents, tokens, and how often the job reads them."""
+    job = with_prepared(_of_prepared(file), file)
+    folder = Path(job.data.prepared)
+    with translated(file):
+        told = stats_of(job, folder, read_manifest(folder))
+    if wants_json():
+        emit_item("DataStats", told)
+    else:
+        emit_fields(_words_of(job, told))
+
+
+def with_prepared(job: Job, source: Path) -> Job:
+    """``job`` with the folder of its prepared data, where it trains on such. Raises Failure where there is
+    none.
+    """
+    if not job.data.is_prepared:
+        return job
+    found = found_for(job, source)
+    if found is None:
+        fail(
+            f"{source}: data.path: {job.data.path} is not prepared, or was changed since",
+            f"run `oobleckctl data prepare {source}` once, on any machine that sees it",
+            USAGE,
+        )
+    return found
+
+
+def found_for(job: Job, source: Path) -> Job | None:
+    """The same with None where there is no such folder; what stands in the way of making one is a Failure."""
+    if job.data.prepared:
+        return job
+    with translated(source):
+        wanted = wanted_of(job)
+        found = find(wanted)
+        if found is None:
+            look_at(wanted)
+            return None
+    return msgspec.structs.replace(job, data=msgspec.structs.replace(job.data, prepared=str(found.folder)))
+
+
+def is_here(data: Data) -> bool:
+    """Whether prepared data, or else the text that it is made of, lies on this machine."""
+    return Path(data.prepared).exists() if data.prepared else root_of(data.path).exists()
+
+
+@contextmanager
+def translated(source: Path) -> Iterator[None]:
+    """What is wrong with data becomes the end of the command."""
+    try:
+        yield
+    except DataError as error:
+        where = f"{source}: " if error.problem.startswith("data.") else ""
+        raise Failure(f"{where}{error.problem}", error.hint, USAGE) from error
+
+
+def _of_prepared(file: Path) -> Job:
+    job = read_job(file)
+    if not job.data.is_prepared:
+        text = ", or name a data.tokenizer" if job.data.source == "text" else ""
+        fail(
+            f"{file}: data.source = {job.data.source!r} is trained on as it is: there is nothing to prepare",
+            f'submit it; or set data.source = "jsonl", "parquet" or "arrow"{text}',
+            USAGE,
+        )
+    return job
+
+
+# --------------------------------------------------------------------------- what is printed
+
+
+def _say(folder: Path, manifest: Manifest, *, new: bool) -> None:
+    bad = manifest.bad_rows
+    for row in bad[:_MAX_NAMED]:
+        note(f"left out: {row.file}{f':{row.line}' if row.line else ''}: {row.why}")
+    if manifest.num_bad_rows > _MAX_NAMED:
+        note(f"left out: {count(manifest.num_bad_rows, 'row')} in all; {folder}/manifest.json names more")
+    if wants_json():
+        emit_item(
+            "PreparedData",
+            PreparedData(
+                str(folder), manifest.digest, new, manifest.documents, manifest.tokens, manifest.dtype,
+                manifest.largest, manifest.vocabulary, manifest.eos, manifest.bos, len(manifest.sources),
+                manifest.num_bad_rows, bad,
+            ),
+        )  # fmt: skip
+        return
+    emit_line(str(folder))
+    how = "" if new else "was prepared before: "
+    note(
+        f"{how}{count(manifest.documents, 'document')}, {count(manifest.tokens, 'token')} of {manifest.dtype}"
+    )
+
+
+def _words_of(job: Job, told: DataStats) -> dict[str, str]:
+    left = f"; {count(told.left_over, 'token')} at the end are in none" if told.left_over else ""
+    return {
+        "folder": told.folder,
+        "documents": f"{told.documents:,} of {short(told.mean)} tokens on average (half of them up to "
+        f"{short(told.median)}, the longest {told.longest:,})",
+        "tokens": f"{told.tokens:,} of {told.dtype}, the largest {told.largest:,}",
+        "vocabulary": f"{told.vocabulary:,}",
+        "sequences": f"{told.sequences:,} of {count(job.train.sequence, 'token')}{left}",
+        "epochs": f"{short(told.epochs)} in {count(job.train.steps, 'step')} of "
+        f"{count(job.train.global_batch, 'sequence')}",
+        "padding": f"{short(100 * told.padding)} %",
+        "left out": count(told.bad_rows, "row") if told.bad_rows else "",
+    }
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal; elsewhere a line now and then."""
+    pace = _Pace()
+    if not sys.stderr.isatty() or wants_json():
+        yield pace.line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.fields[said]}"))
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        yield pace.bar_of(bars)
+
+
+class _Pace:
+    """How fast a phase goes."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._began = self._told = time.monotonic()
+        self._first = 0
+
+    def line(self, now: Progress) -> None:
+        """Say it, unless it was said a moment ago."""
+        self._heard(now)
+        if time.monotonic() - self._told >= _LINE_EVERY_S:
+            self._told = time.monotonic()
+            note(f"{_PHASES[now.phase]}: {self._words(now)}")
+
+    def bar_of(self, bars: Bars) -> Callable[[Progress], None]:
+        """What moves a bar."""
+        task = bars.add_task("", total=None, said="")
+
+        def told(now: Progress) -> None:
+            self._heard(now)
+            said = self._words(now)
+            bars.update(
+                task, description=_PHASES[now.phase], completed=now.done, total=max(1, now.total), said=said
+            )
+
+        return told
+
+    def _heard(self, now: Progress) -> None:
+        if now.phase != self._phase:  # what was done before this began is no pace
+            self._phase, self._first, self._began = now.phase, now.done, time.monotonic()
+
+    def _words(self, now: Progress) -> str:
+        took = time.monotonic() - self._began
+        done = now.done - self._first
+        said = f"{size(now.done)} of {size(now.total)}"
+        if not done or not took:
+            return said
+        left = (now.total - now.done) * took / done
+        return f"{said}, {size(done / took)}/s, {seconds(left)} left"

@@ -1,0 +1,109 @@
+"""Parquet and Arrow files, by pyarrow (the extra ``oobleckd[data]``), which is imported when the first one is
+opened.
+
+Owns their columns and batches of text. Which of them a piece has is ``sources``'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from oobleckd.tokens.errors import DataError
+
+_FILE = b"ARROW1"
+ROWS = 512
+"""Of a Parquet file are decoded at a time."""
+
+
+def arrow(module: str, what: str) -> Any:
+    """A module of pyarrow, which reads ``what``. Raises DataError where it is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise DataError(
+            f"{what} is read by pyarrow, which is not installed", "pip install 'oobleckd[data]'"
+        ) from error
+
+
+def open_zst(path: Path) -> tuple[Any, Callable[[], int]]:
+    """What ``path`` was before zstd, and how many of its own bytes have been read. Raises DataError."""
+    arrows = arrow("pyarrow", str(path))
+    file = arrows.OSFile(str(path))
+    return arrows.CompressedInputStream(file, "zstd"), file.tell
+
+
+def open_parquet(path: Path) -> Any:
+    """Raises DataError."""
+    parquet = arrow("pyarrow.parquet", str(path))
+    try:
+        return parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def columns_of(path: Path) -> dict[str, Any]:
+    """Names and types of the columns of ``path``. Raises DataError."""
+    schema = open_parquet(path).schema_arrow if path.suffix == ".parquet" else _reader(path)[0]
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a column of the type ``kind`` has text."""
+    types = import_module("pyarrow").types
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
+
+
+def batches_of(path: Path) -> Iterator[Any]:
+    """The record batches of an Arrow file, a stream as ``datasets`` writes it or one with a footer; mapped,
+    not read. Raises DataError.
+    """
+    try:
+        yield from _reader(path)[1]
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def text_of_batches(path: Path, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
+    """Rows of record batches ``begin`` to ``stop``. Raises DataError."""
+    for batch in islice(batches_of(path), begin, stop):
+        texts = batch.column(column)
+        for first in range(0, len(texts), ROWS):
+            yield texts.slice(first, ROWS).to_pylist()
+
+
+def text_of_groups(path: Path, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
+    """Rows of row groups ``begin`` to ``stop``. Raises DataError."""
+    file = open_parquet(path)
+    try:
+        for batch in file.iter_batches(ROWS, row_groups=list(range(begin, stop)), columns=[column]):
+            yield batch.column(0).to_pylist()
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def _reader(path: Path) -> tuple[Any, Iterator[Any]]:
+    """Schema and batches."""
+    arrows = arrow("pyarrow", str(path))
+    try:
+        mapped = arrows.memory_map(str(path))
+        if mapped.read(len(_FILE)) == _FILE:
+            file = arrows.ipc.open_file(mapped)
+            return file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
+        mapped.seek(0)
+        stream = arrows.ipc.open_stream(mapped)
+        return stream.schema, iter(stream)
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> DataError:
+    """Of a file that its library cannot read."""
+    if isinstance(error, DataError):
+        return error
+    said = str(error).split("\n", maxsplit=1)[0].rstrip(".")
+    return DataError(f"{path} cannot be read: {said}", "it was cut, or is of another format: make it anew")
