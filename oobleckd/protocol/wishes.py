@@ -16,7 +16,7 @@ class Wish(NamedTuple):
     page: str
 
 
-_DATA = "docs/limits.md#training"
+_DATA = "docs/data.md"
 _LOOP = "docs/limits.md#training"
 _PARALLEL = "docs/limits.md#parallelism-and-plans"
 _STEPS = "docs/observability.md#prometheus"

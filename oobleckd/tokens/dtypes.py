@@ -27,6 +27,7 @@ CODES: dict[int, DType] = {
     }.items()
 }  # fmt: skip
 """Megatron's, as its index has them."""
+# Its index has no code for uint32, so nobody else could read what we would prepare as that. (D-data-012)
 _LARGE = 65_500
 """From so many tokens on Megatron writes int32."""
 

@@ -78,7 +78,7 @@ def read_index(path: Path) -> Index:
     kind = CODES.get(code)
     if kind is None or kind.kind == "f":
         what = kind.name if kind is not None else f"kind {code}"
-        raise DataError(f"{path} is of numbers of {what}, and no dtype of tokens", _AGAIN)
+        raise DataError(f"{path} is of {what}, not of token numbers", _AGAIN)
     least = _HEAD.size + 12 * num_sequences + 8 * num_borders
     if size not in {least, least + num_sequences}:
         needed = f"{count(num_sequences, 'sequence')} in {count(max(0, num_borders - 1), 'document')}"
