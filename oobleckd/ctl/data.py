@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +21,16 @@ import msgspec
 
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobs import read_job
-from oobleckd.ctl.output import USAGE, Failure, emit_fields, emit_item, emit_line, fail, note
+from oobleckd.ctl.output import USAGE, Failure, emit_fields, emit_item, emit_line, emit_page, fail, note
+from oobleckd.ctl.programs import run_worker
 from oobleckd.prepare.build import Progress, prepare
 from oobleckd.prepare.sources import root_of
 from oobleckd.prepare.stats import DataStats, stats_of
+from oobleckd.prepare.tokenizer import file_of, opened
 from oobleckd.prepare.wanted import find, look_at, wanted_of
-from oobleckd.protocol.job import Data, Job
+from oobleckd.protocol.job import Data, Job, table_of
+from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
+from oobleckd.protocol.text import visible
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.manifest import BadRow, Manifest, read_manifest
 from oobleckd.words import count, seconds, short, size
@@ -102,6 +108,35 @@ def stats(file: Path) -> None:
         emit_item("DataStats", told)
     else:
         emit_fields(_words_of(job, told))
+
+
+@data.command()
+@_job_file
+@click.option("--step", type=click.IntRange(min=1), required=True, metavar="N", help="Of the job, from 1 on.")
+@click.option(
+    "--micro-batch", type=click.IntRange(min=0), metavar="N", help="Of the step, from 0 on; all if not given."
+)
+@output_option
+def show(file: Path, step: int, micro_batch: int | None) -> None:
+    """Show the samples of a step of FILE, a job.toml, as a device trains on them.
+
+    Each row with its tokens as text, the documents that they are of, and what the loss asks for. Any kind of
+    data has them; text is decoded by the job's tokenizer, bytes as UTF-8, and other tokens stay numbers.
+    """
+    job = with_prepared(read_job(file), file)
+    if step > job.train.steps:
+        fail(f"{file}: the job has {count(job.train.steps, 'step')}, and no step {step:,}", "", USAGE)
+    if micro_batch is not None and micro_batch >= job.num_micro_batches:
+        problem = f"a step has {count(job.num_micro_batches, 'micro-batch')}, and no number {micro_batch}"
+        fail(f"{file}: {problem}", "they are counted from 0", USAGE)
+    decode = _decoder(job, file)
+    for number in range(job.num_micro_batches) if micro_batch is None else (micro_batch,):
+        told = _samples(job, file, step, number)
+        if wants_json():
+            emit_item("SampleRows", told)
+            continue
+        for index, row in enumerate(told.rows):
+            emit_page("\n".join(_lines_of(told, index, row, decode)))
 
 
 def with_prepared(job: Job, source: Path) -> Job:
@@ -200,6 +235,65 @@ def _words_of(job: Job, told: DataStats) -> dict[str, str]:
         "padding": f"{short(100 * told.padding)} %",
         "left out": count(told.bad_rows, "row") if told.bad_rows else "",
     }
+
+
+def _samples(job: Job, source: Path, step: int, micro_batch: int) -> SampleRows:
+    from oobleckd.ctl.reference import to_toml  # no other verb of this needs what comes with it
+
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "job.toml"
+        file.write_text(to_toml(table_of(job)), encoding="utf-8")
+        words = ("--job", str(file), "--step", str(step), "--micro-batch", str(micro_batch))
+        try:
+            return msgspec.json.decode(run_worker("oobleckd.worker.tools.samples", *words), type=SampleRows)
+        except Failure as failure:
+            raise Failure(f"{source}: {failure}", failure.hint, USAGE) from failure
+
+
+def _decoder(job: Job, source: Path) -> Callable[[Sequence[int]], str]:
+    """What makes text of tokens."""
+    if job.data.is_bytes:
+        return lambda tokens: bytes(tokens).decode(errors="replace")
+    try:
+        tokenizer = opened(file_of(job))
+    except DataError as error:
+        if job.data.is_prepared:
+            note(f"{source}: {error}: tokens are shown as numbers")
+        return lambda tokens: " ".join(map(str, tokens))
+
+    def decode(tokens: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    return decode
+
+
+def _lines_of(
+    told: SampleRows, index: int, row: SampleRow, decode: Callable[[Sequence[int]], str]
+) -> Iterator[str]:
+    """A row for people: a head, and a line for each stretch of one document."""
+    asked = f"the loss asks for {count(len(row.asked), 'token')} of {len(row.tokens):,}"
+    yield click.style(
+        f"step {told.step}, micro-batch {told.micro_batch}, row {index}: sample {row.sample} "
+        f"(pass {row.epoch + 1}, from token {row.start:,} on); {asked}",
+        bold=True,
+    )
+    for border, following in pairwise([*(row.borders or (Border(0, -1),)), Border(len(row.tokens), -1)]):
+        if border.document >= 0:
+            into = f", from its token {border.into:,} on" if border.into else ""
+            yield click.style(f"  [{border.at}, {following.at}) document {border.document}{into}", dim=True)
+        stretch = range(border.at, following.at)
+        hidden = set(row.asked) if row.inputs != row.tokens else set()
+        yield "  " + "".join(_marked(stretch, row, hidden, decode))
+
+
+def _marked(
+    stretch: range, row: SampleRow, hidden: set[int], decode: Callable[[Sequence[int]], str]
+) -> Iterator[str]:
+    """The text of a stretch; what a masked model has to name is underlined."""
+    for is_hidden, positions in groupby(stretch, hidden.__contains__):
+        text = visible(decode([row.tokens[position] for position in positions]))
+        yield click.style(text, underline=True) if is_hidden else text
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from oobleckd.words import size
 MAX_DOCUMENT = 64 << 20
 """Bytes: a tokenizer takes a document whole, and some twenty times its size of memory."""
 _BUFFER = 1 << 20
+_NO_JSON = "is no JSON"
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -142,7 +143,10 @@ def _why(line: bytes, column: str, error: Exception) -> str:
     try:
         row = msgspec.json.decode(line)
     except UNREADABLE as wrong:
-        return f"not JSON: {problem_of(wrong)}"
+        said = problem_of(wrong)
+        return (
+            f"not JSON{said.removeprefix(_NO_JSON)}" if said.startswith(_NO_JSON) else f"not JSON: it {said}"
+        )
     except RecursionError:
         return "not JSON: too deep"
     if not isinstance(row, dict):

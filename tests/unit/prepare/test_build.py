@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,11 @@ from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.index import read_index
 from oobleckd.tokens.manifest import INDEX, MANIFEST, TOKENS, checksums, read_manifest
 from tests.helpers.corpora import DOCUMENTS, EOS, expected, job_of, make_tokenizer
+from tests.helpers.one_process import OneProcess
 
 Corpora = dict[str, tuple[str, Path]]
 FORMATS = ("jsonl", "gz", "zst", "folder", "pattern", "parquet", "saved", "arrow", "text", "texts")
+ROOT = Path(__file__).resolve().parents[3]
 SMALL = 1000
 """Bytes of a piece: of few documents."""
 
@@ -30,6 +33,11 @@ SMALL = 1000
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PIECE_BYTES", SMALL)
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "Pool", OneProcess)
 
 
 def made(job: Job, processes: int = 1) -> Prepared:
@@ -40,7 +48,7 @@ def documents_of(folder: Path) -> list[list[int]]:
     index = read_index(folder / INDEX)
     tokens = np.fromfile(folder / TOKENS, index.dtype)
     starts = index.document_starts()
-    return [tokens[a:b].tolist() for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    return [tokens[start:stop].tolist() for start, stop in pairwise(starts)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -79,6 +87,7 @@ def read_bytes(cache: Path) -> list[bytes]:
     return [file.read_bytes() for file in sorted(cache.rglob("*.*"))]
 
 
+@pytest.mark.usefixtures("one_process")
 def test_settings_and_bytes_name_the_folder_and_places_do_not(
     tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,13 +113,14 @@ def test_settings_and_bytes_name_the_folder_and_places_do_not(
     moved = tmp_path / "moved.jsonl"
     moved.write_bytes(text.read_bytes())
     assert folder(moved) == folder()
-    monkeypatch.setattr(build, "_hashed", None)
-    assert folder() in names  # where it lay last is known without reading it
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_hashed", None)
+        assert folder() in names  # where it lay last is known without reading it
     text.write_text('{"text": "other"}\n')
     assert folder() not in names
 
 
+@pytest.mark.usefixtures("one_process")
 def test_ends_and_beginnings_stand_where_they_are_asked_for(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path / "tokenizer")
     (tokenizer / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS, "bos_token_id": 7}))
@@ -197,10 +207,12 @@ def test_a_torn_folder_is_named(corpora: Corpora, tokenizer: Path, tmp_path: Pat
 # --------------------------------------------------------------------------- kills
 
 KILLED = """
-import os, signal, sys, msgspec
+import os, signal, sys
 from pathlib import Path
 from oobleckd.host.jobfile import load_job
-from oobleckd.prepare import build, pool, sources, worker
+from oobleckd.prepare import build, sources
+sys.path.insert(0, sys.argv[3])
+from tests.helpers.one_process import OneProcess
 sources.PIECE_BYTES = 1000
 left = int(sys.argv[2])
 
@@ -213,18 +225,8 @@ def counted(act):
         return act(*args, **more)
     return acting
 
-class Here:
-    '''A pool of this process alone, so that one kill ends all of it.'''
-    def __init__(self, setup, _num): self.setup = setup
-    def __enter__(self): return self
-    def __exit__(self, *_): pass
-    def made(self, pieces, told):
-        tokenizer = worker.opened(Path(self.setup.tokenizer))
-        for piece in pieces:
-            yield worker.make(piece, self.setup, tokenizer, told)
-
 Path.replace, Path.rename = counted(Path.replace), counted(Path.rename)
-build.Pool = Here
+build.Pool = OneProcess  # one kill ends all of it
 build.shutil.rmtree = counted(build.shutil.rmtree)
 done = build.prepare(load_job(Path(sys.argv[1])), 1, lambda _: None)
 print(done.folder)
@@ -232,17 +234,18 @@ print(done.folder)
 
 
 @pytest.mark.thin(6)
-@pytest.mark.parametrize("after", range(24))
+@pytest.mark.parametrize("seed", range(24))
 def test_killed_before_any_rename_it_is_finished_by_the_next(
-    corpora: Corpora, tokenizer: Path, tmp_path: Path, after: int
+    corpora: Corpora, tokenizer: Path, tmp_path: Path, seed: int
 ) -> None:
     source, path = corpora["jsonl"]
     file = tmp_path / "job.toml"
     file.write_text(
         f'name = "a"\n[train]\nsteps = 1\nglobal_batch = 1\nmicro_batch = 1\nsequence = 8\n'
-        f'[data]\nsource = "{source}"\npath = "{path}"\ntokenizer = "{tokenizer}"\ncache = "{tmp_path}/cache"\n'
+        f'[data]\nsource = "{source}"\npath = "{path}"\ntokenizer = "{tokenizer}"\n'
+        f'cache = "{tmp_path}/cache"\n'
     )
-    killed = run(KILLED, file, after)
+    killed = run(KILLED, file, seed)
     assert killed.returncode in {-signal.SIGKILL, 0}
     finished = run(KILLED, file, 1000)
     folder = Path(finished.stdout.strip())
@@ -253,11 +256,11 @@ def test_killed_before_any_rename_it_is_finished_by_the_next(
 
 
 def run(code: str, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-c", code, *map(str, words)]
+    command = [sys.executable, "-P", "-c", code, *map(str, words), str(ROOT)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_pieces", "one_process")
 def test_what_was_done_before_a_kill_is_not_done_again(
     corpora: Corpora, tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -284,13 +287,15 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     (building,) = tmp_path.glob(".*.building")
     whole = sorted(building.glob("*.done"))
     assert len(whole) >= 2
-    assert until(0.8)[0] >= 2 * SMALL
+    assert until(0.8)[0] == SMALL * len(whole)
+    whole = sorted(building.glob("*.done"))
     whole[0].with_suffix(".bin").write_bytes(b"")
     whole[1].write_bytes(b"half")
-    assert until(1.0)[0] == SMALL * (len(list(building.glob("*.done"))) - 2)
+    assert until(0.0)[0] == SMALL * (len(whole) - 2)
     assert documents_of(made(job).folder) == list(expected(tokenizer))
 
 
+@pytest.mark.usefixtures("one_process")
 def test_two_at_once_make_one_folder(corpora: Corpora, tokenizer: Path, tmp_path: Path) -> None:
     """Each joins at the moment when the other one is done."""
     job = job_of(*corpora["jsonl"], tokenizer, cache=str(tmp_path))

@@ -18,6 +18,7 @@ from oobleckd.prepare import arrows, rows, sources
 from oobleckd.prepare.rows import lines_before, place_of, rows_of
 from oobleckd.prepare.sources import Kind, Part, files_of, pieces_of
 from oobleckd.prepare.wanted import look_at, wanted_of
+from oobleckd.protocol.job import Job
 from oobleckd.tokens.errors import DataError
 from tests.helpers.corpora import job_of, save_to_disk
 
@@ -53,15 +54,15 @@ def test_a_line_belongs_to_one_piece_and_keeps_its_number(
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'{"text": "a"', "not JSON: ends in the middle"),
-        (b'{"text": "a"} b', "not JSON: is no JSON, from byte 14 on"),
+        (b'{"text": "a"', "not JSON: it ends in the middle"),
+        (b'{"text": "a"} b', "not JSON, from byte 15 on"),
         (b'{"text": "\xff"}', "not UTF-8 at byte 10"),
         (b'["a"]', "no object, but a list of 1"),
         (b"7", "no object, but 7"),
         (b'{"text": 7}', "its 'text' is no text, but 7"),
         (b'{"text": null}', "its 'text' is no text, but nothing"),
         (b'{"other": "a"}', "has no column 'text'"),
-        (b'{"text": "\\ud800"}', "not JSON: ends in the middle"),
+        (b'{"text": "\\ud800"}', "not JSON: it ends in the middle"),
         (b"[" * 5000, "not JSON: too deep"),
         (b'{"text": "' + b"a" * 200 + b'"}', "is longer than 100 B"),
     ],
@@ -194,13 +195,17 @@ def test_what_cannot_be_a_source_is_named(
     if make is not None:
         make(folder)
     with pytest.raises(DataError, match=said) as caught:
-        wanted = wanted_of(job_of(source, folder / path, tokenizer))
-        look_at(wanted)
-        for piece in wanted.pieces():
-            for part in piece.parts:
-                list(rows_of(source, part, "text"))
+        read(job_of(source, folder / path, tokenizer))
     assert str(folder) in caught.value.problem
     assert caught.value.hint
+
+
+def read(job: Job) -> None:
+    wanted = wanted_of(job)
+    look_at(wanted)
+    for piece in wanted.pieces():
+        for part in piece.parts:
+            list(rows_of(wanted.kind, part, "text"))
 
 
 def test_a_pattern_takes_neither_hidden_files_nor_prepared_ones(tmp_path: Path) -> None:

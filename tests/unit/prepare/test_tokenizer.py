@@ -21,9 +21,10 @@ def at(tokenizer: Path, **more: object) -> Job:
 
 
 def of_model(folder: Path, **config: object) -> Job:
-    job = at(Path("model.checkpoint"))
+    job = at(folder)
+    data = msgspec.structs.replace(job.data, tokenizer="model.checkpoint" if config else "")
     model = msgspec.structs.replace(job.model, checkpoint=str(folder), config=config)
-    return msgspec.structs.replace(job, model=model)
+    return msgspec.structs.replace(job, data=data, model=model)
 
 
 def test_it_is_a_folder_a_file_or_that_of_the_model(tokenizer: Path) -> None:
@@ -72,7 +73,7 @@ def test_nothing_is_guessed_where_nothing_is_said(tmp_path: Path, tokenizer: Pat
         {**told["added_tokens"][0], "id": len(told["model"]["vocab"]), "content": "</s>"}
     )
     file.write_text(json.dumps(told))
-    with pytest.raises(DataError, match="<|endoftext|> and </s>"):
+    with pytest.raises(DataError, match=r"<\|endoftext\|> and </s>"):
         tokenizer_of(at(two))
 
 
