@@ -225,8 +225,8 @@ def _words_of(job: Job, told: DataStats) -> dict[str, str]:
     left = f"; {count(told.left_over, 'token')} at the end are in none" if told.left_over else ""
     return {
         "folder": told.folder,
-        "documents": f"{told.documents:,} of {short(told.mean)} tokens on average (half of them up to "
-        f"{short(told.median)}, the longest {told.longest:,})",
+        "documents": f"{told.documents:,}; their lengths: {short(told.mean)} on average, half of them "
+        f"{short(told.median)} or less, the longest {told.longest:,}",
         "tokens": f"{told.tokens:,} of {told.dtype}, the largest {told.largest:,}",
         "vocabulary": f"{told.vocabulary:,}",
         "sequences": f"{told.sequences:,} of {count(job.train.sequence, 'token')}{left}",

@@ -251,6 +251,7 @@ def _tidy(folder: Path) -> None:
 def _join(building: Path, reports: Sequence[Report], target: Path, told: Callable[[Progress], None]) -> None:
     total = sum(tokens_of(building, report.number).stat().st_size for report in reports)
     done = 0
+    # Pieces stay until the whole is there, whoever else is joining them. (D-data-015)
     with target.open("xb") as file:
         for report in reports:
             path, crc = tokens_of(building, report.number), 0

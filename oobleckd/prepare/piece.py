@@ -144,7 +144,7 @@ class _Making:
             rows = 0
             for row in rows_of(self._setup.kind, part, self._setup.column):
                 rows = row.number + 1
-                if row.why:
+                if row.problem:
                     self._refuse(number, row)
                     continue
                 batch.append(row.text)
@@ -187,7 +187,7 @@ class _Making:
         )  # fmt: skip
 
     def _refuse(self, part: int, row: Row) -> None:
-        bad = BadRow(self._piece.number, part, row.number, row.why)
+        bad = BadRow(self._piece.number, part, row.number, row.problem)
         if not self._setup.skip:
             raise Bad(bad)
         self._num_bad += 1

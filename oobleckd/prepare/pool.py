@@ -52,6 +52,7 @@ class Pool:
         self._setup, self._num = setup, num_processes
         self._all: list[_Tokenizing] = []
 
+    # Processes of multiprocessing outlive the one that started them when that is killed. (D-data-013)
     def __enter__(self) -> Self:
         for _ in range(self._num):
             process = subprocess.Popen(

@@ -29,14 +29,14 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Row(NamedTuple):
-    """Number ``number`` of its part (from 0), up to byte ``done`` of the part's work. ``why``: what is wrong
-    with it.
+    """Number ``number`` of its part (from 0), up to byte ``done`` of the part's work. ``problem``: what is
+    wrong with it.
     """
 
     number: int
     text: str
     done: int
-    why: str = ""
+    problem: str = ""
 
 
 def rows_of(kind: Kind, part: Part, column: str) -> Iterator[Row]:
@@ -116,8 +116,10 @@ def _json_lines(part: Part, path: Path, column: str) -> Iterator[Row]:
                 at += _to_line_end(file)
                 yield Row(number, "", place() - part.begin, f"is longer than {size(MAX_DOCUMENT)}")
             elif line.strip():
-                text, why = _decoded(decoder, line.removeprefix(_BOM) if at == len(line) else line, column)
-                yield Row(number, text, (at if plain else place()) - part.begin, why)
+                text, problem = _decoded(
+                    decoder, line.removeprefix(_BOM) if at == len(line) else line, column
+                )
+                yield Row(number, text, (at if plain else place()) - part.begin, problem)
 
 
 def _shape(column: str) -> type[msgspec.Struct]:

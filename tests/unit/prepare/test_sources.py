@@ -38,7 +38,7 @@ def test_a_line_belongs_to_one_piece_and_keeps_its_number(
         patch.setattr(sources, "PIECE_BYTES", size)
         pieces = pieces_of("jsonl", [file])
     found = [
-        (place_of("jsonl", part, row.number, lines_before(part))[1], row.text, bool(row.why))
+        (place_of("jsonl", part, row.number, lines_before(part))[1], row.text, bool(row.problem))
         for piece in pieces
         for part in piece.parts
         for row in rows_of("jsonl", part, "text")
@@ -52,7 +52,7 @@ def test_a_line_belongs_to_one_piece_and_keeps_its_number(
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "problem"),
     [
         (b'{"text": "a"', "not JSON: it ends in the middle"),
         (b'{"text": "a"} b', "not JSON, from byte 15 on"),
@@ -69,15 +69,15 @@ def test_a_line_belongs_to_one_piece_and_keeps_its_number(
     ids=range(11),
 )
 def test_a_row_that_is_none_has_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, problem: str
 ) -> None:
     if b"aaa" in line:
         monkeypatch.setattr(rows, "MAX_DOCUMENT", 100)
     file = tmp_path / "t.jsonl"
     file.write_bytes(b'\xef\xbb\xbf{"text": "good"}\n' + line + b'\n{"text": "good"}\n')
     part = Part(str(file), 0, file.stat().st_size, file.stat().st_size)
-    assert [(row.number, row.text, row.why) for row in rows_of("jsonl", part, "text")] == [
-        (0, "good", ""), (1, "", why), (2, "good", ""),
+    assert [(row.number, row.text, row.problem) for row in rows_of("jsonl", part, "text")] == [
+        (0, "good", ""), (1, "", problem), (2, "good", ""),
     ]  # fmt: skip
 
 
@@ -93,17 +93,17 @@ def rows_in(kind: Kind, file: Path) -> list[rows.Row]:
 def test_texts_and_nulls_have_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = tmp_path / "a.txt"
     text.write_bytes(b"good \xfe")
-    assert rows_in("text", text)[0].why == "not UTF-8 at byte 5"
+    assert rows_in("text", text)[0].problem == "not UTF-8 at byte 5"
     table = tmp_path / "t.parquet"
     pq.write_table(pa.table({"text": ["a", None, "c" * 9]}), table)
     monkeypatch.setattr(rows, "MAX_DOCUMENT", 8)
-    assert [row.why for row in rows_in("parquet", table)] == [
+    assert [row.problem for row in rows_in("parquet", table)] == [
         "",
         "has nothing there (null)",
         "is longer than 8 B",
     ]
     text.write_bytes(b"123456789")
-    assert rows_in("text", text)[0].why == "is longer than 8 B"
+    assert rows_in("text", text)[0].problem == "is longer than 8 B"
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
