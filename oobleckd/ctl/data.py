@@ -32,7 +32,7 @@ from oobleckd.protocol.job import Data, Job, table_of
 from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from oobleckd.protocol.text import visible
 from oobleckd.tokens.errors import DataError
-from oobleckd.tokens.manifest import BadRow, Manifest, read_manifest
+from oobleckd.tokens.manifest import BadRow, Manifest
 from oobleckd.words import count, seconds, short, size
 
 if TYPE_CHECKING:
@@ -100,10 +100,15 @@ def prepare_command(file: Path, num_jobs: int | None) -> None:
 @output_option
 def stats(file: Path) -> None:
     """Count what FILE, a job.toml, trains on: documents, tokens, and how often the job reads them."""
-    job = with_prepared(_of_prepared(file), file)
-    folder = Path(job.data.prepared)
+    job = with_prepared(read_job(file), file)
+    if job.data.is_bytes:
+        fail(
+            f"{file}: data.source = {job.data.source!r} is trained on as bytes: there are no tokens to count",
+            "name a data.tokenizer, or a source of tokens",
+            USAGE,
+        )
     with translated(file):
-        told = stats_of(job, folder, read_manifest(folder))
+        told = stats_of(job)
     if wants_json():
         emit_item("DataStats", told)
     else:
@@ -222,13 +227,16 @@ def _say(folder: Path, manifest: Manifest, *, new: bool) -> None:
 
 
 def _words_of(job: Job, told: DataStats) -> dict[str, str]:
+    largest = f", the largest {told.largest:,}" if told.largest >= 0 else ""
     left = f"; {count(told.left_over, 'token')} at the end are in none" if told.left_over else ""
     return {
-        "folder": told.folder,
+        "path": told.path,
         "documents": f"{told.documents:,}; their lengths: {short(told.mean)} on average, half of them "
-        f"{short(told.median)} or less, the longest {told.longest:,}",
-        "tokens": f"{told.tokens:,} of {told.dtype}, the largest {told.largest:,}",
-        "vocabulary": f"{told.vocabulary:,}",
+        f"{short(told.median)} or less, the longest {told.longest:,}"
+        if told.documents
+        else "",
+        "tokens": f"{told.tokens:,} of {told.dtype}{largest}",
+        "vocabulary": f"{told.vocabulary:,}" if told.vocabulary else "",
         "sequences": f"{told.sequences:,} of {count(job.train.sequence, 'token')}{left}",
         "epochs": f"{short(told.epochs)} in {count(job.train.steps, 'step')} of "
         f"{count(job.train.global_batch, 'sequence')}",

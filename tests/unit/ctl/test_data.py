@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from oobleckd.ctl import data, look
@@ -19,6 +20,7 @@ from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from tests.helpers.api_server import job_view
 from tests.helpers.corpora import DOCUMENTS, make_tokenizer
 from tests.helpers.one_process import OneProcess
+from tests.helpers.prepared import prepared
 from tests.unit.ctl.conftest import Ctl
 
 JobFile = Callable[[str], Path]
@@ -140,10 +142,27 @@ def test_plan_looks_at_the_model_where_the_text_is_not_prepared(
 
 
 def test_what_needs_no_preparing_says_so(ctl: Ctl, job_file: JobFile) -> None:
-    for verb in ("prepare", "stats"):
+    for verb, said in (("prepare", "nothing to prepare"), ("stats", "no tokens to count")):
         result = ctl("data", verb, str(job_file("")))
         assert result.exit_code == 2
-        assert "there is nothing to prepare" in result.stderr
+        assert f"there {'is' if verb == 'prepare' else 'are'} {said}" in result.stderr
+
+
+def test_stats_count_the_tokens_of_others_too(ctl: Ctl, job_file: JobFile, tmp_path: Path) -> None:
+    (tmp_path / "t.bin").write_bytes(bytes(range(1, 101)))
+    told = ctl.json(
+        "data",
+        "stats",
+        str(job_file(f'[data]\nsource = "bin"\npath = "{tmp_path}/t.bin"\ndtype = "uint8"\n')),
+    )
+    assert (told["tokens"], told["sequences"], told["left_over"], told["documents"]) == (100, 12, 4, 0)
+    other = make_folder(tmp_path / ("1" * 32))
+    told = ctl.json("data", "stats", str(job_file(f'[data]\nsource = "megatron"\npath = "{other}/tokens"\n')))
+    assert (told["documents"], told["longest"], told["mean"]) == (2, 30, 20.0)
+
+
+def make_folder(folder: Path) -> Path:
+    return prepared(folder, [np.arange(10), np.arange(30)], "uint16")
 
 
 # --------------------------------------------------------------------------- show

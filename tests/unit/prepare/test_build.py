@@ -22,6 +22,7 @@ from oobleckd.tokens.index import read_index
 from oobleckd.tokens.manifest import INDEX, MANIFEST, TOKENS, checksums, read_manifest
 from tests.helpers.corpora import DOCUMENTS, EOS, expected, job_of, make_tokenizer
 from tests.helpers.one_process import OneProcess
+from tests.helpers.smalldisk import SmallDisk
 
 Corpora = dict[str, tuple[str, Path]]
 FORMATS = ("jsonl", "gz", "zst", "folder", "pattern", "parquet", "saved", "arrow", "text", "texts")
@@ -213,6 +214,7 @@ from oobleckd.host.jobfile import load_job
 from oobleckd.prepare import build, sources
 sys.path.insert(0, sys.argv[3])
 from tests.helpers.one_process import OneProcess
+from tests.helpers.smalldisk import SmallDisk
 sources.PIECE_BYTES = 1000
 left = int(sys.argv[2])
 
@@ -336,3 +338,17 @@ class Doomed(build.Pool):
         os.kill(each.process.pid, signal.SIGKILL)
         each.process.wait()
         super()._next(each, left)
+
+
+def test_a_disk_that_is_full_ends_it_and_room_lets_it_go_on(
+    corpora: Corpora, tokenizer: Path, tmp_path: Path
+) -> None:
+    job = job_of(*corpora["jsonl"], tokenizer, cache=str(tmp_path / "disk" / "cache"))
+    with SmallDisk(tmp_path / "disk", 1 << 20) as disk:
+        (disk.path / "cache").mkdir()
+        disk.fill()
+        with pytest.raises(DataError, match=r"disk|cache") as caught:
+            made(job)
+        assert "data.cache" in caught.value.hint
+        disk.free()
+        assert documents_of(made(job).folder) == list(expected(tokenizer))
