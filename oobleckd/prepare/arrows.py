@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from oobleckd.tokens.errors import DataError
+from oobleckd.words import count
 
 _FILE = b"ARROW1"
+_COLUMN = "set data.column to the one with the text"
+_MAX_NAMED = 12
 ROWS = 512
 """Of a Parquet file are decoded at a time."""
 
@@ -45,14 +48,24 @@ def open_parquet(path: Path) -> Any:
         raise damaged(path, error) from error
 
 
-def columns_of(path: Path) -> dict[str, Any]:
-    """Names and types of the columns of ``path``. Raises DataError."""
-    schema = open_parquet(path).schema_arrow if path.suffix == ".parquet" else _reader(path)[0]
-    return dict(zip(schema.names, schema.types, strict=True))
+def check_column(path: Path, column: str, *, parquet: bool) -> None:
+    """Whether ``path``, of Parquet or of Arrow, has a column of text by this name. Raises DataError."""
+    schema = open_parquet(path).schema_arrow if parquet else _reader(path)[0]
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    if column not in kinds:
+        raise no_column(path, column, list(kinds))
+    if not _is_text(kinds[column]):
+        raise DataError(f"data.column: {column!r} of {path} is of {kinds[column]}, and no text", _COLUMN)
 
 
-def is_text(kind: Any) -> bool:
-    """Whether a column of the type ``kind`` has text."""
+def no_column(path: Path, column: str, there: Sequence[str]) -> DataError:
+    """Of a file that has other columns."""
+    more = f" and {count(len(there) - _MAX_NAMED, 'other column')}" if len(there) > _MAX_NAMED else ""
+    named = f"{', '.join(sorted(there)[:_MAX_NAMED])}{more}"
+    return DataError(f"data.column: {path} has no column {column!r}; it has {named}", _COLUMN)
+
+
+def _is_text(kind: Any) -> bool:
     types = import_module("pyarrow").types
     inner = kind.value_type if types.is_dictionary(kind) else kind
     return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
@@ -70,6 +83,7 @@ def batches_of(path: Path) -> Iterator[Any]:
 
 def text_of_batches(path: Path, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
     """Rows of record batches ``begin`` to ``stop``. Raises DataError."""
+    check_column(path, column, parquet=False)
     for batch in islice(batches_of(path), begin, stop):
         texts = batch.column(column)
         for first in range(0, len(texts), ROWS):
@@ -78,6 +92,7 @@ def text_of_batches(path: Path, begin: int, stop: int, column: str) -> Iterator[
 
 def text_of_groups(path: Path, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
     """Rows of row groups ``begin`` to ``stop``. Raises DataError."""
+    check_column(path, column, parquet=True)
     file = open_parquet(path)
     try:
         for batch in file.iter_batches(ROWS, row_groups=list(range(begin, stop)), columns=[column]):

@@ -83,10 +83,8 @@ def lines_before(part: Part) -> int:
     return lines + (1 if part.begin and not last.endswith(b"\n") else 0)
 
 
-def columns_of(kind: Kind, path: Path) -> Sequence[str]:
-    """The columns of a file: of JSONL, of its first row. Raises DataError."""
-    if kind in {"parquet", "arrow"}:
-        return list(arrows.columns_of(path))
+def columns_of(path: Path) -> Sequence[str]:
+    """The keys of the first row of a JSONL file. Raises DataError."""
     try:
         with _opened(path) as (file, _):
             line = _first_line(file)

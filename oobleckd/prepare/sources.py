@@ -22,6 +22,7 @@ from oobleckd.words import count
 Kind = Literal["jsonl", "text", "parquet", "arrow"]
 PIECE_BYTES = 8 << 20
 """Of the source. A process tokenizes so much in some seconds: what a kill costs."""
+_MAX_PARTS = 4096
 _STREAMED = (".gz", ".zst")  # cannot be begun in the middle
 _SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.zst"),
@@ -86,13 +87,9 @@ def files_of(kind: Kind, path: str, cache: Path) -> list[Path]:
     ``cache``, where prepared data lies. Raises DataError.
     """
     try:
-        files = _listed(kind, path, cache)
+        return _listed(kind, path, cache)
     except OSError as error:
         raise _unreadable(error, path) from error
-    if kind == "text":
-        for file in files:
-            _check_text(file)
-    return files
 
 
 def _listed(kind: Kind, path: str, cache: Path) -> list[Path]:
@@ -136,7 +133,7 @@ def _matching(pattern: str) -> Iterator[str]:
     return glob.iglob(pattern, recursive=True)  # noqa: PTH207
 
 
-def _check_text(file: Path) -> None:
+def check_text(file: Path) -> None:
     """Raises DataError where ``file`` has what no text has."""
     try:
         with file.open("rb") as opened:
@@ -194,12 +191,12 @@ def _unreadable(error: OSError, path: str) -> DataError:
 
 
 def pieces_of(kind: Kind, files: Iterable[Path]) -> list[Piece]:
-    """All rows of ``files``, in pieces of about ``PIECE_BYTES``. Raises DataError."""
+    """All rows of ``files``, in pieces of ``PIECE_BYTES`` where parts are not larger. Raises DataError."""
     pieces: list[Piece] = []
     parts: list[Part] = []
     held = 0
     for part in _parts(kind, files):
-        if parts and held + part.num_bytes > PIECE_BYTES:
+        if parts and (held + part.num_bytes > PIECE_BYTES or len(parts) == _MAX_PARTS):
             pieces.append(Piece(len(pieces), tuple(parts)))
             parts, held = [], 0
         parts.append(part)

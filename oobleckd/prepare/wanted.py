@@ -15,10 +15,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from oobleckd.prepare.arrows import columns_of as typed_columns
-from oobleckd.prepare.arrows import is_text
+from oobleckd.prepare.arrows import check_column, no_column
 from oobleckd.prepare.rows import columns_of
-from oobleckd.prepare.sources import Kind, Piece, files_of, is_pattern, pieces_of, root_of
+from oobleckd.prepare.sources import Kind, Piece, check_text, files_of, is_pattern, pieces_of, root_of
 from oobleckd.prepare.tokenizer import TokenizerOf, tokenizer_of
 from oobleckd.protocol.job import Data, Job
 from oobleckd.tokens.dtypes import NAMED, smallest
@@ -29,7 +28,6 @@ from oobleckd.words import count
 _KINDS: dict[str, Kind] = {"jsonl": "jsonl", "text": "text", "parquet": "parquet", "arrow": "arrow"}
 _NAME = re.compile(r"[0-9a-f]{32}")
 _DIGITS = 32
-_MAX_NAMED = 12
 
 
 class Stat(NamedTuple):
@@ -83,24 +81,19 @@ def wanted_of(job: Job) -> Wanted:
 
 
 def look_at(wanted: Wanted) -> None:
-    """Whether its first file has what is asked for. Raises DataError."""
-    if wanted.kind == "text" or not wanted.num_bytes:
+    """Whether its first file has what is asked for, and text files look like text. Raises DataError."""
+    if wanted.kind == "text":
+        for file in wanted.files:
+            check_text(Path(file.path))
+        return
+    if not wanted.num_bytes:
         return
     first = Path(next(file.path for file in wanted.files if file.size))
     column = wanted.data.column
-    names = columns_of(wanted.kind, first)
-    if names and column not in names:
-        more = f" and {count(len(names) - _MAX_NAMED, 'other column')}" if len(names) > _MAX_NAMED else ""
-        there = f"{', '.join(sorted(names)[:_MAX_NAMED])}{more}"
-        raise DataError(
-            f"data.column: {first} has no column {column!r}; it has {there}",
-            "set data.column to the one with the text",
-        )
-    if wanted.kind in {"parquet", "arrow"} and not is_text(typed_columns(first)[column]):
-        raise DataError(
-            f"data.column: {column!r} of {first} is of {typed_columns(first)[column]}, and no text",
-            "set data.column to the one with the text",
-        )
+    if wanted.kind != "jsonl":
+        check_column(first, column, parquet=wanted.kind == "parquet")
+    elif (names := columns_of(first)) and column not in names:
+        raise no_column(first, column, names)
 
 
 def find(wanted: Wanted) -> Found | None:

@@ -114,7 +114,7 @@ def test_text_of_every_type_is_read(tmp_path: Path, kind: str) -> None:
     table = pa.table({"text": texts})
     with pa.OSFile(str(file), "wb") as out, pa.ipc.new_stream(out, table.schema) as writer:
         writer.write_table(table)
-    assert arrows.is_text(arrows.columns_of(file)["text"])
+    arrows.check_column(file, "text", parquet=False)
     assert [row.text for row in rows_in("arrow", file)] == ["a", "b", "a"]
 
 
@@ -160,6 +160,11 @@ def _columns(folder: Path) -> None:
     (folder / "a.jsonl").write_text('{"id": 1, "messages": [], "source": "x"}\n')
 
 
+def _second(folder: Path) -> None:
+    for name, column in (("a", "text"), ("b", "other")):
+        pq.write_table(pa.table({column: ["x"]}), folder / f"{name}.parquet")
+
+
 def _numbers(folder: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), folder / "a.parquet")
 
@@ -178,6 +183,7 @@ def _numbers(folder: Path) -> None:
         ("arrow", "", _indices, "in another file"),
         ("arrow", "", _lacking, "lacks gone.arrow"),
         ("jsonl", "", _columns, "has no column 'text'; it has id, messages, source"),
+        ("parquet", "", _second, "b.parquet has no column 'text'; it has other"),
         ("parquet", "", _numbers, "is of int64, and no text"),
         ("jsonl", "", _cut_gz, "a.jsonl.gz cannot be read"),
         ("parquet", "", _cut_parquet, "a.parquet cannot be read"),
@@ -185,7 +191,7 @@ def _numbers(folder: Path) -> None:
         ("jsonl", "", lambda folder: (folder / "a.jsonl.zst").write_bytes(b"no zstd"), "cannot be read"),
         ("parquet", "", lambda folder: (folder / "a.parquet").write_bytes(b"PK"), "cannot be read"),
     ],
-    ids=range(17),
+    ids=range(18),
 )  # fmt: skip
 def test_what_cannot_be_a_source_is_named(
     tokenizer: Path, tmp_path: Path, source: Kind, path: str, make: Make | None, said: str
