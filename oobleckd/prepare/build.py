@@ -141,11 +141,12 @@ def _tokenized(
     pieces = wanted.pieces()
     if not pieces:
         raise DataError(f"data.path: {wanted.data.path} has no document", "name files that have some")
+    setup = _setup(wanted, building)
     stats = {file.path: (file.size, file.mtime_ns) for file in wanted.files}
     reports = {
         piece.number: report
         for piece in pieces
-        if (report := report_of(building, piece.number, wanted.dtype)) is not None
+        if (report := report_of(piece, setup)) is not None
         and report.seen == tuple(stats[part.path] for part in piece.parts)
     }
     left = [piece for piece in pieces if piece.number not in reports]
@@ -154,7 +155,7 @@ def _tokenized(
     told(Progress("tokenize", done, total))
     if not left:
         return [reports[piece.number] for piece in pieces]
-    with Pool(_setup(wanted, building), min(num_processes, len(left))) as pool:
+    with Pool(setup, min(num_processes, len(left))) as pool:
         try:
             made = pool.made(left, lambda more: told(Progress("tokenize", min(done + more, total), total)))
             for report in made:

@@ -6,16 +6,20 @@ there is whole, whoever made it. Which pieces there are, and what becomes of the
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from oobleckd import __version__
 from oobleckd.prepare.rows import Row, rows_of
 from oobleckd.prepare.sources import Kind, Piece
 from oobleckd.tokens.dtypes import NAMED
@@ -49,11 +53,13 @@ class BadRow(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What is known of a piece. ``rows``: of each part, those that hold nothing among them; ``seen``: of each
-    part its file's size and mtime_ns; ``lengths``: tokens of each document, int32.
+    """What is known of a piece. ``mark``: what it was made of, and by what. ``rows``: of each part, those
+    that hold nothing among them; ``seen``: of each part its file's size and mtime_ns; ``lengths``: tokens of
+    each document, int32.
     """
 
     number: int
+    mark: str
     tokens: int
     largest: int
     crc: int
@@ -87,14 +93,24 @@ def done_of(folder: Path, number: int) -> Path:
     return folder / f"{number:07d}.done"
 
 
-def report_of(folder: Path, number: int, dtype: str) -> Report | None:
-    """Of a piece that was made before; None where it was not, or is not whole."""
+def report_of(piece: Piece, setup: Setup) -> Report | None:
+    """Of a piece that was made before; None where it was not, is not whole, or was cut in another way or made
+    by another version.
+    """
+    folder = Path(setup.folder)
     try:
-        report = msgspec.msgpack.decode(done_of(folder, number).read_bytes(), type=Report)
-        size = tokens_of(folder, number).stat().st_size
+        report = msgspec.msgpack.decode(done_of(folder, piece.number).read_bytes(), type=Report)
+        size = tokens_of(folder, piece.number).stat().st_size
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return report if size == report.tokens * NAMED[dtype].itemsize else None
+    whole = size == report.tokens * NAMED[setup.dtype].itemsize
+    return report if whole and report.mark == mark_of(piece, setup) else None
+
+
+def mark_of(piece: Piece, setup: Setup) -> str:
+    """A digest of all that decides what comes of a piece, but for what is in its files."""
+    said = msgspec.json.encode((piece, setup, _versions()))
+    return hashlib.sha256(said).hexdigest()[:32]
 
 
 def make(piece: Piece, setup: Setup, tokenizer: Any, told: Callable[[int], None]) -> Report:
@@ -120,6 +136,11 @@ def make(piece: Piece, setup: Setup, tokenizer: Any, told: Callable[[int], None]
     finally:
         part.unlink(missing_ok=True)
     return report
+
+
+@cache
+def _versions() -> tuple[str, str]:
+    return version("tokenizers"), __version__
 
 
 class _Making:
@@ -181,7 +202,8 @@ class _Making:
         """Once all batches are encoded."""
         stats = [Path(part.path).stat() for part in self._piece.parts]
         return Report(
-            self._piece.number, self._tokens, self._largest, self._crc, tuple(self._rows),
+            self._piece.number, mark_of(self._piece, self._setup), self._tokens, self._largest, self._crc,
+            tuple(self._rows),
             tuple((stat.st_size, stat.st_mtime_ns) for stat in stats), tuple(self._bad), self._num_bad,
             np.array(self._lengths, "<i4").tobytes(),
         )  # fmt: skip

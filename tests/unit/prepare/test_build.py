@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from oobleckd.prepare import build, sources, wanted
 from oobleckd.prepare.build import Prepared, prepare
@@ -136,6 +137,19 @@ def test_ends_and_beginnings_stand_where_they_are_asked_for(tmp_path: Path) -> N
     assert documents() == [[*each, 0] for each in bare]
     assert documents(bos=True) == [[7, *each, 0] for each in bare]
     assert (tmp_path / "prepared").is_dir()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path) -> None:
+    size = 128_256
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"eos_token_id": 128001}')
+    (tmp_path / "t.jsonl").write_text('{"text": "w1 w65535 w65536 w128255"}\n')
+    done = made(job_of("jsonl", tmp_path / "t.jsonl", tmp_path))
+    assert documents_of(done.folder) == [[1, 65535, 65536, 128255, 128001]]
+    assert (done.manifest.dtype, done.manifest.vocabulary, done.manifest.largest) == ("int32", size, size - 1)
 
 
 def test_rows_without_text_are_left_out_and_named(tokenizer: Path, tmp_path: Path) -> None:
@@ -264,7 +278,7 @@ def run(code: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.usefixtures("small_pieces", "one_process")
 def test_what_was_done_before_a_kill_is_not_done_again(
-    corpora: Corpora, tokenizer: Path, tmp_path: Path
+    corpora: Corpora, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a piece that is torn is."""
     job = job_of(*corpora["jsonl"], tokenizer, cache=str(tmp_path))
@@ -294,6 +308,9 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     whole[0].with_suffix(".bin").write_bytes(b"")
     whole[1].write_bytes(b"half")
     assert until(0.0)[0] == SMALL * (len(whole) - 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "PIECE_BYTES", SMALL + 1)  # as another version may
+        assert until(0.0)[0] == 0
     assert documents_of(made(job).folder) == list(expected(tokenizer))
 
 
