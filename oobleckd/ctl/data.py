@@ -23,7 +23,7 @@ from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobs import read_job
 from oobleckd.ctl.output import USAGE, Failure, emit_fields, emit_item, emit_line, emit_page, fail, note
 from oobleckd.ctl.programs import run_worker
-from oobleckd.prepare.build import Progress, prepare
+from oobleckd.prepare.build import PrepareProgress, prepare
 from oobleckd.prepare.sources import root_of
 from oobleckd.prepare.stats import DataStats, stats_of
 from oobleckd.prepare.tokenizer import file_of, opened
@@ -305,7 +305,7 @@ def _marked(
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[Progress], None]]:
+def _shown() -> Iterator[Callable[[PrepareProgress], None]]:
     """A bar on a terminal; elsewhere a line now and then."""
     pace = _Pace()
     if not sys.stderr.isatty() or wants_json():
@@ -328,18 +328,18 @@ class _Pace:
         self._began = self._told = time.monotonic()
         self._first = 0
 
-    def line(self, now: Progress) -> None:
+    def line(self, now: PrepareProgress) -> None:
         """Say it, unless it was said a moment ago."""
         self._heard(now)
         if time.monotonic() - self._told >= _LINE_EVERY_S:
             self._told = time.monotonic()
             note(f"{_PHASES[now.phase]}: {self._words(now)}")
 
-    def bar_of(self, bars: Bars) -> Callable[[Progress], None]:
+    def bar_of(self, bars: Bars) -> Callable[[PrepareProgress], None]:
         """What moves a bar."""
         task = bars.add_task("", total=None, said="")
 
-        def told(now: Progress) -> None:
+        def told(now: PrepareProgress) -> None:
             self._heard(now)
             said = self._words(now)
             bars.update(
@@ -348,11 +348,11 @@ class _Pace:
 
         return told
 
-    def _heard(self, now: Progress) -> None:
+    def _heard(self, now: PrepareProgress) -> None:
         if now.phase != self._phase:  # what was done before this began is no pace
             self._phase, self._first, self._began = now.phase, now.done, time.monotonic()
 
-    def _words(self, now: Progress) -> str:
+    def _words(self, now: PrepareProgress) -> str:
         took = time.monotonic() - self._began
         done = now.done - self._first
         said = f"{size(now.done)} of {size(now.total)}"

@@ -24,11 +24,11 @@ import numpy as np
 
 from oobleckd import __version__
 from oobleckd.host.durable import sync_directory
-from oobleckd.prepare.piece import Report, Setup, done_of, report_of, tokens_of
+from oobleckd.prepare.piece import PieceReport, PieceSetup, done_of, report_of, tokens_of
 from oobleckd.prepare.pool import PieceRefused, Pool
 from oobleckd.prepare.rows import lines_before, place_of
-from oobleckd.prepare.sources import Piece
-from oobleckd.prepare.wanted import Stat, Wanted, digest_of, find, look_at, wanted_of
+from oobleckd.prepare.sources import TextPiece
+from oobleckd.prepare.wanted import Stat, WantedData, digest_of, find, look_at, wanted_of
 from oobleckd.prepare.worker import NO_ROOM
 from oobleckd.protocol.job import Job
 from oobleckd.tokens.dtypes import NAMED
@@ -52,7 +52,7 @@ _TWICE = 2  # pieces, and what they are joined to
 _THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
-class Progress(NamedTuple):
+class PrepareProgress(NamedTuple):
     """So many bytes of the sources are read, tokenized or joined, of all."""
 
     phase: Literal["read", "tokenize", "join"]
@@ -60,7 +60,7 @@ class Progress(NamedTuple):
     total: int
 
 
-class Prepared(NamedTuple):
+class MadeFolder(NamedTuple):
     """``new``: it was made just now."""
 
     folder: Path
@@ -72,12 +72,12 @@ class _Gone(Exception):
     """The pieces are not there any more: another one has made the folder of them."""
 
 
-def prepare(job: Job, num_processes: int, told: Callable[[Progress], None]) -> Prepared:
+def prepare(job: Job, num_processes: int, told: Callable[[PrepareProgress], None]) -> MadeFolder:
     """The folder of prepared data that ``job`` trains on, made where it is not there. Raises DataError."""
     wanted = wanted_of(job)
     if found := find(wanted):
         _tidy(found.folder)
-        return Prepared(*found, new=False)
+        return MadeFolder(*found, new=False)
     look_at(wanted)
     sources = _hashed(wanted, num_processes, told)
     folder = wanted.cache / digest_of(wanted.settings, sources)
@@ -98,14 +98,16 @@ def prepare(job: Job, num_processes: int, told: Callable[[Progress], None]) -> P
 # --------------------------------------------------------------------------- sources
 
 
-def _hashed(wanted: Wanted, num_processes: int, told: Callable[[Progress], None]) -> list[SourceFile]:
+def _hashed(
+    wanted: WantedData, num_processes: int, told: Callable[[PrepareProgress], None]
+) -> list[SourceFile]:
     """All files with the SHA-256 of their bytes. Raises DataError."""
     sources, done = [], 0
     with ThreadPoolExecutor(num_processes) as pool:
         for stat, sha256 in zip(wanted.files, pool.map(_sha256, wanted.files), strict=True):
             sources.append(SourceFile(stat.path, stat.size, stat.mtime_ns, sha256))
             done += stat.size
-            told(Progress("read", done, wanted.num_bytes))
+            told(PrepareProgress("read", done, wanted.num_bytes))
     return sources
 
 
@@ -133,8 +135,8 @@ def _changed(path: str) -> DataError:
 
 
 def _tokenized(
-    wanted: Wanted, building: Path, num_processes: int, told: Callable[[Progress], None]
-) -> list[Report]:
+    wanted: WantedData, building: Path, num_processes: int, told: Callable[[PrepareProgress], None]
+) -> list[PieceReport]:
     """Reports of all pieces, in order: of those that were made before, and those that are made now. Raises
     DataError, _Gone.
     """
@@ -152,12 +154,14 @@ def _tokenized(
     left = [piece for piece in pieces if piece.number not in reports]
     total = sum(piece.num_bytes for piece in pieces)
     done = total - sum(piece.num_bytes for piece in left)
-    told(Progress("tokenize", done, total))
+    told(PrepareProgress("tokenize", done, total))
     if not left:
         return [reports[piece.number] for piece in pieces]
     with Pool(setup, min(num_processes, len(left))) as pool:
         try:
-            made = pool.made(left, lambda more: told(Progress("tokenize", min(done + more, total), total)))
+            made = pool.made(
+                left, lambda more: told(PrepareProgress("tokenize", min(done + more, total), total))
+            )
             for report in made:
                 piece = pieces[report.number]
                 for part, seen in zip(piece.parts, report.seen, strict=True):
@@ -166,22 +170,22 @@ def _tokenized(
                         raise _changed(part.path)
                 reports[report.number] = report
                 done += piece.num_bytes
-                told(Progress("tokenize", done, total))
+                told(PrepareProgress("tokenize", done, total))
                 _check_room(building, [*reports.values()], NAMED[wanted.dtype].itemsize, done / total)
         except PieceRefused as error:
             raise _refused(wanted, pieces, error) from error
     return [reports[piece.number] for piece in pieces]
 
 
-def _setup(wanted: Wanted, building: Path) -> Setup:
+def _setup(wanted: WantedData, building: Path) -> PieceSetup:
     tokenizer, data = wanted.tokenizer, wanted.data
-    return Setup(
+    return PieceSetup(
         wanted.kind, data.column, str(tokenizer.file), tokenizer.eos, tokenizer.bos, wanted.dtype,
         data.on_bad_row == "skip", str(building),
     )  # fmt: skip
 
 
-def _check_room(building: Path, reports: Sequence[Report], itemsize: int, share: float) -> None:
+def _check_room(building: Path, reports: Sequence[PieceReport], itemsize: int, share: float) -> None:
     """Whether what is left fits the disk, going by what is done. Raises DataError."""
     written = sum(report.tokens for report in reports) * itemsize
     needed = int(written / share * _TWICE) - written
@@ -193,7 +197,7 @@ def _check_room(building: Path, reports: Sequence[Report], itemsize: int, share:
         )
 
 
-def _refused(wanted: Wanted, pieces: Sequence[Piece], error: PieceRefused) -> Exception:
+def _refused(wanted: WantedData, pieces: Sequence[TextPiece], error: PieceRefused) -> Exception:
     refused = error.refused
     if refused.bad is not None:
         part = pieces[refused.bad.piece].parts[refused.bad.part]
@@ -210,12 +214,12 @@ def _refused(wanted: Wanted, pieces: Sequence[Piece], error: PieceRefused) -> Ex
 
 
 def _finish(
-    wanted: Wanted,
+    wanted: WantedData,
     sources: Sequence[SourceFile],
     building: Path,
-    reports: Sequence[Report],
-    told: Callable[[Progress], None],
-) -> Prepared:
+    reports: Sequence[PieceReport],
+    told: Callable[[PrepareProgress], None],
+) -> MadeFolder:
     """Join the pieces into the folder. Raises DataError, OSError."""
     documents = sum(report.num_documents for report in reports)
     if not documents:
@@ -240,7 +244,7 @@ def _finish(
     finally:
         shutil.rmtree(making, ignore_errors=True)
     _tidy(folder)
-    return Prepared(folder, manifest, new=True)
+    return MadeFolder(folder, manifest, new=True)
 
 
 def _tidy(folder: Path) -> None:
@@ -249,7 +253,9 @@ def _tidy(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def _join(building: Path, reports: Sequence[Report], target: Path, told: Callable[[Progress], None]) -> None:
+def _join(
+    building: Path, reports: Sequence[PieceReport], target: Path, told: Callable[[PrepareProgress], None]
+) -> None:
     total = sum(tokens_of(building, report.number).stat().st_size for report in reports)
     done = 0
     # Pieces stay until the whole is there, whoever else is joining them. (D-data-015)
@@ -264,13 +270,13 @@ def _join(building: Path, reports: Sequence[Report], target: Path, told: Callabl
             if crc != report.crc:
                 done_of(building, report.number).unlink(missing_ok=True)
                 raise DataError(f"{path} is damaged", "run it again: that piece alone is made anew")
-            told(Progress("join", done, total))
+            told(PrepareProgress("join", done, total))
         file.flush()
         os.fsync(file.fileno())
 
 
 def _manifest(
-    wanted: Wanted, sources: Sequence[SourceFile], reports: Sequence[Report], making: Path
+    wanted: WantedData, sources: Sequence[SourceFile], reports: Sequence[PieceReport], making: Path
 ) -> Manifest:
     import tokenizers
 
@@ -296,7 +302,7 @@ def _manifest(
     )
 
 
-def _bad_rows(wanted: Wanted, reports: Sequence[Report]) -> Iterator[BadRow]:
+def _bad_rows(wanted: WantedData, reports: Sequence[PieceReport]) -> Iterator[BadRow]:
     """The first of those that were left out, with their lines."""
     left, lines, path = MAX_BAD_ROWS, 0, ""
     for piece, report in zip(wanted.pieces(), reports, strict=True):
@@ -310,7 +316,7 @@ def _bad_rows(wanted: Wanted, reports: Sequence[Report]) -> Iterator[BadRow]:
             lines += report.rows[number]
 
 
-def _of_others(folder: Path, sources: Sequence[SourceFile]) -> Prepared:
+def _of_others(folder: Path, sources: Sequence[SourceFile]) -> MadeFolder:
     """The folder as somebody made it, who may have read the same bytes in other files: those that were read
     now are found by their paths the next time. Raises DataError.
     """
@@ -320,7 +326,7 @@ def _of_others(folder: Path, sources: Sequence[SourceFile]) -> Prepared:
         with suppress(OSError):  # where it is not ours to write, it is as good
             write_manifest(folder, manifest)
     _tidy(folder)
-    return Prepared(folder, manifest, new=False)
+    return MadeFolder(folder, manifest, new=False)
 
 
 @contextmanager

@@ -20,15 +20,15 @@ import msgspec
 import numpy as np
 
 from oobleckd import __version__
-from oobleckd.prepare.rows import Row, rows_of
-from oobleckd.prepare.sources import Kind, Piece
+from oobleckd.prepare.rows import TextRow, rows_of
+from oobleckd.prepare.sources import Kind, TextPiece
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.manifest import MAX_BAD_ROWS
 
 _BATCH_ROWS, _BATCH_CHARS = 512, 4 << 20
 
 
-class Setup(msgspec.Struct, frozen=True):
+class PieceSetup(msgspec.Struct, frozen=True):
     """What all pieces of a preparation have in common. ``folder``: where they go; ``eos``, ``bos``: -1 for
     none.
     """
@@ -43,7 +43,7 @@ class Setup(msgspec.Struct, frozen=True):
     folder: str
 
 
-class BadRow(msgspec.Struct, frozen=True):
+class UnusableRow(msgspec.Struct, frozen=True):
     """Row ``row`` of part ``part`` of piece ``piece``, and what is wrong with it."""
 
     piece: int
@@ -52,7 +52,7 @@ class BadRow(msgspec.Struct, frozen=True):
     why: str
 
 
-class Report(msgspec.Struct, frozen=True):
+class PieceReport(msgspec.Struct, frozen=True):
     """What is known of a piece. ``mark``: what it was made of, and by what. ``rows``: of each part, those
     that hold nothing among them; ``seen``: of each part its file's size and mtime_ns; ``lengths``: tokens of
     each document, int32.
@@ -65,7 +65,7 @@ class Report(msgspec.Struct, frozen=True):
     crc: int
     rows: tuple[int, ...]
     seen: tuple[tuple[int, int], ...]
-    bad: tuple[BadRow, ...]
+    bad: tuple[UnusableRow, ...]
     num_bad: int
     lengths: bytes
 
@@ -78,7 +78,7 @@ class Report(msgspec.Struct, frozen=True):
 class Bad(Exception):
     """A row of which nothing can be made, where none may be skipped."""
 
-    def __init__(self, row: BadRow) -> None:
+    def __init__(self, row: UnusableRow) -> None:
         super().__init__(row.why)
         self.row = row
 
@@ -93,13 +93,13 @@ def done_of(folder: Path, number: int) -> Path:
     return folder / f"{number:07d}.done"
 
 
-def report_of(piece: Piece, setup: Setup) -> Report | None:
+def report_of(piece: TextPiece, setup: PieceSetup) -> PieceReport | None:
     """Of a piece that was made before; None where it was not, is not whole, or was cut in another way or made
     by another version.
     """
     folder = Path(setup.folder)
     try:
-        report = msgspec.msgpack.decode(done_of(folder, piece.number).read_bytes(), type=Report)
+        report = msgspec.msgpack.decode(done_of(folder, piece.number).read_bytes(), type=PieceReport)
         size = tokens_of(folder, piece.number).stat().st_size
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
@@ -107,13 +107,13 @@ def report_of(piece: Piece, setup: Setup) -> Report | None:
     return report if whole and report.mark == mark_of(piece, setup) else None
 
 
-def mark_of(piece: Piece, setup: Setup) -> str:
+def mark_of(piece: TextPiece, setup: PieceSetup) -> str:
     """A digest of all that decides what comes of a piece, but for what is in its files."""
     said = msgspec.json.encode((piece, setup, _versions()))
     return hashlib.sha256(said).hexdigest()[:32]
 
 
-def make(piece: Piece, setup: Setup, tokenizer: Any, told: Callable[[int], None]) -> Report:
+def make(piece: TextPiece, setup: PieceSetup, tokenizer: Any, told: Callable[[int], None]) -> PieceReport:
     """Tokenize ``piece`` into its two files. ``told``: called with how much of its work is done.
 
     Raises Bad, DataError, OSError.
@@ -146,14 +146,14 @@ def _versions() -> tuple[str, str]:
 class _Making:
     """A piece while it is made."""
 
-    def __init__(self, piece: Piece, setup: Setup, told: Callable[[int], None]) -> None:
+    def __init__(self, piece: TextPiece, setup: PieceSetup, told: Callable[[int], None]) -> None:
         self._piece, self._setup, self._told = piece, setup, told
         self._dtype = NAMED[setup.dtype]
         self._first = [setup.bos] if setup.bos >= 0 else []
         self._last = [setup.eos] if setup.eos >= 0 else []
         self._lengths: list[int] = []
         self._rows: list[int] = []
-        self._bad: list[BadRow] = []
+        self._bad: list[UnusableRow] = []
         self._num_bad = self._tokens = self._crc = 0
         self._largest = -1
 
@@ -198,18 +198,18 @@ class _Making:
         self._crc = zlib.crc32(data, self._crc)
         return data
 
-    def report(self) -> Report:
+    def report(self) -> PieceReport:
         """Once all batches are encoded."""
         stats = [Path(part.path).stat() for part in self._piece.parts]
-        return Report(
+        return PieceReport(
             self._piece.number, mark_of(self._piece, self._setup), self._tokens, self._largest, self._crc,
             tuple(self._rows),
             tuple((stat.st_size, stat.st_mtime_ns) for stat in stats), tuple(self._bad), self._num_bad,
             np.array(self._lengths, "<i4").tobytes(),
         )  # fmt: skip
 
-    def _refuse(self, part: int, row: Row) -> None:
-        bad = BadRow(self._piece.number, part, row.number, row.problem)
+    def _refuse(self, part: int, row: TextRow) -> None:
+        bad = UnusableRow(self._piece.number, part, row.number, row.problem)
         if not self._setup.skip:
             raise Bad(bad)
         self._num_bad += 1

@@ -17,9 +17,9 @@ from typing import Self
 import msgspec
 
 from oobleckd.host.interpreter import command
-from oobleckd.prepare.piece import Report, Setup
-from oobleckd.prepare.sources import Piece
-from oobleckd.prepare.worker import Answer, Made, Refused, Told
+from oobleckd.prepare.piece import PieceReport, PieceSetup
+from oobleckd.prepare.sources import TextPiece
+from oobleckd.prepare.worker import Answer, PieceMade, PieceProblem, PieceProgress
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
 
@@ -30,7 +30,7 @@ _END_S = 5.0
 class PieceRefused(Exception):
     """What a process said of a piece that it cannot make."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: PieceProblem) -> None:
         super().__init__(refused.problem)
         self.refused = refused
 
@@ -40,7 +40,7 @@ class _Tokenizing:
     """A process, the piece that it is at, how much of that is done, and what came of its next answer."""
 
     process: subprocess.Popen[bytes]
-    piece: Piece | None = None
+    piece: TextPiece | None = None
     done: int = 0
     said: bytearray = field(default_factory=bytearray)
 
@@ -48,7 +48,7 @@ class _Tokenizing:
 class Pool:
     """``with Pool(setup, 2) as pool: for report in pool.made(pieces, told): …``."""
 
-    def __init__(self, setup: Setup, num_processes: int) -> None:
+    def __init__(self, setup: PieceSetup, num_processes: int) -> None:
         self._setup, self._num = setup, num_processes
         self._all: list[_Tokenizing] = []
 
@@ -76,7 +76,7 @@ class Pool:
         for each in self._all:
             each.process.wait(_END_S)
 
-    def made(self, pieces: Iterable[Piece], told: Callable[[int], None]) -> Iterator[Report]:
+    def made(self, pieces: Iterable[TextPiece], told: Callable[[int], None]) -> Iterator[PieceReport]:
         """The pieces, as they become whole. ``told``: called with how much is done of those that are not.
         Raises PieceRefused, and DataError where a process dies.
         """
@@ -90,21 +90,21 @@ class Pool:
                 for key, _ in selector.select():
                     for answer in self._heard(key.data):
                         match answer:
-                            case Told(done):
+                            case PieceProgress(done):
                                 key.data.done = done
-                            case Made(report):
+                            case PieceMade(report):
                                 yield report
                                 self._next(key.data, left)
-                            case Refused():
+                            case PieceProblem():
                                 raise PieceRefused(answer)
                 told(sum(each.done for each in self._all))
 
-    def _next(self, each: _Tokenizing, left: Iterator[Piece]) -> None:
+    def _next(self, each: _Tokenizing, left: Iterator[TextPiece]) -> None:
         each.piece, each.done = next(left, None), 0
         if each.piece is not None:
             self._ask(each, each.piece)
 
-    def _ask(self, each: _Tokenizing, said: Setup | Piece) -> None:
+    def _ask(self, each: _Tokenizing, said: PieceSetup | TextPiece) -> None:
         assert each.process.stdin is not None
         try:
             each.process.stdin.write(msgspec.json.encode(said) + b"\n")

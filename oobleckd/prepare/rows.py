@@ -28,7 +28,7 @@ _NO_JSON = "is no JSON"
 _BOM = b"\xef\xbb\xbf"
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """Number ``number`` of its part (from 0), up to byte ``done`` of the part's work. ``problem``: what is
     wrong with it.
     """
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     problem: str = ""
 
 
-def rows_of(kind: Kind, part: Part, column: str) -> Iterator[Row]:
+def rows_of(kind: Kind, part: Part, column: str) -> Iterator[TextRow]:
     """Raises DataError where the file cannot be read on."""
     path = Path(part.path)
     try:
@@ -88,6 +88,11 @@ def columns_of(path: Path) -> Sequence[str]:
     try:
         with _opened(path) as (file, _):
             line = _first_line(file)
+        if line.lstrip().startswith(b"["):
+            raise DataError(
+                f"data.path: {path} is one JSON array, and not an object a line",
+                f"make lines of it: jq -c '.[]' {path.name} > {path.stem}.jsonl",
+            )
         row = msgspec.json.decode(line) if line else {}
     except (OSError, EOFError, zlib.error) as error:
         raise arrows.damaged(path, error) from error
@@ -99,7 +104,7 @@ def columns_of(path: Path) -> Sequence[str]:
 # --------------------------------------------------------------------------- JSONL
 
 
-def _json_lines(part: Part, path: Path, column: str) -> Iterator[Row]:
+def _json_lines(part: Part, path: Path, column: str) -> Iterator[TextRow]:
     decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_shape(column))
     with _opened(path) as (file, place):
         at, number = part.begin, -1
@@ -112,12 +117,12 @@ def _json_lines(part: Part, path: Path, column: str) -> Iterator[Row]:
             at += len(line)
             if len(line) == MAX_DOCUMENT and not line.endswith(b"\n"):
                 at += _to_line_end(file)
-                yield Row(number, "", place() - part.begin, f"is longer than {size(MAX_DOCUMENT)}")
+                yield TextRow(number, "", place() - part.begin, f"is longer than {size(MAX_DOCUMENT)}")
             elif line.strip():
                 text, problem = _decoded(
                     decoder, line.removeprefix(_BOM) if at == len(line) else line, column
                 )
-                yield Row(number, text, (at if plain else place()) - part.begin, problem)
+                yield TextRow(number, text, (at if plain else place()) - part.begin, problem)
 
 
 def _shape(column: str) -> type[msgspec.Struct]:
@@ -190,23 +195,23 @@ def _to_line_end(file: IO[bytes]) -> int:
 # --------------------------------------------------------------------------- others
 
 
-def _whole(path: Path) -> Row:
+def _whole(path: Path) -> TextRow:
     num_bytes = path.stat().st_size
     if num_bytes > MAX_DOCUMENT:
-        return Row(0, "", num_bytes, f"is longer than {size(MAX_DOCUMENT)}")
+        return TextRow(0, "", num_bytes, f"is longer than {size(MAX_DOCUMENT)}")
     data = path.read_bytes()
     try:
-        return Row(0, data.decode("utf-8-sig"), num_bytes)
+        return TextRow(0, data.decode("utf-8-sig"), num_bytes)
     except UnicodeDecodeError as error:
-        return Row(0, "", num_bytes, f"not UTF-8 at byte {error.start:,}")
+        return TextRow(0, "", num_bytes, f"not UTF-8 at byte {error.start:,}")
 
 
-def _columns(part: Part, batches: Iterable[Sequence[str | None]]) -> Iterator[Row]:
+def _columns(part: Part, batches: Iterable[Sequence[str | None]]) -> Iterator[TextRow]:
     for number, text in enumerate(text for batch in batches for text in batch):
         done = part.num_bytes * (number + 1) // part.num_rows
         if text is None:
-            yield Row(number, "", done, "has nothing there (null)")
+            yield TextRow(number, "", done, "has nothing there (null)")
         elif len(text) > MAX_DOCUMENT:
-            yield Row(number, "", done, f"is longer than {size(MAX_DOCUMENT)}")
+            yield TextRow(number, "", done, f"is longer than {size(MAX_DOCUMENT)}")
         else:
-            yield Row(number, text, done)
+            yield TextRow(number, text, done)

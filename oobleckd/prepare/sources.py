@@ -49,7 +49,7 @@ class Part(msgspec.Struct, frozen=True):
     num_rows: int = 0
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TextPiece(msgspec.Struct, frozen=True):
     """What one process tokenizes at a time."""
 
     number: int
@@ -190,18 +190,18 @@ def _unreadable(error: OSError, path: str) -> DataError:
 # --------------------------------------------------------------------------- pieces
 
 
-def pieces_of(kind: Kind, files: Iterable[Path]) -> list[Piece]:
+def pieces_of(kind: Kind, files: Iterable[Path]) -> list[TextPiece]:
     """All rows of ``files``, in pieces of ``PIECE_BYTES`` where parts are not larger. Raises DataError."""
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     parts: list[Part] = []
     held = 0
     for part in _parts(kind, files):
         if parts and (held + part.num_bytes > PIECE_BYTES or len(parts) == _MAX_PARTS):
-            pieces.append(Piece(len(pieces), tuple(parts)))
+            pieces.append(TextPiece(len(pieces), tuple(parts)))
             parts, held = [], 0
         parts.append(part)
         held += part.num_bytes
-    return [*pieces, Piece(len(pieces), tuple(parts))] if parts else pieces
+    return [*pieces, TextPiece(len(pieces), tuple(parts))] if parts else pieces
 
 
 def _parts(kind: Kind, files: Iterable[Path]) -> Iterator[Part]:

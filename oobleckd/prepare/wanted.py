@@ -17,7 +17,7 @@ import numpy as np
 
 from oobleckd.prepare.arrows import check_column, no_column
 from oobleckd.prepare.rows import columns_of
-from oobleckd.prepare.sources import Kind, Piece, check_text, files_of, is_pattern, pieces_of, root_of
+from oobleckd.prepare.sources import Kind, TextPiece, check_text, files_of, is_pattern, pieces_of, root_of
 from oobleckd.prepare.tokenizer import TokenizerOf, tokenizer_of
 from oobleckd.protocol.job import Data, Job
 from oobleckd.tokens.dtypes import NAMED, smallest
@@ -38,7 +38,7 @@ class Stat(NamedTuple):
     mtime_ns: int
 
 
-class Wanted(NamedTuple):
+class WantedData(NamedTuple):
     """``settings``: a digest of all but the sources that decides the tokens."""
 
     data: Data
@@ -54,19 +54,19 @@ class Wanted(NamedTuple):
         """Of all files."""
         return sum(file.size for file in self.files)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[TextPiece]:
         """What is tokenized at a time. Raises DataError."""
         return pieces_of(self.kind, [Path(file.path) for file in self.files])
 
 
-class Found(NamedTuple):
+class FoundFolder(NamedTuple):
     """A prepared folder."""
 
     folder: Path
     manifest: Manifest
 
 
-def wanted_of(job: Job) -> Wanted:
+def wanted_of(job: Job) -> WantedData:
     """What ``job`` wants; looks at names and sizes, and at the tokenizer. Raises DataError."""
     data = job.data
     assert data.is_prepared
@@ -77,10 +77,10 @@ def wanted_of(job: Job) -> Wanted:
     said = (FORMAT, kind, data.column, tokenizer.sha256, tokenizer.eos, tokenizer.bos, dtype, data.on_bad_row)
     settings = hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:_DIGITS]
     files = tuple(_stat(file.absolute()) for file in files_of(kind, data.path, cache))
-    return Wanted(data, kind, files, tokenizer, dtype, cache, settings)
+    return WantedData(data, kind, files, tokenizer, dtype, cache, settings)
 
 
-def look_at(wanted: Wanted) -> None:
+def look_at(wanted: WantedData) -> None:
     """Whether its first file has what is asked for, and text files look like text. Raises DataError."""
     if wanted.kind == "text":
         for file in wanted.files:
@@ -96,7 +96,7 @@ def look_at(wanted: Wanted) -> None:
         raise no_column(first, column, names)
 
 
-def find(wanted: Wanted) -> Found | None:
+def find(wanted: WantedData) -> FoundFolder | None:
     """The folder that was made of these very files, by their paths, sizes and times; None where there is none
     that is whole.
     """
@@ -132,14 +132,14 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def _prepared(cache: Path) -> Iterator[Found]:
+def _prepared(cache: Path) -> Iterator[FoundFolder]:
     try:
         folders = sorted(path for path in cache.iterdir() if is_name(path.name))
     except OSError:
         return
     for folder in folders:
         try:
-            yield Found(folder, read_manifest(folder))
+            yield FoundFolder(folder, read_manifest(folder))
         except DataError:
             continue
 

@@ -1,5 +1,5 @@
-"""A process that tokenizes: ``python -m oobleckd.prepare.worker``. Reads a ``Setup`` and then pieces from its
-stdin, a JSON document a line, and answers on its stdout; it ends when nobody asks any more.
+"""A process that tokenizes: ``python -m oobleckd.prepare.worker``. Reads a ``PieceSetup`` and then pieces
+from its stdin, a JSON document a line, and answers on its stdout; it ends when nobody asks any more.
 
 Owns that conversation on its side (``pool`` has the other), and nothing of how a piece is made.
 """
@@ -13,38 +13,38 @@ from pathlib import Path
 
 import msgspec
 
-from oobleckd.prepare.piece import Bad, BadRow, Report, Setup, make
-from oobleckd.prepare.sources import Piece
+from oobleckd.prepare.piece import Bad, PieceReport, PieceSetup, UnusableRow, make
+from oobleckd.prepare.sources import TextPiece
 from oobleckd.prepare.tokenizer import opened
 from oobleckd.tokens.errors import DataError
 
 NO_ROOM = "make room there, or set data.cache to another folder; what is done stays"
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class PieceProgress(msgspec.Struct, frozen=True, tag=True):
     """So much of a piece is done."""
 
     done: int
 
 
-class Made(msgspec.Struct, frozen=True, tag=True):
+class PieceMade(msgspec.Struct, frozen=True, tag=True):
     """A piece is whole."""
 
-    report: Report
+    report: PieceReport
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class PieceProblem(msgspec.Struct, frozen=True, tag=True):
     """A piece cannot be made. ``bad``: where a row is what is wrong; ``gone``: the folder of the pieces is
     not there any more.
     """
 
     problem: str
     hint: str = ""
-    bad: BadRow | None = None
+    bad: UnusableRow | None = None
     gone: bool = False
 
 
-Answer = Told | Made | Refused
+Answer = PieceProgress | PieceMade | PieceProblem
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever a library prints is no answer
     asked = sys.stdin.buffer
-    setup = msgspec.json.decode(asked.readline(), type=Setup)
+    setup = msgspec.json.decode(asked.readline(), type=PieceSetup)
 
     def answer(said: Answer) -> None:
         answers.write(msgspec.json.encode(said) + b"\n")
@@ -61,17 +61,17 @@ def main() -> None:
     try:
         tokenizer = opened(Path(setup.tokenizer))
         for line in asked:
-            piece = msgspec.json.decode(line, type=Piece)
-            answer(Made(make(piece, setup, tokenizer, lambda done: answer(Told(done)))))
+            piece = msgspec.json.decode(line, type=TextPiece)
+            answer(PieceMade(make(piece, setup, tokenizer, lambda done: answer(PieceProgress(done)))))
     except Bad as bad:
-        answer(Refused(bad.row.why, bad=bad.row))
+        answer(PieceProblem(bad.row.why, bad=bad.row))
     except DataError as error:
-        answer(Refused(error.problem, error.hint))
+        answer(PieceProblem(error.problem, error.hint))
     except BrokenPipeError:
         pass  # nobody waits for it
     except OSError as error:
         gone = isinstance(error, FileNotFoundError) and not Path(setup.folder).is_dir()
-        answer(Refused(f"{error.filename or setup.folder}: {error.strerror}", NO_ROOM, gone=gone))
+        answer(PieceProblem(f"{error.filename or setup.folder}: {error.strerror}", NO_ROOM, gone=gone))
 
 
 if __name__ == "__main__":

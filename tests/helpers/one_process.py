@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from oobleckd.prepare.piece import Bad, Report, Setup, make
+from oobleckd.prepare.piece import Bad, PieceReport, PieceSetup, make
 from oobleckd.prepare.pool import PieceRefused
-from oobleckd.prepare.sources import Piece
+from oobleckd.prepare.sources import TextPiece
 from oobleckd.prepare.tokenizer import opened
-from oobleckd.prepare.worker import Refused
+from oobleckd.prepare.worker import PieceProblem
 
 
 class OneProcess:
     """As ``oobleckd.prepare.pool.Pool``."""
 
-    def __init__(self, setup: Setup, _num_processes: int) -> None:
+    def __init__(self, setup: PieceSetup, _num_processes: int) -> None:
         self._setup = setup
 
     def __enter__(self) -> Self:
@@ -25,12 +25,12 @@ class OneProcess:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def made(self, pieces: Iterable[Piece], told: Callable[[int], None]) -> Iterator[Report]:
+    def made(self, pieces: Iterable[TextPiece], told: Callable[[int], None]) -> Iterator[PieceReport]:
         tokenizer = opened(Path(self._setup.tokenizer))
         for piece in pieces:
             try:
                 yield make(piece, self._setup, tokenizer, told)
             except Bad as bad:
-                raise PieceRefused(Refused(bad.row.why, bad=bad.row)) from bad
+                raise PieceRefused(PieceProblem(bad.row.why, bad=bad.row)) from bad
             except FileNotFoundError as error:
-                raise PieceRefused(Refused(str(error), gone=True)) from error
+                raise PieceRefused(PieceProblem(str(error), gone=True)) from error

@@ -15,7 +15,7 @@ import pytest
 from oobleckd.ctl import data, look
 from oobleckd.host.jobfile import load_job
 from oobleckd.prepare import build
-from oobleckd.prepare.build import Progress
+from oobleckd.prepare.build import PrepareProgress
 from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from tests.helpers.api_server import job_view
 from tests.helpers.corpora import DOCUMENTS, make_tokenizer
@@ -229,7 +229,7 @@ def test_progress_is_said_in_lines_with_rate_and_time_left(
     pace = data._Pace()
     for second in range(0, 41, 4):
         now = float(second)
-        pace.line(Progress("tokenize", (10 + second) << 20, 110 << 20))
+        pace.line(PrepareProgress("tokenize", (10 + second) << 20, 110 << 20))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "tokenizing: 22 MiB of 110 MiB, 1 MiB/s, 1 min 28 s left",
@@ -243,7 +243,7 @@ def test_one_process_a_core_unless_somebody_says_otherwise(
 ) -> None:
     asked: list[int] = []
 
-    def prepare(job: object, num_processes: int, told: object) -> build.Prepared:
+    def prepare(job: object, num_processes: int, told: object) -> build.MadeFolder:
         asked.append(num_processes)
         return real(job, num_processes, told)  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from oobleckd.prepare import build, sources, wanted
-from oobleckd.prepare.build import Prepared, prepare
+from oobleckd.prepare.build import MadeFolder, prepare
 from oobleckd.protocol.job import Job
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.index import read_index
@@ -42,7 +42,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "Pool", OneProcess)
 
 
-def made(job: Job, processes: int = 1) -> Prepared:
+def made(job: Job, processes: int = 1) -> MadeFolder:
     return prepare(job, processes, lambda _progress: None)
 
 
@@ -181,7 +181,7 @@ def test_a_source_that_is_written_meanwhile_is_found(
     text.write_text('{"text": "good"}\n' * 100)
     job = job_of("jsonl", text, tokenizer)
 
-    def told(now: build.Progress) -> None:
+    def told(now: build.PrepareProgress) -> None:
         if now.phase == "tokenize" and not now.done:
             text.write_text('{"text": "other"}\n' * 100)
 
@@ -289,7 +289,7 @@ def test_what_was_done_before_a_kill_is_not_done_again(
     def until(share: float) -> list[int]:
         seen: list[int] = []
 
-        def told(now: build.Progress) -> None:
+        def told(now: build.PrepareProgress) -> None:
             if now.phase == "tokenize":
                 seen.append(now.done)
                 if now.done >= share * now.total:
@@ -318,12 +318,12 @@ def test_what_was_done_before_a_kill_is_not_done_again(
 def test_two_at_once_make_one_folder(corpora: Corpora, tokenizer: Path, tmp_path: Path) -> None:
     """Each joins at the moment when the other one is done."""
     job = job_of(*corpora["jsonl"], tokenizer, cache=str(tmp_path))
-    others: list[Prepared] = []
+    others: list[MadeFolder] = []
 
     def told(phase: str) -> object:
-        def telling(now: build.Progress) -> None:
+        def telling(now: build.PrepareProgress) -> None:
             if now.phase == phase and not others:
-                others.append(Prepared(tmp_path, read_manifest_of(job), new=True))
+                others.append(MadeFolder(tmp_path, read_manifest_of(job), new=True))
 
         return telling
 

@@ -81,7 +81,7 @@ def test_a_row_that_is_none_has_a_reason(
     ]  # fmt: skip
 
 
-def rows_in(kind: Kind, file: Path) -> list[rows.Row]:
+def rows_in(kind: Kind, file: Path) -> list[rows.TextRow]:
     return [
         row
         for piece in pieces_of(kind, [file])
@@ -185,13 +185,14 @@ def _numbers(folder: Path) -> None:
         ("jsonl", "", _columns, "has no column 'text'; it has id, messages, source"),
         ("parquet", "", _second, "b.parquet has no column 'text'; it has other"),
         ("parquet", "", _numbers, "is of int64, and no text"),
+        ("jsonl", "a.json", lambda folder: (folder / "a.json").write_text("[\n{}]"), "is one JSON array"),
         ("jsonl", "", _cut_gz, "a.jsonl.gz cannot be read"),
         ("parquet", "", _cut_parquet, "a.parquet cannot be read"),
         ("arrow", "d", _cut_arrow, "cannot be read"),
         ("jsonl", "", lambda folder: (folder / "a.jsonl.zst").write_bytes(b"no zstd"), "cannot be read"),
         ("parquet", "", lambda folder: (folder / "a.parquet").write_bytes(b"PK"), "cannot be read"),
     ],
-    ids=range(18),
+    ids=range(19),
 )  # fmt: skip
 def test_what_cannot_be_a_source_is_named(
     tokenizer: Path, tmp_path: Path, source: Kind, path: str, make: Make | None, said: str
