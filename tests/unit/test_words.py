@@ -15,7 +15,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("console", "oobleckd", "planner", "worker")
 
-SAME_NAME: dict[str, str] = {}
+SAME_NAME: dict[str, str] = {
+    "Manifest": "what manifest.json has: of a checkpoint, and of prepared tokens",
+}
 """Classes that two modules have by one name, and why each pair may."""
 
 RETIRED = {
