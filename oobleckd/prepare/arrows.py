@@ -7,6 +7,7 @@ Owns their columns and batches of text. Which of them a piece has is ``sources``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from importlib import import_module
 from itertools import islice
 from typing import Any
@@ -47,11 +48,15 @@ def open_parquet(path: SourcePath) -> Any:
     """Raises DataError."""
     parquet = arrow("pyarrow.parquet", str(path))
     try:
-        if isinstance(path, StoredObject):
-            return parquet.ParquetFile(open_places(path), buffer_size=RANGE_BYTES)
-        return parquet.ParquetFile(path)
+        return _stored_parquet(path) if isinstance(path, StoredObject) else parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         raise damaged(path, error) from error
+
+
+@lru_cache(1)  # a footer is some requests, and each row group asks for it
+def _stored_parquet(file: StoredObject) -> Any:
+    parquet = import_module("pyarrow.parquet")
+    return parquet.ParquetFile(open_places(file), buffer_size=RANGE_BYTES)
 
 
 def check_column(path: SourcePath, column: str, *, parquet: bool) -> None:

@@ -78,6 +78,8 @@ def s3_server(folder: Path) -> Iterator[S3]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
     root: Path
     numbers = count()
 
