@@ -17,6 +17,7 @@ from tests.helpers.othernode import seeing
 from tests.helpers.prepared import prepared
 
 NAME = "a" * 32
+pytestmark = pytest.mark.slow  # tests/sim/test_reasons.py has the sentences for `make test`
 
 
 @pytest.fixture
@@ -57,14 +58,12 @@ def test_a_job_that_needs_the_node_ends_and_names_it(cluster: Cluster, folders: 
     assert "oobleckctl data prepare" in view.reason
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [2], indirect=True)
 def test_where_two_see_different_data_nobody_trains(cluster: Cluster, folders: Path) -> None:
     view = trained(cluster, folders, "other")
     assert (view.state, view.cause) == ("failed", "data-changed")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seen", ["none", "other"])
 @pytest.mark.parametrize("cluster", [3], indirect=True)
 def test_a_job_that_does_not_need_the_node_trains_without_it(
