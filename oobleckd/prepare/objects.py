@@ -35,6 +35,7 @@ _MAGIC = re.compile(r"[*?[]")
 _STORES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 """Scheme -> how the variables begin that have its credentials."""
 _RETRIES, _RETRY_WITHIN, _CONNECT_WITHIN = 8, timedelta(seconds=60), "5s"
+_FIRST_WAIT = timedelta(milliseconds=300)
 _MAX_SAID = 200
 _STATUS = re.compile(r"status code: (\d+)")
 _NO_CREDENTIALS = ("169.254.", "metadata.google.internal", "redential", "must be specified")
@@ -195,7 +196,11 @@ def _store(bucket: str) -> Any:
         return from_url(
             bucket,
             client_options={"allow_http": True, "connect_timeout": _CONNECT_WITHIN},
-            retry_config={"max_retries": _RETRIES, "retry_timeout": _RETRY_WITHIN},
+            retry_config={
+                "max_retries": _RETRIES,
+                "retry_timeout": _RETRY_WITHIN,
+                "backoff": {"init_backoff": _FIRST_WAIT, "max_backoff": _RETRY_WITHIN / 6, "base": 2},
+            },
         )
 
 

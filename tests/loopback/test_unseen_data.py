@@ -55,7 +55,6 @@ def test_a_job_that_needs_the_node_ends_and_names_it(cluster: Cluster, folders: 
     assert (view.state, view.cause) == ("failed", "data-unreadable")
     assert "node-2" in view.reason
     assert str(folders / "cache" / NAME) in view.reason
-    assert "oobleckctl data prepare" in view.reason
 
 
 @pytest.mark.parametrize("cluster", [2], indirect=True)
