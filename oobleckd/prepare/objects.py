@@ -57,6 +57,11 @@ class StoredObject(msgspec.Struct, frozen=True):
         """The last part of its key."""
         return self.url.rpartition("/")[2]
 
+    @property
+    def parent(self) -> str:
+        """What it lies in."""
+        return self.url.rpartition("/")[0]
+
 
 SourcePath = Path | StoredObject
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,7 +163,7 @@ def _of_kind(kind: Kind, root: str, there: Iterable[SourcePath]) -> list[SourceP
         )
     if kind != "text":
         return files
-    hidden = [file for file in files if "/." in str(file)[len(root) :]]
+    hidden = [file for file in files if any(part.startswith(".") for part in _below(root, file))]
     if hidden:
         more = f" (and {count(len(hidden) - 1, 'other file')})" if len(hidden) > 1 else ""
         raise DataError(
@@ -178,6 +178,11 @@ def _matching(pattern: str) -> Iterator[str]:
     return glob.iglob(pattern, recursive=True)  # noqa: PTH207
 
 
+def _below(root: str, file: SourcePath) -> Sequence[str]:
+    """The names from ``root`` to ``file``."""
+    return file.relative_to(root).parts if isinstance(file, Path) else file.url[len(root) + 1 :].split("/")
+
+
 def check_text(file: SourcePath) -> None:
     """Raises DataError where ``file`` has what no text has."""
     try:
@@ -188,7 +193,7 @@ def check_text(file: SourcePath) -> None:
     if problem := problem_of_text(head):
         raise DataError(
             f"data.path: {file} {problem}",
-            f'leave it out with a pattern, such as data.path = "{str(file).rpartition("/")[0]}/*.txt"',
+            f'leave it out with a pattern, such as data.path = "{file.parent}/*.txt"',
         )
 
 
