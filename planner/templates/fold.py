@@ -190,7 +190,7 @@ class _Search:
         return max(0.0, self.memory[bounds] - (self.setup.device_memory_bytes or inf))
 
     def memory_bytes(self, layers: Sequence[Range]) -> list[float]:
-        """The peak of each device when whatever is ready runs (``oobleckd.worker.round.tasks``), which after
+        """The peak of each device when whatever is ready runs (``oobleckd.worker.round_machine.tasks``), which after
         a loss it does: then a stage has as many micro-batches in flight as stages are left from it on, and
         the second chunk comes on top of the first.
         """

@@ -20,7 +20,7 @@ from oobleckd.core.decide import LostLayers, Standing, Verdict, decide
 from oobleckd.planner.plan import Detours
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
-from oobleckd.worker.round.commit import Commit
+from oobleckd.worker.round_machine.commit import Commit
 from tests.helpers.commit_states import (
     DEVICES,
     FLUSHED,

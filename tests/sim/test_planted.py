@@ -28,9 +28,11 @@ from oobleckd.protocol.messages import Emptied, Progress, Release, StepDone
 from oobleckd.worker.agent.outbox import Outbox
 from oobleckd.worker.device.device import DeviceProcess
 from oobleckd.worker.device.executor import Executor
-from oobleckd.worker.round.commit import Commit
-from oobleckd.worker.round.reduce import Contribution, Reducer
-from oobleckd.worker.round.tasks import Board
+from oobleckd.worker.round.reduce import Reducer
+from oobleckd.worker.round_machine.commit import Commit
+from oobleckd.worker.round_machine.exchange import Contribution
+from oobleckd.worker.round_machine.ledger import Ledger
+from oobleckd.worker.round_machine.tasks import Board
 from tests.helpers import weather
 
 SEEDS = 200
@@ -46,9 +48,9 @@ def old_messages_count(patch: pytest.MonkeyPatch) -> None:
 
     def heard(self: Executor) -> bool:
         for key in self.messenger.waiting():
-            if key[0] in {"G", "V"} and key[1] < self.commit.epoch and key[2] == self.counters.round:
+            if key[0] in {"G", "V"} and key[1] < self.machine.epoch and key[2] == self.counters.round:
                 message = self.messenger.take(key)
-                self.messenger._mailbox.put(replace(message, key=(key[0], self.commit.epoch, *key[2:])))
+                self.messenger._mailbox.put(replace(message, key=(key[0], self.machine.epoch, *key[2:])))
         return hear(self)
 
     patch.setattr(Executor, "_hear", heard)
@@ -61,7 +63,7 @@ def answered_and_still_updating(patch: pytest.MonkeyPatch) -> None:
 
 def contributed_one_too_early(patch: pytest.MonkeyPatch) -> None:
     """The worker's ledger is off by one: a bucket counts as complete with a micro-batch missing."""
-    patch.setattr(Board, "complete", lambda self, layer: len(self.owed[layer] - self.done[layer]) <= 1)
+    patch.setattr(Ledger, "complete", lambda self, layer: len(self.owed[layer] - self.done[layer]) <= 1)
 
 
 def told_one_too_few(patch: pytest.MonkeyPatch) -> None:
@@ -94,11 +96,11 @@ def nothing_is_frozen(patch: pytest.MonkeyPatch) -> None:
 def not_taken_back(patch: pytest.MonkeyPatch) -> None:
     """An update that was made early stays where its round does not go through."""
 
-    def kept(self: Executor) -> dict:
-        speculative, self.speculative = self.speculative, None
-        return speculative.next_round.taken if speculative else {}
+    def kept(self: Executor) -> None:
+        early, self.early = self.early, None
+        self.returned |= early.passes.taken if early else {}
 
-    patch.setattr(Executor, "_take_back", kept)
+    patch.setattr(Executor, "_roll_back", kept)
 
 
 def release_is_dropped(patch: pytest.MonkeyPatch) -> None:

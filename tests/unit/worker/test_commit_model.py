@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from oobleckd.worker.round.commit import Commit
+from oobleckd.worker.round_machine.commit import Commit
 from tests.helpers import commit_model
 from tests.helpers.commit_states import REPLICATED_AND_NOT, THREE_REPLICAS, WITH_A_REDUNDANT_LAYER, Staggered
 
