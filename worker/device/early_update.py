@@ -21,8 +21,8 @@ from oobleckd.worker.state.store import Saved, Store
 
 @dataclass(frozen=True, slots=True)
 class EarlyUpdate:
-    """An update made before all votes were in: the state ``saved`` before that, and the ``passes`` of the next
-    round.
+    """An update made before all votes were in: the state ``saved`` before that, and the ``passes`` of the
+    next round.
     """
 
     saved: dict[int, Saved]

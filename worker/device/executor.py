@@ -2,9 +2,9 @@
 
 Owns one device's training of one job between two deployments. ``oobleckd.worker.round_machine`` decides, this
 obeys: ``advance`` asks for one piece of work (a contribution, a vote, a task, a commit), does it and says
-whether there was any; the device's loop calls it until there is none and then sleeps until a tensor message or
-a control message arrives. Decisions come in through ``decide`` between two pieces of work, never inside one;
-reports through ``report``, also while a layer computes (``yielding_lock``).
+whether there was any; the device's loop calls it until there is none and then sleeps until a tensor message
+or a control message arrives. Decisions come in through ``decide`` between two pieces of work, never inside
+one; reports through ``report``, also while a layer computes (``yielding_lock``).
 
 Owns neither processes nor sockets (``device``, ``messenger``), nor what a layer computes (``models``).
 """
@@ -74,9 +74,9 @@ from oobleckd.worker.transport.mailbox import Key, TensorMessage
 class Executor:
     """One device's engine for one job: ``machine`` has its state, and this what goes with it.
 
-    ``now``: the passes of the present round; ``early``: an update made before all votes were in, and the passes
-    of the round behind it. ``returned``: what was taken for a round that was begun in vain. ``misread``: what
-    it reads has changed, so nothing more is to come of it.
+    ``now``: the passes of the present round; ``early``: an update made before all votes were in, and the
+    passes of the round behind it. ``returned``: what was taken for a round that was begun in vain.
+    ``misread``: what it reads has changed, so nothing more is to come of it.
     """
 
     def __init__(
@@ -319,8 +319,8 @@ class Executor:
         self.early = EarlyUpdate(saved, self._passes(command.following))
 
     def _roll_back(self) -> None:
-        """Be where the device was before its early update. What it was sent for the round that it had begun is
-        kept.
+        """Be where the device was before its early update. What it was sent for the round that it had begun
+        is kept.
         """
         assert self.early is not None, "there is an early update to take back"
         early, self.early = self.early, None

@@ -340,8 +340,8 @@ class Passes:
         self.clock.gradients += task.route.again(task.position) >= BACKWARD
 
     def _contribute(self) -> None:
-        """Send what is complete, between two layers. Peers are not kept waiting for the word that their copies
-        have arrived, either.
+        """Send what is complete, between two layers. Peers are not kept waiting for the word that their
+        copies have arrived, either.
         """
         if self.reducer.contribute_ready():
             self._reach("reduce")

@@ -48,8 +48,8 @@ class Reduced:
 
 
 class Reducer:
-    """The sums of one device's round. ``released``: entered where sums are added to or copied, so that a report
-    is answered meanwhile.
+    """The sums of one device's round. ``released``: entered where sums are added to or copied, so that a
+    report is answered meanwhile.
 
     ``parts``: (bucket, use) -> own sums. ``nan`` and ``overflow``: buckets with one in what was inherited; of
     its own, the parts know. ``losses`` of a GPU are asked for at the end. ``inherited``: sums that are in the
@@ -91,7 +91,7 @@ class Reducer:
         self.inherited = []
 
     def enter(self) -> None:
-        """The exchange has entered a new epoch or round: whatever peers send of it is added to from now on."""
+        """The exchange has entered a new epoch or round: what peers send of it is added to from now on."""
         for part, tensors in self.inherited:
             part.merge(tensors)
         self.inherited = []
@@ -183,8 +183,9 @@ class Reducer:
         *,
         added: bool = False,
     ) -> None:
-        """A contribution of this epoch and round: ``tensors`` by key in wire form, none where ``what`` is empty.
-        ``added``: the thread that read them has added them up (``gather``). The last one reduces the bucket.
+        """A contribution of this epoch and round: ``tensors`` by key in wire form, none where ``what`` is
+        empty. ``added``: the thread that read them has added them up (``gather``). The last one reduces the
+        bucket.
         """
         if not self.exchange.wants(bucket, source):
             return

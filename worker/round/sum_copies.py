@@ -1,9 +1,9 @@
 """Sends copies of gradient sums to peers, so that what a device has summed up in a round outlives it.
 
 Neighbours keep what they sent to a lost device (``boundary_cache``), but not what it had added up. Copies of
-that lie with the next holder of the same layers, who adds the last one to its own sums if their owner dies: sums
-do not depend on their grouping, so no bit shows it (``sums``). On a GPU copies lie in the host's memory. Owns
-their tensors; who keeps whose and when, ``oobleckd.worker.round_machine.copies`` says.
+that lie with the next holder of the same layers, who adds the last one to its own sums if their owner dies:
+sums do not depend on their grouping, so no bit shows it (``sums``). On a GPU copies lie in the host's memory.
+Owns their tensors; who keeps whose and when, ``oobleckd.worker.round_machine.copies`` says.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ KINDS = frozenset({"C", "K"})
 
 
 class Copies:
-    """The copies that ``plan`` speaks of. ``tensors``: peer -> those of its last copy, one for each key, in the
-    host's memory.
+    """The copies that ``plan`` speaks of. ``tensors``: peer -> those of its last copy, one for each key, in
+    the host's memory.
     """
 
     def __init__(self, plan: SumCopies, messenger: Messenger, reducer: Reducer) -> None:
@@ -36,8 +36,8 @@ class Copies:
         self.tensors.clear()
 
     def send(self) -> None:
-        """Send what is added up by now, if it is time. Not while a decision is awaited: what was inherited since
-        the last one is in the ledger, and not yet in the sums.
+        """Send what is added up by now, if it is time. Not while a decision is awaited: what was inherited
+        since the last one is in the ledger, and not yet in the sums.
         """
         exchange = self.reducer.exchange
         if not exchange.open or not self.plan.due(exchange.ledger):

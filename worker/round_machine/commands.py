@@ -23,8 +23,8 @@ class RoundSpec:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run ``task`` to its end, or until its micro-batch is frozen. ``early``: of the round that was begun before
-    the present one is committed.
+    """Run ``task`` to its end, or until its micro-batch is frozen. ``early``: of the round that was begun
+    before the present one is committed.
     """
 
     kind: Kind
@@ -108,8 +108,8 @@ class InheritSums:
 
 @dataclass(frozen=True, slots=True)
 class TakeUp:
-    """New attempts of micro-batches that were ``frozen`` are on the board. ``resumed``: task -> the one of the
-    attempt before that it goes on with. ``repairs``: there are any.
+    """New attempts of micro-batches that were ``frozen`` are on the board. ``resumed``: task -> the one of
+    the attempt before that it goes on with. ``repairs``: there are any.
     """
 
     frozen: Collection[int]

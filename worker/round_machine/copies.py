@@ -1,10 +1,10 @@
 """Who keeps copies of whose gradient sums, and what a device inherits of them when somebody dies.
 
 A device sends its sums a few times in a round to the next holder of the same layers. If it dies, that holder
-counts the last copy as its own and says so in its ledger, so the daemon sees the micro-batches as done. A copy
-has all that its sender had added up, so the last is enough. The next goes out when the one before is said to
-have arrived: where the network is slow copies are older, and none waits in a queue. Has no sums: those are
-``oobleckd.worker.round.sum_copies``'s.
+counts the last copy as its own and says so in its ledger, so the daemon sees the micro-batches as done. A
+copy has all that its sender had added up, so the last is enough. The next goes out when the one before is
+said to have arrived: where the network is slow copies are older, and none waits in a queue. Has no sums:
+those are ``oobleckd.worker.round.sum_copies``'s.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from oobleckd.planner.plan import Layout
 from oobleckd.worker.round_machine.ledger import Ledger
 
 Fate = Literal["wait", "drop", "confirm", "keep"]
-"""Of a copy that has come: it is of a round to come; nobody wants it; it is too late, and its sender is waiting
-for the word that it has arrived; it is kept, and that is said.
+"""Of a copy that has come: it is of a round to come; nobody wants it; it is too late, and its sender is
+waiting for the word that it has arrived; it is kept, and that is said.
 """
 
 
@@ -40,8 +40,8 @@ class SumCopies:
     """Copies of one device's sums and of its peers', in one round.
 
     ``per_round``: how many it sends at most (0: none). ``sent``: how many it has. ``awaited``: keepers that
-    have not said yet that the last one arrived. ``held``: peer -> what its last copy has. ``keepers``: layer ->
-    who keeps this device's sums of it. ``dead``: whose copies count for nothing any more.
+    have not said yet that the last one arrived. ``held``: peer -> what its last copy has. ``keepers``: layer
+    -> who keeps this device's sums of it. ``dead``: whose copies count for nothing any more.
     """
 
     device: str
@@ -79,8 +79,8 @@ class SumCopies:
                 self.keepers[layer] = keeper
 
     def due(self, ledger: Ledger) -> bool:
-        """Whether it is time for the next copies: after equal parts of the round's gradients, but for the last
-        part, which is contributed at once. They count as sent from now on.
+        """Whether it is time for the next copies: after equal parts of the round's gradients, but for the
+        last part, which is contributed at once. They count as sent from now on.
         """
         if not self.keepers:
             return False

@@ -1,4 +1,5 @@
-"""The exchange of gradient sums of a round: who sends which bucket to whom, and when a bucket has the sums of all.
+"""The exchange of gradient sums of a round: who sends which bucket to whom, and when a bucket has the sums of
+all.
 
 Every holder of a bucket sends what it has added up to every other one. Owns the exactly-once check over all
 holders: for every use of a bucket their ledgers must partition the step's micro-batches, asserted at every
@@ -76,8 +77,8 @@ class Exchange:
         self.reduced = {}
 
     def enter(self, epoch: int, layout: Layout, live: frozenset[str], donors: Mapping[int, str]) -> None:
-        """Exchange under ``epoch`` among ``live`` devices; buckets of ``donors`` are taken from there. Once for
-        an epoch and a round.
+        """Exchange under ``epoch`` among ``live`` devices; buckets of ``donors`` are taken from there. Once
+        for an epoch and a round.
         """
         self.epoch, self.donors, self.open = epoch, dict(donors), True
         self.contributed, self.looked_at = set(), -1
@@ -105,8 +106,8 @@ class Exchange:
 
     def hear(self, bucket: int, source: str, what: Contribution) -> Sequence[str] | None:
         """A contribution of this epoch and round that ``wants`` asked for. With the last one the bucket is
-        reduced, and it is asserted that every micro-batch is in it exactly once; then returns the sources in the
-        order in which floats are added.
+        reduced, and it is asserted that every micro-batch is in it exactly once; then returns the sources in
+        the order in which floats are added.
         """
         assert self.wants(bucket, source), f"bucket {bucket}: {source} contributes once, if at all"
         self.heard[bucket][source] = what

@@ -1,9 +1,9 @@
 """The round machine: one device's half of the commit protocol, as a pure state machine.
 
-What happens comes in as a call (a vote, a contribution, a report, a decision, a flag, a layout), what is to be
-done goes out as commands, in order; the state is that after them. ``next`` is asked for what to do now, which
-is one piece of work. Owns the round, its phase, ledger, votes, flags and the early update; computes nothing,
-sends nothing and knows no time. The rule and why it is safe: docs/recovery.md.
+What happens comes in as a call (a vote, a contribution, a report, a decision, a flag, a layout), what is to
+be done goes out as commands, in order; the state is that after them. ``next`` is asked for what to do now,
+which is one piece of work. Owns the round, its phase, ledger, votes, flags and the early update; computes
+nothing, sends nothing and knows no time. The rule and why it is safe: docs/recovery.md.
 
 Run by ``oobleckd.worker.device.executor`` with torch and sockets, by the tests' worlds and the simulator
 without, and walked through every interleaving by the model check (tests/helpers/commit_model.py).
@@ -55,8 +55,9 @@ Commands = tuple[Command, ...]
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What of a job the machine goes by. ``max_skipped``: steps skipped in a row after which no round follows
-    (0: any number may be). ``apart``: the backward is decoupled. ``staggered``: a device may update before all
-    votes are in. ``redundant``: forward passes are run ahead for others. ``copies``: of the sums, in a round.
+    (0: any number may be). ``apart``: the backward is decoupled. ``staggered``: a device may update before
+    all votes are in. ``redundant``: forward passes are run ahead for others. ``copies``: of the sums, in a
+    round.
     """
 
     steps: int
@@ -82,8 +83,8 @@ class Rules:
 
 
 class RoundMachine:
-    """The machine of ``device``. ``uses``: of each bucket of the model, the layers that use it. ``goes_through``:
-    whether a round with this union of votes is applied with its gradients as they are.
+    """The machine of ``device``. ``uses``: of each bucket of the model, the layers that use it.
+    ``goes_through``: whether a round with this union of votes is applied with its gradients as they are.
 
     ``phase``: see ``phases``. ``counters``: the round that is next, or under way. ``dead``: of the layout,
     cumulative. ``flags`` travel with the next vote; with ``hold_next`` the device stops when the round is
@@ -210,8 +211,8 @@ class RoundMachine:
     # ------------------------------------------------------------------ a round
 
     def next(self, here: Arrived, early: Arrived) -> Commands:
-        """What to do now; nothing where all waits for others. ``here`` and ``early``: whether what a task of the
-        present round, and of that begun early, waits for has arrived. Raises ReplicasDisagree.
+        """What to do now; nothing where all waits for others. ``here`` and ``early``: whether what a task of
+        the present round, and of that begun early, waits for has arrived. Raises ReplicasDisagree.
         """
         allowed = PHASES[self.phase]
         if not allowed.computes:
@@ -325,7 +326,8 @@ class RoundMachine:
     def report(
         self, epoch: int, dead: Collection[str], arrived: Arrived, kept: Callable[[str, Task], bool]
     ) -> Commands:
-        """Devices died (docs/recovery.md, A failure, 2). Answers with ``Progress``; stale reports are ignored.
+        """Devices died (docs/recovery.md, A failure, 2). Answers with ``Progress``; stale reports are
+        ignored.
 
         ``arrived``: whether what a task waits for is here. ``kept``: whether what it sent can be sent again.
         """
