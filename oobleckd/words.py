@@ -56,6 +56,13 @@ def layers(start: int, stop: int) -> str:
     return f"{start}" if stop == start + 1 else f"{start}-{stop - 1}"
 
 
+def silence(number: int, longest_s: float) -> str:
+    """``"2 not heard of for 3 s"``: so many of whom a sign of life may yet come, and how long the longest of
+    them is silent.
+    """
+    return f"{number:,} not heard of for {seconds(longest_s)}"
+
+
 def skipped(steps: int) -> str:
     """So many steps that made no update, and why, for people."""
     return f"{steps:,} of them skipped (loss or gradients not finite)"

@@ -154,7 +154,8 @@ class Proposal(msgspec.Struct, frozen=True):
     policy has not weighed it. ``at_once``: copies begin in the step under way, even so; what is left of them
     is made in the stop. ``way`` and ``actions`` are the reason for programs: what the plan is, and what it
     does to each pipeline or place that it changes. ``summary``: of the reason what becomes of the pipelines,
-    without sizes, copies and what can be lost ("": it is all of it).
+    without sizes, copies and what can be lost ("": it is all of it). ``invalid``: what is wrong with the
+    orders that were found; ``ops`` has none then, and devices do whatever is ready.
     """
 
     plan: Plan
@@ -168,6 +169,7 @@ class Proposal(msgspec.Struct, frozen=True):
     way: Way = ""
     actions: tuple[Action, ...] = ()
     summary: str = ""
+    invalid: str = ""
 
     @property
     def begins(self) -> bool:

@@ -11,7 +11,7 @@ from oobleckd.console.model import LISTS, View
 from oobleckd.draw.lines import Line, Role, Span, clipped, flow, length
 from oobleckd.draw.times import clock, dated, minute
 from oobleckd.protocol.api import JobView
-from oobleckd.words import age, count, noun, rate, seconds
+from oobleckd.words import age, count, noun, rate, seconds, silence
 
 HEIGHT = 3
 AWAY = "daemon away"
@@ -19,7 +19,7 @@ _ROOMY = 100
 NEEDS_NONE = f"{AWAY}, training does not need it"
 ODD = "the daemon answers what this console cannot read"
 
-_GONE = frozenset({"lost", "left"})
+_AWAY = frozenset({"disconnected", "lost", "left"})
 _JOB_ROLES: dict[str, Role] = {
     "running": "good", "done": "good", "failed": "bad", "recovering": "warn", "waiting": "warn",
 }  # fmt: skip
@@ -119,9 +119,9 @@ def can_lose(job: JobView) -> Line:
 def _number_fields(view: View, now: float, width: int) -> list[Line]:
     if not view.heard_at:
         return [((view.hint, "dim"),)] if view.hint else []
-    alive = sum(node.state not in _GONE for node in view.nodes)
+    here = sum(node.state not in _AWAY for node in view.nodes)
     fields: list[Line] = [
-        ((f"{alive}", "strong"), (f" of {count(len(view.nodes), 'node')} here", "dim")),
+        ((f"{here}", "strong"), (f" of {count(len(view.nodes), 'node')} here", "dim")),
         ((f"{len(view.pipelines)}", "strong"), (f" {noun(len(view.pipelines), 'pipeline')}", "dim")),
     ]
     job = view.job
@@ -134,7 +134,15 @@ def _number_fields(view: View, now: float, width: int) -> list[Line]:
             fields.append((("step ", "dim"), (seconds(job.step_s), "")))
         incidents = f"{count(job.incidents, 'incident')}, {count(job.steps_lost, 'step')} lost"
         fields.append(((incidents, "warn" if job.steps_lost else "dim"),))
-    return fields
+    # At the end: where there is no room for all, how many are here is there all the same.
+    return [*fields, silent] if (silent := _silence(view)) else fields
+
+
+def _silence(view: View) -> Line:
+    """Of how many of those that are not here a sign of life may yet come."""
+    # Who is not back since the daemon's restart was heard by no one yet, and has no such time.
+    found = [n.heartbeat_age_s for n in view.nodes if n.state == "disconnected" and n.heartbeat_age_s]
+    return ((silence(len(found), max(found)), "warn"),) if found else ()
 
 
 def best_words(view: View, now: float, *, when: bool = True) -> str:
@@ -154,7 +162,7 @@ def plan_field(view: View, *, whose: bool = True) -> list[Line]:
     share, whole = view.plan_share, view.goodput.best_plan_nodes if view.goodput is not None else 0
     if not share:
         return []
-    here = sum(node.state not in _GONE for node in view.nodes)
+    here = sum(node.state not in _AWAY for node in view.nodes)
     # Green is for a cluster that lacks nobody: with a node gone even the best plan of those left is less
     # than what there was.
     role: Role = "warn" if share < 0.95 else "good" if here >= max(whole, len(view.nodes)) else "strong"

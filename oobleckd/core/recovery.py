@@ -373,6 +373,9 @@ def look_again(core: Core, run: Run) -> None:
     assert job.layout is not None
     run.phase = "run"
     lost = _ended(core, {device: job.incarnations[device] for device in job.survivors()})
+    if lost and _begun_anew(core, run, lost):
+        _begin_anew(core, run, lost)
+        return
     if lost:
         lose(core, run, lost)
         return
@@ -387,6 +390,27 @@ def look_again(core: Core, run: Run) -> None:
         return
     _raise_quietly(core, run, "the daemon restarted")
     _ask_reports(core, run)
+
+
+def _begun_anew(core: Core, run: Run, lost: Sequence[str]) -> bool:
+    """Whether, with the daemon, all that trained the job was started anew, and nobody is missing."""
+    here = {name for name, node in core.members.nodes.items() if node.alive}
+    whole = len(lost) == len(run.job.survivors()) and here >= run.job.surviving_nodes()
+    return whole and run.incident is None
+
+
+def _begin_anew(core: Core, run: Run, devices: Sequence[str]) -> None:
+    """The cluster was stopped and started again: the job goes on from what is on disk, and there is no loss
+    that somebody had.
+    """
+    # Who ends the daemon first and then its nodes has ended a cluster. An incident would tell of failures
+    # that nobody can look for, and be counted among those that plans expect. (D-recovery-026)
+    why = "the whole cluster was started anew"
+    precopy.forget(core, run)
+    dead = tuple(sorted({*run.job.dead, *devices}))
+    core.record(EpochRaised(run.job.id, core.next_epoch(), dead, why, core.now))
+    core.move(run.job, "loss", why)
+    go_back(core, run, "last-copy-lost", why)
 
 
 def remind(core: Core, run: Run, device: str, *, back: bool) -> None:

@@ -35,7 +35,7 @@ from oobleckd.protocol.api import (
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
-from oobleckd.words import count
+from oobleckd.words import count, silence
 
 _SAID_S = 7 * 86400.0
 
@@ -60,13 +60,18 @@ def node_state(core: Core, node: Node, *, inside: bool) -> NodeState:
         return "left"
     if not node.alive:
         return "lost"
-    if not node.connected or core.members.silent_s(node, core.now):
+    if not is_here(core, node):
         return "disconnected"
     if node.notice or node.name in core.state.drained:
         return "draining" if inside else "drained"
     if inside:
         return "active"
     return "standby" if node.ready else "joining"
+
+
+def is_here(core: Core, node: Node) -> bool:
+    """Whether it is connected, and heard of lately. One that is not may be back until its lease is over."""
+    return node.alive and node.connected and not core.members.silent_s(node, core.now)
 
 
 def node_views(core: Core) -> list[NodeView]:
@@ -347,7 +352,7 @@ def status(core: Core) -> Status:
         daemon=config.daemon,
         state_dir=config.state_dir,
         up_s=core.now - core.started_at,
-        nodes=sum(node.alive for node in core.members.nodes.values()),
+        nodes=sum(is_here(core, node) for node in core.members.nodes.values()),
         jobs=sum(not job.final for job in core.state.jobs.values()),
         line=_line(core),
         endpoint=config.endpoint,
@@ -364,9 +369,11 @@ def lost_records(core: Core) -> tuple[LostRecords, ...]:
 
 
 def _line(core: Core) -> str:
-    alive, lost = sum(node.alive for node in core.members.nodes.values()), num_lost(core)
-    expected = len(core.state.nodes)
-    nodes = f"{alive} of {count(expected, 'node')}" if alive < expected else count(alive, "node")
+    alive = [node for node in core.members.nodes.values() if node.alive]
+    silent_s = [max(0.0, core.now - node.heard_at) for node in alive if not is_here(core, node)]
+    here, lost, expected = len(alive) - len(silent_s), num_lost(core), len(core.state.nodes)
+    nodes = f"{here} of {count(expected, 'node')}" if here < expected else count(here, "node")
+    nodes += f", {silence(len(silent_s), max(silent_s))}" if silent_s else ""
     nodes += f", {lost} lost" if lost else ""
     damage = ["records of the journal are lost"] if lost_records(core) else []
     if core.run is None:

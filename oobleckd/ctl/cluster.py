@@ -219,11 +219,13 @@ def down(home: Home, grace_s: float) -> None:
 
 
 def _end_all(home: Home, grace_s: float) -> tuple[list[str], int]:
-    """Nodes first, so that they say goodbye to a daemon that hears it."""
+    """The daemon first: to it a node that ends before it is a node lost."""
     alive = home.alive()
     daemon = [alive[DAEMON]] if DAEMON in alive else []
     nodes = [process for name, process in alive.items() if name != DAEMON]
-    killed = processes.end(nodes, grace_s) + processes.end(daemon, grace_s) + home.base.end(grace_s)
+    # To say first that all are about to go would be one more thing to say, and to take back where the command
+    # ends before it is done. (D-recovery-026)
+    killed = processes.end(daemon, grace_s) + processes.end(nodes, grace_s) + home.base.end(grace_s)
     for name in processes.recall(home.run):
         processes.forget(name, home.run)
     return sorted(alive), killed
@@ -314,14 +316,18 @@ def _is_back(client: Client, node: str, before: str) -> bool:
 @_state_option
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
 @click.option("-n", "--lines", "num_lines", type=click.IntRange(0), default=_LOG_LINES, show_default=True)
+@output_option
 def logs(name: str, home: Home, follow: bool, num_lines: int) -> None:
-    """Show the log of a node or of the daemon; of all, each line with its source, without a name."""
+    """Show the log of a node or of the daemon; of all, each line with its source, without a name.
+
+    With -o json one document a line.
+    """
     name = DAEMON if name == "daemon" else name
     found = sorted(home.logs.glob("*.log")) if not name else [home.log(name)]
     if not found or not found[0].exists():
         known = ", ".join(path.stem for path in sorted(home.logs.glob("*.log"))) or "none"
         fail(f"no log of {name or 'a cluster'} in {home.logs}", f"known: {known}", NOT_FOUND)
-    tails = [_Tail(path, f"{path.stem:<8} | " if len(found) > 1 else "") for path in found]
+    tails = [_Tail(path, named=len(found) > 1) for path in found]
     for tail in tails:
         tail.show_last(num_lines)
     while follow:
@@ -333,8 +339,9 @@ def logs(name: str, home: Home, follow: bool, num_lines: int) -> None:
 class _Tail:
     """A log as far as it was shown. A line that is not finished yet waits for its end."""
 
-    def __init__(self, path: Path, prefix: str) -> None:
-        self._path, self._prefix, self._at = path, prefix, 0
+    def __init__(self, path: Path, *, named: bool) -> None:
+        self._path, self._at = path, 0
+        self._prefix = f"{path.stem:<8} | " if named else ""
 
     def show_last(self, num_lines: int) -> None:
         lines = self._new_lines()
@@ -345,7 +352,10 @@ class _Tail:
 
     def _show(self, lines: Sequence[str]) -> None:
         for line in lines:
-            emit_line(self._prefix + line)
+            if wants_json():
+                emit_json("LogLine", {"source": self._path.stem, "text": line})
+            else:
+                emit_line(self._prefix + line)
 
     def _new_lines(self) -> list[str]:
         with self._path.open("rb") as file:

@@ -85,7 +85,13 @@ def why_read(folder: Path, jobs: Sequence[JobView]) -> tuple[str, str] | None:
     """
     there = folder.resolve()
     for job in jobs:
-        for key, text in (("model.checkpoint", job.spec.model.checkpoint), ("data.path", job.spec.data.path)):
+        data = job.spec.data
+        for key, text in (
+            ("model.checkpoint", job.spec.model.checkpoint),
+            ("data.path", data.path),
+            ("data.prepared", data.prepared),
+            ("data.tokenizer", data.tokenizer),
+        ):
             read = Path(text).resolve()
             if text and (read == there or read in there.parents or there in read.parents):
                 problem = f"{folder}: {job.id} reads {text} ({key}), and export would change that"

@@ -22,6 +22,7 @@ from oobleckd.planner.plan import Pipeline, Plan
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.reroute.reroute import layout_of
 from oobleckd.planner.schedule import schedules
+from oobleckd.planner.schedules.decoupled import ops_of
 from oobleckd.planner.schedules.routed import device_s
 from oobleckd.planner.schedules.timeline import dry_run_plan
 from oobleckd.planner.sizing.instantiate import why_idle
@@ -238,7 +239,8 @@ def _schedule(world: PlannedWorld, plan: Plan) -> ScheduleForecast:
     drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MAX_DRAWN)
     first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
     redundant = bool(plan.redundant)
-    ops = decoupled_within(setup, first, redundant=redundant) if setup.decoupled else schedules(first)
+    ordered = decoupled_within(setup, first, redundant=redundant) if setup.decoupled else ()
+    ops = ops_of(first, ordered) if ordered else schedules(first)
     run = dry_run_plan(first, setup.profile, ops)
     return ScheduleForecast(
         num_nodes=len(deepest.nodes),

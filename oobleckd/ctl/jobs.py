@@ -33,7 +33,7 @@ from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, vi
 from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.job import Job, JobError
+from oobleckd.protocol.job import FROM_CHECKPOINT, Data, Job, JobError
 from oobleckd.words import being, count, seconds, size, skipped
 
 View = TypeVar("View")
@@ -56,9 +56,7 @@ def loaded(path: Path) -> Job:
 
 def _with_paths(job: Job, source: Path) -> Job:
     """Relative paths mean: from here. The daemon and the nodes run elsewhere."""
-    data, model, checkpoint = job.data, job.model, job.checkpoint
-    if data.path:
-        data = msgspec.structs.replace(data, path=_existing("data.path", data.path, source))
+    data, model, checkpoint = _data_with_paths(job.data, source), job.model, job.checkpoint
     if model.checkpoint:
         model = msgspec.structs.replace(
             model, checkpoint=_existing("model.checkpoint", model.checkpoint, source)
@@ -68,6 +66,30 @@ def _with_paths(job: Job, source: Path) -> Job:
             checkpoint, dir=str(Path(checkpoint.dir).expanduser().absolute())
         )
     return msgspec.structs.replace(job, data=data, model=model, checkpoint=checkpoint)
+
+
+def _data_with_paths(data: Data, source: Path) -> Data:
+    changed = {
+        key: str(Path(text).expanduser().absolute())
+        for key in ("tokenizer", "cache", "prepared")
+        if (text := getattr(data, key)) and text != FROM_CHECKPOINT
+    }
+    if data.path and data.is_prepared:  # may name many files by a pattern
+        changed["path"] = str(Path(data.path).expanduser().absolute())
+    elif data.path and not (data.source == "megatron" and Path(f"{data.path}.bin").expanduser().exists()):
+        changed["path"] = _existing("data.path", data.path, source)
+    elif data.path:
+        changed["path"] = str(Path(f"{data.path}.bin").expanduser().absolute())
+    return msgspec.structs.replace(data, **changed)
+
+
+def with_prepared(job: Job, source: Path) -> Job:
+    """With the folder of its prepared data, where it trains on such. Raises Failure where there is none."""
+    if not job.data.is_prepared:
+        return job
+    from oobleckd.ctl import data  # no other job needs numpy here
+
+    return data.with_prepared(job, source)
 
 
 def _existing(key: str, text: str, source: Path) -> str:
@@ -101,7 +123,7 @@ def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool,
     A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
     waits until it is planned or queued: exit 2, with the reason, if it cannot be planned.
     """
-    job = read_job(file)
+    job = with_prepared(read_job(file), file)
     here = _the_same(client, job) if if_new else None
     if here is not None:
         _go_by(client, here, wait_=wait_)

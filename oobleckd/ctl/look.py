@@ -14,7 +14,7 @@ import msgspec
 
 from oobleckd.ctl.output import USAGE, Failure, note
 from oobleckd.ctl.programs import run_worker
-from oobleckd.protocol.job import Job, table_of
+from oobleckd.protocol.job import FROM_CHECKPOINT, Job, table_of
 from oobleckd.protocol.modelnotes import Looked, data_words, words
 
 _NEEDED = ("torch", "transformers")
@@ -32,9 +32,12 @@ def look(job: Job, source: Path, *, folder: bool = True) -> None:
     from oobleckd.ctl.reference import to_toml  # no other verb needs what comes with it
 
     job = _from_here(job)
-    here = job.data.source == "stdlib" or Path(job.data.path).exists()
-    if not here:
-        note(f"data.path: {job.data.path} is not on this machine, so nobody has looked at it")
+    if job.data.is_prepared:
+        job, here = _with_prepared(job, source)
+    else:
+        here = job.data.source == "stdlib" or Path(job.data.path).exists()
+        if not here:
+            note(f"data.path: {job.data.path} is not on this machine, so nobody has looked at it")
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "job.toml"
         file.write_text(to_toml(table_of(job)), encoding="utf-8")
@@ -53,11 +56,32 @@ def look(job: Job, source: Path, *, folder: bool = True) -> None:
         note(f"data.path: {data_words(remark)}")
 
 
+def _with_prepared(job: Job, source: Path) -> tuple[Job, bool]:
+    """With the folder of its prepared data, and whether that is here to be looked at. Raises Failure where
+    its text cannot be prepared.
+    """
+    from oobleckd.ctl.data import found_for, is_here  # no other job needs what comes with it
+
+    if not is_here(job.data):
+        there = job.data.prepared or job.data.path
+        note(f"data.path: {there} is not on this machine, so nobody has looked at it")
+        return job, False
+    found = found_for(job, source)
+    if found is None:
+        note("data.path: is not prepared yet, so nobody has looked at its tokens")
+        return job, False
+    return found, True
+
+
 def _from_here(job: Job) -> Job:
     """With paths that mean the same in any folder."""
     data, model = job.data, job.model
-    if data.path:
-        data = msgspec.structs.replace(data, path=str(Path(data.path).expanduser().absolute()))
+    changed = {
+        key: str(Path(text).expanduser().absolute())
+        for key in ("path", "tokenizer", "cache", "prepared")
+        if (text := getattr(data, key)) and text != FROM_CHECKPOINT
+    }
+    data = msgspec.structs.replace(data, **changed)
     if model.checkpoint:
         model = msgspec.structs.replace(model, checkpoint=str(Path(model.checkpoint).expanduser().absolute()))
     return msgspec.structs.replace(job, data=data, model=model)

@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "token": ("token", "Make or drop a token for the API on TCP."),
     "plan": ("plan", "Say what a job would do on so many nodes, without a cluster."),
     "simulate": ("simulate", "Simulate a job on nodes that fail, under each policy."),
+    "data": ("data", "Prepare the text of a job, count it, and show its samples."),
     "submit": ("jobs", "Hand in a job."),
     "pause": ("jobs", "Stop a job at the next step's boundary."),
     "resume": ("jobs", "Let a paused job go on."),

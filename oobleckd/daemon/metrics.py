@@ -237,6 +237,11 @@ def _of_shell(service: Service) -> Iterator[Metric]:
         ("oobleck_manifest_errors_total", "Failed tries to complete a checkpoint.", loop.num_manifest_errors),
         ("oobleck_planner_rebuilt_total", "Planner pools lost and made anew.", service.planning.num_rebuilt),
         (
+            "oobleck_planner_invalid_orders_total",
+            "Plans whose orders of ops could not be run and were left out.",
+            service.planning.num_invalid,
+        ),
+        (
             "oobleck_replay_errors_total",
             "Failed writes of the past that is kept for replay.",
             service.recorder.store.num_errors if service.recorder is not None else 0,

@@ -129,6 +129,7 @@ class Planning:
     """
 
     def __init__(self, on_trouble: Callable[[str], None] = _log.warning) -> None:
+        self.num_invalid = 0  # plans whose orders could not be run
         self._on_trouble = on_trouble
         # A plan after a loss waits for nothing, not even for the tenth of a second of a catalogue's call.
         # (D-daemon-005)
@@ -171,6 +172,13 @@ class Planning:
         except Exception as error:  # noqa: BLE001 - a task's boundary: a fault of the planner must not stop the daemon
             _log.exception("planner: %s", request)
             return _failed(request, f"the planner failed: {type(error).__name__}: {error}")
+        if proposal.invalid:
+            self.num_invalid += 1
+            self._trouble(
+                "the planner made an order of ops that cannot be run, and left it out: devices do whatever "
+                "is ready, for the same bits in longer steps; this is a fault of oobleckd: "
+                f"{proposal.invalid}"
+            )
         if request.policy not in ROLLING_BACK:  # those choose shapes in another way, at once
             self._plan_ahead(prepared, request.setup, num_nodes)
         return Planned(request.ticket, templates=templates, proposal=proposal)

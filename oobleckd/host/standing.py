@@ -65,6 +65,7 @@ PROGRAMS = frozenset(
         "oobleckd.worker.tools.export",
         "oobleckd.worker.tools.look",
         "oobleckd.worker.tools.reference",
+        "oobleckd.worker.tools.samples",
     }
 )
 """What may be started so."""

@@ -436,7 +436,8 @@ class LostRecords(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     """Headline of the daemon.
 
-    ``nodes`` live, of those ``expected``: all that ever joined but for who left in order or was forgotten.
+    ``nodes`` are here (connected, and heard of lately), of those ``expected``: all that ever joined but for
+    who left in order or was forgotten.
     ``lost``: how many of them are not here and not waited for. ``lost_records``: of the last seven days.
     """
 

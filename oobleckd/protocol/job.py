@@ -34,6 +34,12 @@ _RENAMED = {"shadow_memory": "redundant_memory"}
 """Keys of ``[schedule]`` by their first names, which stay in journals, manifests and the API, and what a
 job.toml calls them.
 """
+_ROWS = frozenset({"jsonl", "parquet", "arrow"})
+"""Sources that are prepared before they can be trained on."""
+_OF_PREPARED = ("tokenizer", "eos", "bos", "on_bad_row", "cache", "prepared")
+_NAMES_DATA = ("source", "path", "tokenizer", "column", "eos", "bos")
+FROM_CHECKPOINT = "model.checkpoint"
+"""In place of a tokenizer's path: that beside the weights."""
 _LARGEST = 2**63 - 1
 _MIN_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
 
@@ -82,21 +88,24 @@ class Data(_Table, frozen=True):
     """Where the text comes from. Samples of a step are a pure function of seed and step."""
 
     source: Annotated[
-        Literal["stdlib", "text", "tokens"],
+        Literal["stdlib", "text", "tokens", "jsonl", "parquet", "arrow", "megatron", "npy", "llmc", "bin"],
         Meta(
             description="stdlib: source files of the Python standard library, as bytes. text: every file "
-            "under path, as bytes. tokens: path is a file of token numbers: little-endian and nothing else "
-            "(dtype), or numpy's .npy, or "
-            "one with llm.c's header, or Megatron's .bin beside its .idx."
+            "under path, as bytes, or with a tokenizer as its tokens. jsonl, parquet, arrow: rows with a "
+            "column of text, which `oobleckctl data prepare` tokenizes once (docs/data.md). tokens: path is "
+            "a file of token numbers of any of the kinds that follow, by its content. megatron: Megatron's "
+            ".bin beside its .idx. npy: numpy's .npy. llmc: one with llm.c's header. bin: little-endian "
+            "numbers and nothing else (dtype)."
         ),
     ] = "stdlib"
     path: Annotated[str, Meta(description="File or folder of the source; unused for stdlib.")] = ""
     dtype: Annotated[
-        Literal["auto", "uint16", "uint32"],
+        Literal["auto", "uint8", "uint16", "int32", "uint32", "int64"],
         Meta(
             description="What a file of token numbers has. auto: what its own header says, and without one "
             "uint16; a file that looks like uint32 "
-            "is refused then, and never read as uint16."
+            "is refused then, and never read as uint16. Of prepared data: what is written; auto: uint16, "
+            "or int32 for a tokenizer of 65,500 tokens or more."
         ),
     ] = "auto"
     mask_token: Annotated[
@@ -107,6 +116,56 @@ class Data(_Table, frozen=True):
             "-1: the last of the vocabulary.",
         ),
     ] = -1
+    tokenizer: Annotated[
+        str,
+        Meta(
+            description="Folder with a tokenizer.json, or such a file, for text that is prepared; "
+            "`model.checkpoint`: that of the folder beside the weights, which jsonl, parquet and arrow also "
+            "take without this key."
+        ),
+    ] = ""
+    column: Annotated[
+        str, Meta(min_length=1, description="Column, or key of a JSON object, that has the text of a row.")
+    ] = "text"
+    eos: Annotated[
+        bool, Meta(description="Prepared data: the tokenizer's end of text after each document.")
+    ] = True
+    bos: Annotated[
+        bool, Meta(description="Prepared data: the tokenizer's beginning of text before each document.")
+    ] = False
+    on_bad_row: Annotated[
+        Literal["fail", "skip"],
+        Meta(
+            description="What `oobleckctl data prepare` does with a row that is no JSON, no UTF-8 or has no "
+            "text. fail: it ends and names the row. skip: it leaves the row out and counts it."
+        ),
+    ] = "fail"
+    cache: Annotated[
+        str,
+        Meta(description="Folder for prepared data, seen by every node; empty: `prepared`, beside the path."),
+    ] = ""
+    prepared: Annotated[
+        str,
+        Meta(
+            description="Folder that `oobleckctl data prepare` made of the source; empty: `submit` looks for "
+            "it in the cache."
+        ),
+    ] = ""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it is trained on as prepared, in a folder of its own."""
+        return self.source in _ROWS or (self.source == "text" and bool(self.tokenizer or self.prepared))
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether its tokens are the bytes of files."""
+        return self.source in {"stdlib", "text"} and not self.is_prepared
+
+    @property
+    def is_ready_made(self) -> bool:
+        """Whether it is a file of token numbers that somebody else made."""
+        return not self.is_prepared and not self.is_bytes
 
 
 class Train(_Table, frozen=True):
@@ -383,7 +442,7 @@ class Job(_Table, frozen=True):
 
 def same_data(one: Data, other: Data) -> bool:
     """Whether two jobs name the same data, whatever lies there."""
-    return (one.source, one.path) == (other.source, other.path)
+    return all(getattr(one, name) == getattr(other, name) for name in _NAMES_DATA)
 
 
 def reject_old_names(raw: dict[str, Any]) -> None:
@@ -449,18 +508,7 @@ def check_job(job: Job) -> None:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
     _check_link(job.resources)
     _check_chunks(job)
-    if job.data.source != "stdlib" and not job.data.path:
-        raise JobError(
-            "data.path",
-            f"is missing, and data.source = {job.data.source!r} needs it",
-            "name a file or folder",
-        )
-    if job.data.source != "tokens" and job.data.dtype != "auto":
-        raise JobError(
-            "data.dtype",
-            f"is of token numbers, and data.source is {job.data.source!r}",
-            'leave it out, or set data.source = "tokens"',
-        )
+    _check_data(job)
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:
             raise JobError(
@@ -499,6 +547,53 @@ def _check_link(resources: Resources) -> None:
         raise JobError("resources.link", str(error), hint) from error
     if resources.link != 0 and rate < _MIN_LINK:
         raise JobError("resources.link", f"{resources.link!r} is less than a kilobyte a second", hint)
+
+
+def _check_data(job: Job) -> None:
+    data = job.data
+    if data.source != "stdlib" and not data.path:
+        raise JobError(
+            "data.path", f"is missing, and data.source = {data.source!r} needs it", "name a file or folder"
+        )
+    if data.is_bytes and data.dtype != "auto":
+        raise JobError(
+            "data.dtype",
+            f"is of token numbers, and data.source is {data.source!r}",
+            'leave it out, or set data.source = "tokens"',
+        )
+    if data.is_prepared:
+        _check_prepared(job)
+        return
+    usual = Data()
+    for key in ("column", *_OF_PREPARED):
+        if getattr(data, key) != getattr(usual, key):
+            raise JobError(
+                f"data.{key}",
+                f"is of text that is prepared, and data.source is {data.source!r}",
+                "leave it out, or name a data.tokenizer too"
+                if data.source == "text"
+                else 'leave it out, or set data.source = "jsonl", "parquet", "arrow" or "text"',
+            )
+
+
+def _check_prepared(job: Job) -> None:
+    data = job.data
+    if data.source == "text" and data.column != Data().column:
+        raise JobError("data.column", "is of rows, and data.source is 'text': a file is a document")
+    if data.dtype == "uint32":
+        raise JobError(
+            "data.dtype",
+            "prepared data has no uint32, as Megatron's files have none",
+            'leave it out, or set data.dtype = "int32"',
+        )
+    if data.tokenizer in {"", FROM_CHECKPOINT} and not job.model.checkpoint and not data.prepared:
+        raise JobError(
+            "data.tokenizer",
+            "is missing, and there is no model.checkpoint with one"
+            if not data.tokenizer
+            else "is that of model.checkpoint, which is not set",
+            "name a folder with a tokenizer.json, or such a file",
+        )
 
 
 def _check_chunks(job: Job) -> None:

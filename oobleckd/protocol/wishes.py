@@ -16,13 +16,13 @@ class Wish(NamedTuple):
     page: str
 
 
-_DATA = "docs/limits.md#training"
+_DATA = "docs/data.md"
 _LOOP = "docs/limits.md#training"
 _PARALLEL = "docs/limits.md#parallelism-and-plans"
 _STEPS = "docs/observability.md#prometheus"
 
-_TOKENIZER = Wish("there is no tokenizer here: data is bytes, or a file of token numbers", _DATA)
-_SOURCES = Wish("data is local files of text or token numbers: no data sets by name, no streams", _DATA)
+_TOKENIZER = Wish("data.tokenizer is a folder with a tokenizer.json, or such a file", _DATA)
+_SOURCES = Wish("data is local files (data.source, data.path): no data sets by name, no streams", _DATA)
 _EVAL = Wish("nothing is evaluated while training", _LOOP)
 _LOGGER = Wish("there is no logger to set: figures are read from the daemon", _STEPS)
 _COMPILE = Wish("models are not compiled", _LOOP)
@@ -40,7 +40,7 @@ _CHANGED = Wish("this key has another name here", "docs/job-toml.md")
 
 _GROUPS: tuple[tuple[Wish, str], ...] = (
     (_TOKENIZER, """
-        tokenizer tokenizer_path tokenizer_name tokenizer_name_or_path vocab_file bos eos eos_token
+        tokenizer_name vocab_file merges_file add_special_tokens
     """),
     (_SOURCES, """
         dataset datasets dataset_name dataset_path hf_dataset streaming mixture jsonl parquet num_workers
@@ -101,6 +101,10 @@ _NAMES = {
     "architecture": "model.family", "pretrained": "model.checkpoint",
     "model_name_or_path": "model.checkpoint", "hidden_size": "model.config", "n_layer": "model.config",
     "n_embd": "model.config", "num_layers": "model.config", "vocab_size": "model.config",
+    "tokenizer": "data.tokenizer", "tokenizer_path": "data.tokenizer",
+    "tokenizer_name_or_path": "data.tokenizer", "text_column": "data.column", "text_field": "data.column",
+    "bos": "data.bos", "add_bos_token": "data.bos", "eos": "data.eos", "add_eos_token": "data.eos",
+    "eos_token": "data.eos", "append_eod": "data.eos", "data_cache": "data.cache",
 }  # fmt: skip
 """What others call it -> where it is set here."""
 
@@ -115,6 +119,6 @@ def wish_of(key: str, table: str = "") -> Wish | None:
         return _OPTIMIZER
     if table == "optimizer" and plain == "schedule":
         return _RATE
-    if table == "data" and plain in {"format", "type", "name", "split", "text_column"}:
+    if table == "data" and plain in {"format", "type", "name", "split"}:
         return _SOURCES
     return WISHES.get(plain)

@@ -6,12 +6,13 @@ Owns the costs of ops. Does not order them (``schedule``, ``decoupled``) or run 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 import msgspec
 
 from oobleckd.planner.costs.model import stage_costs
 from oobleckd.planner.plan import Plan, Range
-from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.profile import NOTHING, HeldBesides, LayerCost, Profile
 from oobleckd.planner.schedule import Op, ScheduleError
 
 # For profiles that measured the backward whole. In a prototype, weight gradients deferred in linear layers
@@ -107,20 +108,21 @@ def stage_works(
     device_memory_bytes: int = 0,
     chunks: int = 1,
     besides: Sequence[int] = (),
+    held: HeldBesides = NOTHING,
 ) -> tuple[StageWork, ...]:
     """The work of a pipeline of ``stages``, of which a device has as many as ``chunks``, and so much memory
     (0: unlimited).
 
     With two the pipeline has the shape of a V: the stages in its middle are neighbours on one device, between
     which nothing is sent; what the runtime takes counts for the first of a device. ``besides``: bytes that a
-    stage's device holds of others (as a redundant holder).
+    stage's device holds of others (as a redundant holder); ``held``: what it keeps besides its stages.
     """
     costs = stage_costs(profile)
     works = []
     middle = stages[len(stages) // 2].start if chunks > 1 else -1
-    for place, held in enumerate(stages):
+    for place, part in enumerate(stages):
         second = chunks > 1 and place >= len(stages) // 2
-        layers = [profile.layers[layer] for layer in held.layers()]
+        layers = [profile.layers[layer] for layer in part.layers()]
         backward_s = sum(layer.backward_s for layer in layers)
         of_weights = sum(map(weight_s, layers))
         works.append(
@@ -128,12 +130,13 @@ def stage_works(
                 forward_s=sum(layer.forward_s for layer in layers),
                 input_s=backward_s - of_weights,
                 weight_s=of_weights,
-                send_s=float(costs.cut_s[held.stop]) if held.stop != middle else 0.0,
-                return_s=float(costs.cut_s[held.start]) if held.start != middle else 0.0,
+                send_s=float(costs.cut_s[part.stop]) if part.stop != middle else 0.0,
+                return_s=float(costs.cut_s[part.start]) if part.start != middle else 0.0,
                 activation_bytes=sum(layer.activation_bytes for layer in layers),
                 kept_bytes=sum(map(kept_bytes, layers)),
-                base_bytes=sum(layer.state_bytes for layer in layers)
+                base_bytes=ceil((1 + held.state_copies) * sum(layer.state_bytes for layer in layers))
                 + (not second) * profile.reserve_bytes
+                + held.device_bytes
                 + (besides[place] if besides else 0),
                 limit_bytes=device_memory_bytes,
             )

@@ -4,6 +4,8 @@ of what they plan.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from oobleckd.planner.placement.precopy import lost_s, pays, precopy_s, still_share
@@ -17,9 +19,11 @@ from oobleckd.planner.policies.slipstream import SlipStream
 from oobleckd.planner.policies.varuna import Varuna
 from oobleckd.planner.policy import PlanError, Policy, Proposal, Setup, Situation
 from oobleckd.planner.reroute.reroute import layout_of
-from oobleckd.planner.schedule import Op, format_ops
-from oobleckd.planner.schedules.jobshop import orders_of, shop_of, step_ops
+from oobleckd.planner.schedule import Op
+from oobleckd.planner.schedules.decoupled import ops_of
+from oobleckd.planner.schedules.jobshop import Shop, orders_of, shop_of, step_ops
 from oobleckd.planner.schedules.routed import MAX_HOPS, better
+from oobleckd.planner.schedules.written import NOTHING, WrittenOrders, written_pipelines, written_shop
 from oobleckd.planner.templates.redundant import decoupled_within
 
 _POLICIES: dict[str, Policy] = {
@@ -52,8 +56,8 @@ def adapt(
     found = proposed(name, setup, templates, situation, sizes)
     if found.plan.vacant:
         return found  # the policy knows whether its routes are better run in an order
-    ops = {device: format_ops(each) for device, each in schedules_of(setup, found.plan).items()}
-    return msgspec.structs.replace(found, ops=ops)
+    written = _written(setup, found.plan)
+    return msgspec.structs.replace(found, ops=written.ops, invalid=written.fault)
 
 
 def proposed(
@@ -101,8 +105,28 @@ def schedules_of(setup: Setup, plan: Plan) -> dict[str, tuple[Op, ...]]:
     """
     if not setup.decoupled:
         return {}
-    ops = decoupled_within(setup, plan, redundant=bool(plan.redundant))
+    ops = ops_of(plan, decoupled_within(setup, plan, redundant=bool(plan.redundant)))
+    shop = _staggered(setup, plan)
+    return ops if shop is None else _better(shop, ops)
+
+
+def _written(setup: Setup, plan: Plan) -> WrittenOrders:
+    """``schedules_of``, checked, as text."""
+    if not setup.decoupled:
+        return NOTHING
+    ordered = decoupled_within(setup, plan, redundant=bool(plan.redundant))
+    alone, shop = written_pipelines(plan, ordered), _staggered(setup, plan)
+    if alone.fault or shop is None:
+        return alone
+    return written_shop(shop, _better(shop, ops_of(plan, ordered)))
+
+
+def _staggered(setup: Setup, plan: Plan) -> Shop | None:
+    """The step in whose orders a shorter period is sought; None where none is."""
     if not setup.staggered or sum(len(p.micro_batches) * len(p.segments) for p in plan.pipelines) > MAX_HOPS:
-        return ops
-    shop = shop_of(layout_of(plan, 1, len(setup.profile.layers)), setup)
+        return None
+    return shop_of(layout_of(plan, 1, len(setup.profile.layers)), setup)
+
+
+def _better(shop: Shop, ops: Mapping[str, Sequence[Op]]) -> dict[str, tuple[Op, ...]]:
     return step_ops(shop, better(shop, orders_of(shop, ops)))

@@ -22,7 +22,6 @@ from oobleckd.planner.policies.oobleck import pipelines_of
 from oobleckd.planner.policy import Setup, Situation
 from oobleckd.planner.reroute.redundant import graphs_of
 from oobleckd.planner.reroute.reroute import layout_of
-from oobleckd.planner.schedule import Op
 from oobleckd.planner.schedules.jobshop import Shop, base_bytes, shop_of, step_ops
 from oobleckd.planner.schedules.routed import (
     EFFORT_AT_ONCE,
@@ -32,6 +31,7 @@ from oobleckd.planner.schedules.routed import (
     layout_crossing,
     min_s,
 )
+from oobleckd.planner.schedules.written import NOTHING, WrittenOrders, written_shop
 from oobleckd.planner.sizing.instantiate import slowest_s, split_micro_batches
 from oobleckd.planner.templates.guarantee import losses_survived
 
@@ -184,15 +184,15 @@ class Grid:
         )  # where no route crosses devices have orders of their own, or none
         return layout_crossing(self.layout, self.setup, effort)
 
-    @property
-    def ops(self) -> dict[str, tuple[Op, ...]]:
-        """Device -> its schedule, where routes cross and one is enough faster than ready-first; none is
-        sought of many hops.
+    @cached_property
+    def written(self) -> WrittenOrders:
+        """The schedules, where routes cross and an order is enough faster than ready-first; none is sought of
+        many hops.
         """
-        if self._many_hops:
-            return {}
+        if self._many_hops or not self.vacant:
+            return NOTHING
         found, shop = self._crossing
-        return {} if found.orders is None else step_ops(shop, found.orders)
+        return NOTHING if found.orders is None else written_shop(shop, step_ops(shop, found.orders))
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:

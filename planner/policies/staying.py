@@ -18,7 +18,6 @@ from oobleckd.planner.policies.filling import waiting_for
 from oobleckd.planner.policies.grid import Grid, grid_of
 from oobleckd.planner.policies.oobleck import Oobleck, bytes_of, nodes_of, size_of, steps_of
 from oobleckd.planner.policy import Action, Proposal, Rejected, Setup, Situation
-from oobleckd.planner.schedule import format_ops
 from oobleckd.words import count, noun, seconds, than
 
 PLACES_SHOWN = 3
@@ -77,10 +76,9 @@ def proposal_of(
     reason = _reason(chosen, moved, [words for _, words in work])
     idle = tuple(waiting_for(chosen, situation))
     plan = msgspec.structs.replace(chosen.plan, idle=idle, step_s=chosen.step_s, reason=reason)
-    ops = {device: format_ops(each) for device, each in chosen.ops.items()} if chosen.vacant else {}
     return Proposal(
-        plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected), ops,
-        way=way_of(actions), actions=actions,
+        plan, chosen.transfers, chosen.cost_s, reason, tuple(rejected), chosen.written.ops,
+        way=way_of(actions), actions=actions, invalid=chosen.written.fault,
     )  # fmt: skip
 
 

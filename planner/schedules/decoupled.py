@@ -10,7 +10,7 @@ at the optimum (benchmarks/schedules.py).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from oobleckd.planner.costs.work import StageWork, check_room, max_in_flight, stage_works
 from oobleckd.planner.plan import Plan, Range
-from oobleckd.planner.profile import Profile
+from oobleckd.planner.profile import NOTHING, HeldBesides, Profile
 from oobleckd.planner.schedule import Op, backward_ops, forward_ops, one_f_one_b
 from oobleckd.planner.schedules.orders import ROUNDING, Orders, improve, min_makespan_s, run
 from oobleckd.planner.schedules.pipe import CHUNKS, Pipe
@@ -65,30 +65,52 @@ def decoupled(
     return tuple(_ops(pipe, device, order, micro_batches) for device, order in enumerate(orders))
 
 
-def decoupled_plan(
+class Ordered(NamedTuple):
+    """Pipelines of one shape, and the orders of their devices."""
+
+    pipe: Pipe
+    num_micro_batches: int
+    orders: Orders
+
+    def ops(self, micro_batches: Iterable[int]) -> tuple[tuple[Op, ...], ...]:
+        """Device by device its schedule, of a pipeline with ``micro_batches``."""
+        wanted = tuple(micro_batches)
+        return tuple(_ops(self.pipe, device, order, wanted) for device, order in enumerate(self.orders))
+
+
+def decoupled_orders(
     plan: Plan,
     profile: Profile,
     device_memory_bytes: int,
     effort: int = EFFORT,
     besides: Callable[[Sequence[Range]], Sequence[int]] = lambda _stages: (),
-) -> dict[str, tuple[Op, ...]]:
-    """Device -> its decoupled schedule, for every device of ``plan``; see ``decoupled``.
+    held: HeldBesides = NOTHING,
+) -> tuple[Ordered, ...]:
+    """The orders of each pipeline of ``plan``; see ``decoupled``.
 
-    Pipelines of equal stages and as many micro-batches are scheduled once. ``besides``: stages -> bytes that
-    their devices hold of others. Raises ScheduleError.
+    Pipelines of equal stages and as many micro-batches are ordered once and share the answer. ``besides``:
+    stages -> bytes that their devices hold of others; ``held``: what any device keeps besides its stages.
+    Raises ScheduleError.
     """
-    made: dict[tuple[tuple[Range, ...], int, int], tuple[Pipe, Orders]] = {}
-    ops = {}
+    made: dict[tuple[tuple[Range, ...], int, int], Ordered] = {}
+    found = []
     for pipeline in plan.pipelines:
         stages = tuple(segment.layers for segment in pipeline.segments)
         key = stages, len(pipeline.micro_batches), pipeline.chunks
         if key not in made:
-            pipe = pipe_of(stages, key[2], profile, device_memory_bytes, besides(stages))
-            made[key] = pipe, best_orders(pipe, len(pipeline.micro_batches), effort)
-        pipe, orders = made[key]
-        for device, (name, order) in enumerate(zip(pipeline.devices, orders, strict=True)):
-            ops[name] = _ops(pipe, device, order, pipeline.micro_batches)
-    return ops
+            pipe = pipe_of(stages, key[2], profile, device_memory_bytes, besides(stages), held)
+            made[key] = Ordered(pipe, key[1], best_orders(pipe, key[1], effort))
+        found.append(made[key])
+    return tuple(found)
+
+
+def ops_of(plan: Plan, ordered: Iterable[Ordered]) -> dict[str, tuple[Op, ...]]:
+    """Device -> its schedule, for every device of ``plan``, whose pipelines are ``ordered``."""
+    return {
+        device: ops
+        for pipeline, each in zip(plan.pipelines, ordered, strict=True)
+        for device, ops in zip(pipeline.devices, each.ops(pipeline.micro_batches), strict=True)
+    }
 
 
 def pipe_of(
@@ -97,11 +119,13 @@ def pipe_of(
     profile: Profile,
     device_memory_bytes: int,
     besides: Sequence[int] = (),
+    held: HeldBesides = NOTHING,
 ) -> Pipe:
     """The pipeline of ``stages``. Where nothing limits memory: room for as many micro-batches a device as
-    1F1B has on the first of as many devices, not for all of them. ``besides``: as in ``work.stage_works``.
+    1F1B has on the first of as many devices, not for all of them. ``besides``, ``held``: as in
+    ``work.stage_works``.
     """
-    pipe = Pipe.of(stage_works(stages, profile, device_memory_bytes, chunks, besides), chunks)
+    pipe = Pipe.of(stage_works(stages, profile, device_memory_bytes, chunks, besides, held), chunks)
     if device_memory_bytes:
         return pipe
     num_devices = len(pipe.stages)

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from oobleckd.planner.schedules.pipe import Pipe
 
+# Beside the job shop (``tabu``), which can say all of this and more: alone it would be 5.5 % slower at worst,
+# where memory is short, for half as much CPU again. (D-schedules-022)
 Orders = tuple[str, ...]
 Ends = list[dict[str, list[float]]]
 Place = tuple[int, int]  # device, position in its order

@@ -64,7 +64,7 @@ def crossing(shop: Shop, effort: int = EFFORT_AT_ONCE, *, staggered: bool = Fals
     ready_s = ready_first_s(shop, staggered=staggered)
     if min_s(shop, staggered=staggered) >= ready_s * (1 - WORTH):
         return Crossing(ready_s, None)  # no order can be worth it
-    best_s, best = _best(shop, effort, (), staggered=staggered)
+    best_s, best = best_orders(shop, effort, (), staggered=staggered)
     if best is None or best_s >= ready_s * (1 - WORTH):
         return Crossing(ready_s, None)
     return Crossing(best_s, best)
@@ -76,8 +76,35 @@ def better(shop: Shop, orders: Orders, effort: int = EFFORT_AT_ONCE) -> Orders:
     """
     before = period(shop, orders)
     assert before is not None, "orders that run"
-    best_s, best = _best(shop, effort, (orders,), staggered=True)
+    best_s, best = best_orders(shop, effort, (orders,), staggered=True)
     return orders if best is None or best_s >= before.seconds * (1 - ROUNDING) else best
+
+
+def best_orders(
+    shop: Shop, effort: int, begun: Sequence[Orders], *, staggered: bool
+) -> tuple[float, Orders | None]:
+    """The best orders that rules and a search find, also from those ``begun``, with their seconds; None where
+    none fit. ``effort``: as in ``crossing``.
+    """
+    least = min_s(shop, staggered=staggered)
+    found: dict[Orders, float] = {}
+    for orders in (*begun, *_dispatched(shop, effort // 2, staggered=staggered)):
+        if orders not in found and all(shop.fits(device, order) for device, order in enumerate(orders)):
+            seconds = _seconds(shop, orders, staggered=staggered)
+            if seconds is not None:
+                found[orders] = seconds
+                if seconds <= least * (1 + ROUNDING):
+                    break
+    best_s, best = min(((seconds, orders) for orders, seconds in found.items()), default=(0.0, None))
+    effort //= 2
+    for seconds, orders in sorted((seconds, orders) for orders, seconds in found.items())[:STARTS]:
+        if best_s <= least * (1 + ROUNDING) or effort <= 0:
+            break
+        tried = improve(shop, orders, effort, least, staggered=staggered)
+        effort = tried.ops_left
+        if tried.seconds < min(seconds, best_s):
+            best_s, best = tried.seconds, tried.orders
+    return best_s, best
 
 
 def ready_first_s(shop: Shop, *, staggered: bool = False) -> float:
@@ -137,31 +164,6 @@ def layout_crossing(layout: Layout, setup: Setup, effort: int = EFFORT_AT_ONCE) 
     """``crossing`` of ``layout`` as the job is run."""
     shop = shop_of(layout, setup)
     return crossing(shop, effort, staggered=setup.staggered), shop
-
-
-def _best(
-    shop: Shop, effort: int, begun: Sequence[Orders], *, staggered: bool
-) -> tuple[float, Orders | None]:
-    """The best orders that rules and a search find, also from those ``begun``."""
-    least = min_s(shop, staggered=staggered)
-    found: dict[Orders, float] = {}
-    for orders in (*begun, *_dispatched(shop, effort // 2, staggered=staggered)):
-        if orders not in found and all(shop.fits(device, order) for device, order in enumerate(orders)):
-            seconds = _seconds(shop, orders, staggered=staggered)
-            if seconds is not None:
-                found[orders] = seconds
-                if seconds <= least * (1 + ROUNDING):
-                    break
-    best_s, best = min(((seconds, orders) for orders, seconds in found.items()), default=(0.0, None))
-    effort //= 2
-    for seconds, orders in sorted((seconds, orders) for orders, seconds in found.items())[:STARTS]:
-        if best_s <= least * (1 + ROUNDING) or effort <= 0:
-            break
-        tried = improve(shop, orders, effort, least, staggered=staggered)
-        effort = tried.ops_left
-        if tried.seconds < min(seconds, best_s):
-            best_s, best = tried.seconds, tried.orders
-    return best_s, best
 
 
 def _dispatched(shop: Shop, effort: int, *, staggered: bool) -> Iterator[Orders]:

@@ -104,7 +104,7 @@ class _Search:
         those that follow count a period each.
         """
         setup = self.setup
-        pipe = pipe_of(layers, chunks, setup.profile, setup.device_memory_bytes, self.besides)
+        pipe = pipe_of(layers, chunks, setup.profile, setup.device_memory_bytes, self.besides, setup.held)
         num = self._num_run
         self.num_ops += 3 * num * len(layers)
         # A plan after a loss has milliseconds, so the form is chosen here; quick schedules of either form

@@ -26,8 +26,7 @@ from oobleckd.planner.costs.model import Floats, StageCosts, stage_costs
 from oobleckd.planner.plan import Plan, Range, Stage, Template
 from oobleckd.planner.policy import PlanError, Setup
 from oobleckd.planner.reroute.redundant import max_bytes, pass_bytes
-from oobleckd.planner.schedule import Op
-from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, decoupled_plan
+from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, Ordered, decoupled_orders
 from oobleckd.planner.templates.fold import folded
 from oobleckd.planner.templates.guarantee import n_max
 from oobleckd.planner.templates.refine import Bounds, refined
@@ -237,12 +236,14 @@ def _nothing_fits(setup: Setup) -> PlanError:
     )
 
 
-def decoupled_within(setup: Setup, plan: Plan, *, redundant: bool) -> dict[str, tuple[Op, ...]]:
-    """The schedule that a decoupled job of ``setup`` gets at once, with room for what its devices hold for
-    others if they are ``redundant``. Raises ScheduleError.
+def decoupled_within(setup: Setup, plan: Plan, *, redundant: bool) -> tuple[Ordered, ...]:
+    """The orders that a decoupled job of ``setup`` gets at once, pipeline by pipeline, with room for what its
+    devices keep, and hold for others if they are ``redundant``. Raises ScheduleError.
     """
     besides = Room(setup).besides if redundant else _nothing
-    return decoupled_plan(plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE, besides)
+    return decoupled_orders(
+        plan, setup.profile, setup.device_memory_bytes, EFFORT_AT_ONCE, besides, setup.held
+    )
 
 
 def _nothing(_stages: Sequence[Range]) -> Sequence[int]:

@@ -97,11 +97,12 @@ class Fleet:
             usual: NodeState = "active" if name in held else "standby"
             state, reason = (states or {}).get(name, (usual, ""))
             layers = (held[name],) if name in held and state == "active" else ()
+            age_s = 4.0 if state == "disconnected" else 0.05 + number * 7 % 20 / 100
             found.append(
                 node_view(
                     name, state=state, reason=reason, host=f"host-{name}", kinds=("NVIDIA H100",),
                     layers=layers,
-                    heartbeat_age_s=0.05 + number * 7 % 20 / 100, zone=f"r{number % racks:02}",
+                    heartbeat_age_s=age_s, zone=f"r{number % racks:02}",
                 )
             )  # fmt: skip
         return tuple(found)

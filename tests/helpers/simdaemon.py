@@ -188,6 +188,7 @@ class Daemon:
         if key in _first_plans:
             return _first_plans[key]
         found = policies.adapt(command.policy, command.setup, self._templates(command), situation)
+        assert not found.invalid, found.invalid
         if key:
             _first_plans[key] = found
         return found

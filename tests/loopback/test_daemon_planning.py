@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from oobleckd.core.events import MakePlan
@@ -24,6 +25,7 @@ from oobleckd.daemon.planning import Planning
 from oobleckd.host import urgency
 from oobleckd.planner.policy import PlanError, Setup, Situation
 from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.schedules import decoupled
 
 
 def setup_of(*, device_memory_bytes: int = 0) -> Setup:
@@ -218,6 +220,44 @@ async def test_a_plan_that_kills_every_process_is_made_by_the_daemon(
     assert sorted(prepared.catalogue.by_nodes) == [1, 2, 3, 4], "what was computed ahead is still there"
     monkeypatch.undo()
     assert (await planning.plan(MakePlan(3, "oobleck", setup_of(), SITUATION))).proposal == before.proposal
+
+
+def adapt_in_a_wrong_order(*arguments: Any) -> bytes:
+    """In the planner's process: an op is missing."""
+    found = decoupled.best_orders
+
+    def wrong(*asked: Any) -> tuple[str, ...]:
+        first, *others = found(*asked)
+        return first[:-1], *others
+
+    decoupled.best_orders = wrong
+    try:
+        return adapt(*arguments)
+    finally:
+        decoupled.best_orders = found
+
+
+@pytest.mark.asyncio
+async def test_an_order_that_cannot_be_run_is_said_and_no_device_gets_one(
+    planning: Planning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = msgspec.structs.replace(setup_of(), decoupled=True, min_nodes=2)
+    before = await planning.plan(MakePlan(1, "oobleck", setup, SITUATION))
+    said: list[str] = []
+    planning._on_trouble = said.append
+    monkeypatch.setattr(poolwork, "adapt", adapt_in_a_wrong_order)
+    answer = await planning.plan(MakePlan(2, "oobleck", setup, SITUATION))
+    assert before.proposal is not None
+    assert before.proposal.ops
+    assert answer.error == ""
+    assert answer.proposal is not None
+    assert answer.proposal.ops == {}
+    assert answer.proposal.plan == before.proposal.plan, "training goes on"
+    assert len(said) == planning.num_invalid == 1
+    assert answer.proposal.invalid in said[0]
+    monkeypatch.undo()
+    again = await planning.plan(MakePlan(3, "oobleck", setup, SITUATION))
+    assert again.proposal == before.proposal
 
 
 @pytest.mark.asyncio

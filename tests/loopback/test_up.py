@@ -15,12 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from oobleckd.client import Client
 from oobleckd.ctl import processes
 from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.host import urgency
 from oobleckd.host.needs import ClusterSize
 from oobleckd.host.starts import failed_starts
+from oobleckd.protocol.changes import JobWentBack
+from tests.helpers.cluster import tiny_job
 from tests.helpers.family import members
 from tests.helpers.nvidia import Machine, needs_cc
 
@@ -109,6 +112,21 @@ def num_entries(process: ClusterProcess, of: str) -> int:
 
 def is_urgent(thread: int) -> bool:
     return os.sched_getscheduler(thread) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR
+
+
+def test_down_with_a_job_is_no_incident(cluster: Cluster) -> None:
+    """What `up` finds is the job, which trains on; nobody had a loss."""
+    assert cluster.ctl("up", "--nodes", "2", "--no-spare").returncode == 0
+    client = Client(cluster.home.socket)
+    job = client.submit(tiny_job("down", train={"steps": 100_000}, fault_tolerance={"f": 0})).id
+    assert cluster.ctl("wait", job, "--for", "step=2", "--timeout", "60").returncode == 0
+    down = cluster.ctl("down")
+    assert "SIGKILL" not in down.stderr
+    assert cluster.ctl("up", "--nodes", "2", "--no-spare").returncode == 0
+    assert cluster.ctl("wait", job, "--for", "state=running", "--timeout", "60").returncode == 0
+    assert client.incidents() == ()
+    (back,) = [c.data for c in client.events(0, follow=False) if isinstance(c.data, JobWentBack)]
+    assert back.job == job
 
 
 def test_up_that_is_interrupted_leaves_nothing(cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from oobleckd.core.events import Record
 from oobleckd.protocol.api import Control, LossView
+from oobleckd.protocol.changes import JobWentBack
 from tests.helpers.world import World
 
 
@@ -47,6 +48,40 @@ def test_a_node_dies_while_it_is_away(seed):
     (incident,) = world.incidents()
     assert incident.nodes == ("n03",)
     assert incident.losses == (LossView("n03", "not-heard"),)
+
+
+def started_anew(seed, *missing, **spec):
+    """The daemon is ended, then all nodes, as `down` does; then all but ``missing`` are started again."""
+    world = running(seed, **spec)
+    world.daemon.stop()
+    nodes = sorted(world.nodes)
+    for name in nodes:
+        world.leave(name)
+    world.run_for(1.0)
+    world.daemon.start()
+    for name in nodes:
+        if name not in missing:
+            world.add(name)
+    return world
+
+
+@pytest.mark.parametrize("spec", [{}, {"f": 0}], ids=["f1", "f0"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cluster_that_was_stopped_and_started_again_had_no_incident(seed, spec):
+    world = started_anew(seed, **spec)
+    world.until_state("done")
+    world.check_done()
+    assert world.incidents() == []
+    (back,) = world.told(JobWentBack)
+    assert back.steps_lost == world.job().steps_lost > 0
+
+
+def test_one_that_did_not_come_back_is_lost():
+    world = started_anew(1, "n03")
+    world.until_state("done")
+    world.check_done()
+    (incident,) = world.incidents()
+    assert LossView("n03", "not-heard") in incident.losses
 
 
 def ended_while_away(seed):

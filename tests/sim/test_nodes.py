@@ -412,6 +412,25 @@ def test_a_daemon_that_is_started_anew_knows_who_is_missing():
     assert again.core.state.nodes == world.machine.core.state.nodes
 
 
+def test_one_whose_link_closed_is_not_counted_as_here():
+    """Whether it is lost its lease tells, later; who is back is here again."""
+    world = World(2, 3)
+    world.run_for(1.0)
+    assert view.status(world.machine.core).line == "3 nodes, no job"
+    world.network.break_link("n01", agent_s=0.5)
+    world.run(lambda: states_of(world)["n01"] == "disconnected")
+    status = view.status(world.machine.core)
+    assert (status.nodes, status.expected, status.lost) == (2, 3, 0)
+    assert status.line.startswith("2 of 3 nodes, 1 not heard of for ")
+    world.run(lambda: states_of(world)["n01"] == "standby")
+    assert view.status(world.machine.core).line == "3 nodes, no job"
+    world.kill("n01")
+    world.run(lambda: states_of(world)["n01"] == "disconnected")
+    assert view.status(world.machine.core).nodes == 2
+    world.run(lambda: states_of(world)["n01"] == "lost")
+    assert view.status(world.machine.core).line == "2 of 3 nodes, 1 lost, no job"
+
+
 def test_who_is_here_or_has_a_place_is_not_forgotten():
     world = World(4, 4)
     world.run_for(1.0)

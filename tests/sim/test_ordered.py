@@ -2,11 +2,19 @@
 the next loss.
 """
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from oobleckd.core.entries import LayoutDeployed
+from oobleckd.planner import policies
+from oobleckd.planner.policies import grid
+from oobleckd.planner.policy import Proposal
+from oobleckd.planner.schedules import decoupled
 from oobleckd.protocol.api import Control
 from oobleckd.protocol.job import Schedule
+from tests.helpers import simdaemon
 from tests.helpers.world import World
 from tests.sim.test_detours import peer_of, running, until_closed, written
 
@@ -119,3 +127,32 @@ def test_a_pause_and_a_loss_and_the_order_comes_when_it_goes_on():
     world.until_state("done")
     world.check_done()
     assert len(written(world, LayoutDeployed)) == 2
+
+
+@pytest.mark.parametrize("schedule", [Schedule(), DECOUPLED, Schedule(backward="decoupled", chunks=2)])
+def test_orders_that_cannot_be_run_reach_no_device_and_training_goes_on(
+    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+):
+    adapt, orders, ops_of = policies.adapt, decoupled.best_orders, grid.step_ops
+    left_out = []
+
+    def planted(*asked: Any) -> Proposal:
+        found = adapt(*asked)
+        left_out.append(found.invalid)
+        return msgspec.structs.replace(found, invalid="")
+
+    def an_op_less(*asked: Any) -> tuple[str, ...]:
+        first, *others = orders(*asked)
+        return first[:-1], *others
+
+    monkeypatch.setattr(simdaemon, "_first_plans", {})
+    monkeypatch.setattr(policies, "adapt", planted)
+    monkeypatch.setattr(decoupled, "best_orders", an_op_less)
+    monkeypatch.setattr(grid, "step_ops", lambda *asked: {d: ops[1:] for d, ops in ops_of(*asked).items()})
+    world = three_stages(schedule=schedule, memory=350 if schedule.chunks == 2 else 250)
+    assert not any(device.order for device in devices(world))
+    world.kill("n02")
+    world.until_state("done")
+    world.check_done()
+    assert any(left_out)
+    assert world.job().steps_lost == 0

@@ -36,8 +36,8 @@ def job(**tables: Any) -> dict[str, Any]:
     [
         (job(checkpoint={"every": "sometimes"}), "checkpoint.every",
          "is 'sometimes', and has to be a whole number of at least 0 or 'auto'"),
-        (job(data={"source": "jsonl"}), "data.source",
-         "is 'jsonl', and has to be 'stdlib', 'text' or 'tokens'"),
+        (job(data={"on_bad_row": "stop"}), "data.on_bad_row",
+         "is 'stop', and has to be 'fail' or 'skip'"),
         (job(train=TRAIN | {"steps": "many"}), "train.steps",
          "is 'many', and has to be a whole number of at least 1"),
         (job(train=TRAIN | {"steps": 1.5}), "train.steps",

@@ -13,7 +13,8 @@ import os
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,14 @@ from torch import Tensor
 
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Job
+from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.files import Tokens as _Tokens
+from oobleckd.tokens.files import file_of, read_tokens
+from oobleckd.tokens.vocabulary import check_largest, check_vocabulary
 from oobleckd.words import count
 from oobleckd.worker.data.inputs import Opened, Signature, joined, opened_while, signature_at, signature_of
 from oobleckd.worker.data.masking import Masking
-from oobleckd.worker.data.token_file import Tokens as _Tokens
-from oobleckd.worker.data.token_file import check_vocabulary, read_tokens
+from oobleckd.worker.data.prepared import open_prepared
 from oobleckd.worker.models import MASKED, Batch, load_config
 from oobleckd.worker.runtime.errors import UserError
 
@@ -44,18 +48,23 @@ NOTHING = Opened(Input("data", "", 0, 0))
 """Of a corpus that was not read from files."""
 
 
+class Misread(UserError):
+    """What a device is about to train on is not what it was when it was prepared."""
+
+
 class Corpus:
     """All tokens of a job's data, in windows of ``sequence`` tokens."""
 
     def __init__(
         self, tokens: _Tokens, job: Job, name: str, masking: Masking | None = None,
         inputs: Opened = NOTHING, check: Callable[[_Tokens], None] | None = None,
+        first: Callable[[int, int], None] | None = None,
     ) -> None:  # fmt: skip
         """``inputs``: the files that the tokens are mapped from. ``check``: looks at the tokens of each batch
-        (None: all were looked at).
+        (None: all were looked at); ``first``: looks at the bytes of tokens before they are read.
         """
         train = job.train
-        self.inputs, self._check = inputs, check
+        self.inputs, self._check, self._first = inputs, check, first
         # Of the plain kind: to cut a window out of numpy's mapped one takes ten times as long.
         self._tokens = tokens.view(np.ndarray)
         self._name = name
@@ -76,11 +85,12 @@ class Corpus:
         return self._masking(tokens, step, micro_batch) if self._masking else Batch(tokens, tokens)
 
     def tokens(self, step: int, micro_batch: int) -> Tensor:
-        """Tokens of a micro-batch, int64 (micro_batch_size, sequence)."""
+        """Tokens of a micro-batch, int64 (micro_batch_size, sequence). Raises Misread, UserError."""
         windows = [sample % self.num_windows for sample in self.sample_ids(step, micro_batch)]
-        rows = np.stack([self._tokens[w * self._sequence : (w + 1) * self._sequence] for w in windows])
+        rows = np.stack([self._window(window) for window in windows])
         if self._check is not None:
-            self._check(rows)
+            with _of_job("data"):
+                self._check(rows)
         return torch.from_numpy(rows.astype(np.int64))
 
     def sample_ids(self, step: int, micro_batch: int) -> tuple[int, ...]:
@@ -104,6 +114,13 @@ class Corpus:
         until all have been read.
         """
         return self.inputs.part.whole
+
+    def _window(self, window: int) -> _Tokens:
+        start = window * self._sequence
+        if self._first is not None:
+            with _of_job("data", Misread):
+                self._first(start, start + self._sequence)
+        return self._tokens[start : start + self._sequence]
 
     def _sample(self, ordinal: int) -> int:
         number, position = divmod(ordinal, self.num_windows)
@@ -154,6 +171,8 @@ def _mix(value: int) -> int:
 
 def open_corpus(job: Job) -> Corpus:
     """The corpus of ``job``, mapped into memory. Raises UserError when it is missing or does not fit."""
+    if job.data.is_prepared:
+        return _open_prepared(job)
     name = job.data.path
     match job.data.source:
         case "stdlib":
@@ -162,18 +181,55 @@ def open_corpus(job: Job) -> Corpus:
         case "text" if Path(name).is_dir():
             inputs, tokens = _joined(lambda: files_in(Path(name)), name, Path(name))
         case "text":
-            inputs, tokens = _held(name, _text)
-        case "tokens":
-            inputs, tokens = _held(name, lambda path: read_tokens(path, job.data.dtype))
+            inputs, tokens = _held(Path(name), _text)
+        case source:
+            file = file_of(Path(name), source)
+            inputs, tokens = _held(file, lambda path: read_tokens(path, job.data.dtype, source))
     check_length(job, name, len(tokens))
     vocab_size = load_config(job).vocab_size
-    spare, text = spare_of(job), is_text(job)
+    spare, text = spare_of(job), job.data.is_bytes
     checked = partial(check_vocabulary, name=name, vocab_size=vocab_size, spare=spare, text=text)
     masking = masking_of(job, vocab_size)
     if not inputs.small:  # to look at all of it takes minutes
         return Corpus(tokens, job, name, masking, inputs, partial(checked, part=True))
-    checked(tokens)
+    with _of_job("data"):
+        checked(tokens)
     return Corpus(tokens, job, name, masking, inputs)
+
+
+def _open_prepared(job: Job) -> Corpus:
+    """Of what was prepared: what is to be known of its tokens its manifest says."""
+    name = job.data.prepared
+    if not name:
+        raise UserError(
+            f"data.path: {job.data.path} is not prepared", "run `oobleckctl data prepare` on the job first"
+        )
+    with _of_job("data.prepared"), _readable("data.prepared", name):
+        found = open_prepared(Path(name))
+    check_length(job, name, found.manifest.tokens)
+    vocab_size = load_config(job).vocab_size
+    with _of_job("data"):
+        check_largest(found.manifest, name, vocab_size, spare_of(job))
+    return Corpus(found.tokens, job, name, masking_of(job, vocab_size), found.inputs, first=found.first)
+
+
+@contextmanager
+def _of_job(key: str, kind: type[UserError] = UserError) -> Iterator[None]:
+    """What is wrong with a file is wrong with ``key`` of the job."""
+    try:
+        yield
+    except DataError as error:
+        raise kind(f"{key}: {error.problem}", error.hint) from error
+
+
+@contextmanager
+def _readable(key: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{key}: {name}: {error.strerror or error}", "name a file or folder that every node can read"
+        ) from error
 
 
 def check_length(job: Job, name: str, num_tokens: int) -> None:
@@ -186,24 +242,15 @@ def check_length(job: Job, name: str, num_tokens: int) -> None:
         )
 
 
-def is_text(job: Job) -> bool:
-    """Whether its tokens are bytes."""
-    return job.data.source != "tokens"
-
-
 def spare_of(job: Job) -> int:
     """How many numbers at the vocabulary's end are not for data: the mask token's."""
     return int(job.model.family in MASKED and job.data.mask_token < 0)
 
 
-def _held(name: str, read: Callable[[Path], _Tokens]) -> tuple[Opened, _Tokens]:
-    """The file of ``name``, held open, and its tokens."""
-    try:
-        return opened_while(Path(name), name, lambda: read(Path(name)))
-    except OSError as error:
-        raise UserError(
-            f"data.path: {name}: {error.strerror or error}", "name a file or folder that every node can read"
-        ) from error
+def _held(file: Path, read: Callable[[Path], _Tokens]) -> tuple[Opened, _Tokens]:
+    """``file``, held open, and its tokens."""
+    with _of_job("data.path"), _readable("data.path", str(file)):
+        return opened_while(file, str(file), lambda: read(file))
 
 
 def masking_of(job: Job, vocab_size: int) -> Masking | None:
@@ -228,16 +275,7 @@ def files_in(path: Path) -> list[Path]:
 
 
 def _text(path: Path) -> _Tokens:
-    return _mapped(path)
-
-
-def _mapped(path: Path) -> _Tokens:
-    try:
-        return np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
-    except OSError as error:
-        raise UserError(
-            f"data.path: {path}: {error.strerror}", "name a file or folder that every node can read"
-        ) from error
+    return np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
 
 
 def stdlib_files() -> list[Path]:

@@ -92,9 +92,13 @@ class Opened:
 
     def quick(self) -> Input:
         """The identity of what is in the files now, as at the start."""
-        named = [path.name if len(self.paths) > 1 else "" for path in self.paths]
-        found = identity(self.part.kind, self.part.place, named, self.sizes, self._read)
+        found = self.blocks()
         return _with_whole(found, self.digest()) if self.small else found
+
+    def blocks(self) -> Input:
+        """The same without the digest of all bytes."""
+        named = [path.name if len(self.paths) > 1 else "" for path in self.paths]
+        return identity(self.part.kind, self.part.place, named, self.sizes, self._read)
 
     def digest(self, between: Callable[[], object] = lambda: None) -> str:
         """Size and SHA-256 of all bytes that were there when it was opened, as they are now. ``between``:

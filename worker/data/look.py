@@ -16,17 +16,17 @@ import numpy as np
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import DataNote
-from oobleckd.worker.data import foreign
+from oobleckd.tokens import foreign
+from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.vocabulary import check_vocabulary
 from oobleckd.worker.data.corpus import (
     check_length,
     files_in,
-    is_text,
     masking_of,
     open_corpus,
     spare_of,
     stdlib_files,
 )
-from oobleckd.worker.data.token_file import check_vocabulary
 from oobleckd.worker.runtime.errors import UserError
 
 _MAX_LOOKS = 1000
@@ -43,12 +43,12 @@ def look_at(job: Job, vocab_size: int) -> tuple[DataNote, ...]:
         name = "the standard library"
         _look_at_files(job, name, Path(sysconfig.get_path("stdlib")), stdlib_files(), vocab_size)
         return ()
-    if job.data.source == "text" and path.is_dir():
+    if job.data.is_bytes and path.is_dir():
         files = files_in(path)
         _look_at_files(job, job.data.path, path, files, vocab_size)
         return _notes(path, files)
     open_corpus(job).inputs.close()
-    return _notes(path.parent, [path]) if is_text(job) else ()
+    return _notes(path.parent, [path]) if job.data.is_bytes else ()
 
 
 def _look_at_files(job: Job, name: str, root: Path, files: Sequence[Path], vocab_size: int) -> None:
@@ -64,7 +64,10 @@ def _look_at_files(job: Job, name: str, root: Path, files: Sequence[Path], vocab
         raise UserError(
             f"data: {where}: {error.strerror}", "make it readable for the worker's user"
         ) from error
-    check_vocabulary(largest, name, vocab_size, spare_of(job), text=True)
+    try:
+        check_vocabulary(largest, name, vocab_size, spare_of(job), text=True)
+    except DataError as error:
+        raise UserError(f"data: {error.problem}", error.hint) from error
 
 
 def _largest(file: Path) -> int:

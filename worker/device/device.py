@@ -52,6 +52,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
 from oobleckd.worker.checkpointing.writer import BackgroundWriter
+from oobleckd.worker.data.corpus import Misread
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import (
     DeviceContext,
@@ -185,6 +186,8 @@ class DeviceProcess:
                 if self.executor is not None and self._advance(self.executor):
                     return True
             return self._stage()
+        except Misread as error:
+            self._misread(error)
         except UserError as error:
             self._fail(error)
         except (ReplicasDisagree, SumsChanged) as error:
@@ -206,6 +209,13 @@ class DeviceProcess:
         if self.reading.hear(executor.counters if executor is not None else None) and executor is not None:
             executor.misread = True
             self._tell_up()
+
+    def _misread(self, error: Misread) -> None:
+        """The device goes no further; the daemon will say what to do."""
+        assert self.executor is not None, "who trains nothing reads no samples"
+        self.reading.misread(error.problem, self.executor.counters)
+        self.executor.misread = True
+        self._tell_up()
 
     def _flip(self) -> None:
         """Bits that were to flip, once there is something to flip."""

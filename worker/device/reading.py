@@ -125,6 +125,11 @@ class Reading:
             self._found(finding)
         return self.changed != was
 
+    def misread(self, what: str, counters: Counters) -> None:
+        """Bytes that were to be trained on at ``counters`` are not what they were when they were prepared."""
+        self.changed, self._at = what, counters
+        self.tell_again()
+
     def tell_again(self) -> None:
         """Whoever asks where this device stands is to know that it goes no further."""
         if self.changed and self._of is not None:

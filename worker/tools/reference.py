@@ -27,7 +27,7 @@ from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
 from oobleckd.protocol.modelnotes import words
 from oobleckd.protocol.parts import Counters, bits_of
-from oobleckd.worker.data.corpus import open_corpus
+from oobleckd.worker.data.corpus import Misread, open_corpus
 from oobleckd.worker.data.input_watch import LOOK_S, Eyes
 from oobleckd.worker.device.context import arithmetic, device_model
 from oobleckd.worker.device.executor import Executor
@@ -187,7 +187,7 @@ def main(job_file: Path, out: Path) -> None:
             recorder.complete(run(job, out, recorder))
     except (JobError, UserError) as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
-        sys.exit(DATA_CHANGED if isinstance(error, TextChanged) else 1)
+        sys.exit(DATA_CHANGED if isinstance(error, TextChanged | Misread) else 1)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,19 @@ def test_the_verdict_says_it_all() -> None:
         assert part in text
 
 
+def test_a_silent_node_is_not_counted_as_here() -> None:
+    """Before its lease is over; of one that was not heard since the daemon's restart there is none."""
+    found = [node_view(f"node-{i}", heartbeat_age_s=0.1) for i in (1, 2)]
+    silent = node_view("node-3", state="disconnected", heartbeat_age_s=2.0)
+    unheard = node_view("node-4", state="disconnected", heartbeat_age_s=0.0)
+    text = said(verdict.paint(fold(LIVE, [fetched(nodes=(*found, silent))]), NOW, 160))
+    assert "2 of 3 nodes here " in text
+    assert "1 not heard of for 2 s" in text
+    text = said(verdict.paint(fold(LIVE, [fetched(nodes=(*found, unheard))]), NOW, 160))
+    assert "2 of 3 nodes here" in text
+    assert "not heard of" not in text
+
+
 def test_in_80_columns_the_verdict_still_says_what_counts() -> None:
     text = said(verdict.paint(LIVE, NOW, 80))
     for part in (

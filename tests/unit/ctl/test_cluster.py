@@ -121,6 +121,10 @@ def test_logs(home: Home) -> None:
     assert ctl("logs", "daemon", "--state", home.state).stdout == "up\n"
     assert ctl("logs", "--state", home.state).stdout == "node-1   | one\nnode-1   | two\noobleckd | up\n"
     assert ctl("logs", "node-9", "--state", home.state).exit_code == 3
+    lines = map(json.loads, ctl("logs", "--state", home.state, "-o", "json").stdout.splitlines())
+    found = [(line["kind"], line["source"], line["text"]) for line in lines]
+    said = (("node-1", "one"), ("node-1", "two"), ("oobleckd", "up"))
+    assert found == [("LogLine", *each) for each in said]
 
 
 def test_the_socket_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from oobleckd.planner.costs.work import DeviceWork, StageWork, max_in_flight
 from oobleckd.planner.plan import Pipeline, Plan, Range, Segment
 from oobleckd.planner.schedule import Op, ScheduleError, format_ops, one_f_one_b, parse_op
 from oobleckd.planner.schedules import orders
-from oobleckd.planner.schedules.decoupled import best_orders, decoupled, decoupled_plan
+from oobleckd.planner.schedules.decoupled import best_orders, decoupled, decoupled_orders, ops_of
 from oobleckd.planner.schedules.orders import improve, min_makespan_s, run
 from oobleckd.planner.schedules.pipe import Pipe
 from oobleckd.planner.schedules.timeline import dry_run_plan, dry_run_works
@@ -121,7 +121,7 @@ def test_pipelines_of_a_plan_and_one_without_micro_batches():
             for names, share in zip(nodes, shares, strict=True)
         )
     )
-    ops = decoupled_plan(plan, profile, 0)
+    ops = ops_of(plan, decoupled_orders(plan, profile, 0))
     for pipeline in plan.pipelines:
         validate([ops[s.device] for s in pipeline.segments], pipeline.micro_batches, [StageWork(1, 1, 1)] * 2)
     assert [op.kind for op in ops["a/0"]] == [op.kind for op in ops["c/0"]]
@@ -222,7 +222,7 @@ def test_a_plan_with_a_pipeline_of_each_form():
     v = tuple(Segment(f"{node}/0", cut) for node, cut in zip("abba", cuts, strict=True))
     plain = (Segment("c/0", Range(0, 2)), Segment("d/0", Range(2, 4)))
     plan = Plan((Pipeline(("a", "b"), v, (0, 1, 2)), Pipeline(("c", "d"), plain, (3, 4))))
-    ops = decoupled_plan(plan, profile, 0)
+    ops = ops_of(plan, decoupled_orders(plan, profile, 0))
     assert sorted(ops) == ["a/0", "b/0", "c/0", "d/0"]
     validate([ops["a/0"], ops["b/0"]], (0, 1, 2), chunks=2)
     timed = dry_run_plan(plan, profile, ops)

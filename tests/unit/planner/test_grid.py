@@ -16,6 +16,7 @@ from oobleckd.planner.schedule import parse_ops
 from oobleckd.planner.schedules.evaluate import period
 from oobleckd.planner.schedules.jobshop import orders_of, shop_of
 from oobleckd.planner.schedules.routed import busiest_s, ready_first_s
+from oobleckd.planner.schedules.written import NOTHING
 from oobleckd.planner.sizing.instantiate import slowest_s
 from tests.unit.planner.build import even_profile, setup_of
 from tests.unit.planner.test_oobleck import alive, n0_of_2
@@ -75,7 +76,7 @@ def test_a_step_of_too_many_hops_to_run_is_not_taken_for_its_busiest_device(
     as_run_s = grid("abcde").step_s
     monkeypatch.setattr("oobleckd.planner.policies.grid.MAX_HOPS", 10)
     estimated = grid("abcde")
-    assert estimated.ops == {}
+    assert estimated.written == NOTHING
     assert estimated.step_s > max(whole_s, busiest_s(estimated.routes, setup.profile))
     assert estimated.step_s == pytest.approx(as_run_s, rel=0.25)
     assert grid("abcdef").step_s == whole_s

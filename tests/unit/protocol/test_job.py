@@ -10,7 +10,7 @@ import pytest
 from oobleckd.core.jobs import as_linked
 from oobleckd.host.jobfile import load_job
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.job import Job, JobError, parse_job, table_of
+from oobleckd.protocol.job import Data, Job, JobError, parse_job, same_data, table_of
 from oobleckd.protocol.units import parse_rate
 
 TRAIN = {"steps": 1, "global_batch": 1, "micro_batch": 1, "sequence": 2}
@@ -89,3 +89,63 @@ def test_errors_have_the_name_of_the_file(schedule: dict[str, object], path: str
     assert caught.value.path == path
     assert problem in caught.value.problem
     assert "shadow" not in caught.value.hint or path == "schedule.shadow_memory"
+
+
+# --------------------------------------------------------------------------- data
+
+
+def data_of(*, checkpoint: str = "", **data: object) -> Data:
+    return parse_job({"name": "a", "train": TRAIN, "model": {"checkpoint": checkpoint}, "data": data}).data
+
+
+@pytest.mark.parametrize(
+    ("data", "prepared", "is_bytes"),
+    [
+        ({}, False, True),
+        ({"source": "text", "path": "/t"}, False, True),
+        ({"source": "text", "path": "/t", "tokenizer": "/tok"}, True, False),
+        ({"source": "text", "path": "/t", "prepared": "/p"}, True, False),
+        ({"source": "jsonl", "path": "/t", "tokenizer": "/tok", "column": "body"}, True, False),
+        ({"source": "parquet", "path": "/t", "checkpoint": "/m"}, True, False),
+        ({"source": "arrow", "path": "/t", "prepared": "/p", "dtype": "int32"}, True, False),
+        ({"source": "text", "path": "/t", "checkpoint": "/m"}, False, True),
+        ({"source": "text", "path": "/t", "checkpoint": "/m", "tokenizer": "model.checkpoint"}, True, False),
+        ({"source": "tokens", "path": "/t", "dtype": "int64"}, False, False),
+        ({"source": "bin", "path": "/t", "dtype": "uint8"}, False, False),
+        ({"source": "megatron", "path": "/t"}, False, False),
+    ],
+)
+def test_what_is_prepared_and_what_is_bytes(data: dict[str, str], prepared: bool, is_bytes: bool) -> None:
+    found = data_of(**data)
+    assert (found.is_prepared, found.is_bytes) == (prepared, is_bytes)
+    assert found.is_ready_made == (not prepared and not is_bytes)
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"source": "jsonl"}, "data.path"),
+        ({"source": "jsonl", "path": "/t"}, "data.tokenizer"),
+        ({"source": "jsonl", "path": "/t", "tokenizer": "model.checkpoint"}, "data.tokenizer"),
+        ({"source": "jsonl", "path": "/t", "tokenizer": "/t", "dtype": "uint32"}, "data.dtype"),
+        ({"source": "jsonl", "path": "/t", "tokenizer": "/t", "column": ""}, "data.column"),
+        ({"source": "text", "path": "/t", "tokenizer": "/t", "column": "body"}, "data.column"),
+        ({"source": "text", "path": "/t", "bos": True}, "data.bos"),
+        ({"source": "text", "path": "/t", "dtype": "uint16"}, "data.dtype"),
+        ({"source": "tokens", "path": "/t", "tokenizer": "/t"}, "data.tokenizer"),
+        ({"source": "npy", "path": "/t", "prepared": "/p"}, "data.prepared"),
+        ({"source": "stdlib", "on_bad_row": "skip"}, "data.on_bad_row"),
+        ({"source": "csv", "path": "/t"}, "data.source"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(data: dict[str, object], key: str) -> None:
+    with pytest.raises(JobError) as caught:
+        data_of(**data)
+    assert caught.value.path == key
+
+
+def test_which_data_is_the_same_the_place_of_what_was_prepared_does_not_say() -> None:
+    one = data_of(source="jsonl", path="/t", tokenizer="/a", prepared="/p")
+    assert same_data(one, data_of(source="jsonl", path="/t", tokenizer="/a", prepared="/q", cache="/c"))
+    assert not same_data(one, data_of(source="jsonl", path="/t", tokenizer="/b", prepared="/p"))
+    assert not same_data(one, data_of(source="jsonl", path="/t", tokenizer="/a", eos=False))

@@ -268,7 +268,7 @@ def test_a_token_beyond_the_vocabulary_is_named(text: Path) -> None:
 
 def test_an_odd_sized_token_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
-    path.write_bytes(b"x" * 33)
+    path.write_bytes(b"\x01" * 33)
     with pytest.raises(UserError, match="33 bytes, an odd number"):
         open_corpus(small_job(data={"source": "tokens", "path": str(path)}))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from oobleckd.host import urgency
@@ -40,7 +41,9 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
+from oobleckd.tokens.manifest import TOKENS
 from oobleckd.worker.agent.outbox import peek
+from oobleckd.worker.data import inputs
 from oobleckd.worker.data.corpus import Corpus, open_corpus
 from oobleckd.worker.device import device, reading
 from oobleckd.worker.device.agent_link import DeviceLink
@@ -49,6 +52,7 @@ from oobleckd.worker.models import Layer
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.framing import read_frame, write_frame
 from oobleckd.worker.runtime.yielding_lock import YieldingLock
+from tests.helpers.prepared import prepared
 
 TIMEOUT_S = 60.0
 ME = "n/0"
@@ -249,6 +253,35 @@ def test_a_device_whose_text_changes_goes_no_further_and_says_so_whenever_it_is_
     agent.say(deploy(4, same))
     ready = agent.hear(Ready)
     assert ready.inputs[0].whole == f"{len(right)}-{hashlib.sha256(right).hexdigest()}"
+
+
+def test_a_device_finds_prepared_tokens_changed_before_it_trains_on_them(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large folder: nobody reads all of it first."""
+    monkeypatch.setattr(inputs, "SMALL_BYTES", 0)
+    folder = prepared(tmp_path / "x", [np.arange(4000) % 120], "uint16")
+    file = folder / TOKENS
+    right = file.read_bytes()
+    file.write_bytes(b"X" + right[1:])
+    plain = job(tmp_path)
+    data = msgspec.structs.replace(plain.data, source="text", tokenizer="/t", prepared=str(folder))
+    same = msgspec.structs.replace(plain, data=data)
+    agent.say(Release(ME, "job", "d.1"))
+    agent.say(msgspec.structs.replace(deploy(2, same), job="tokens"))
+    assert agent.hear(Ready).epoch == 2
+    agent.say(Resume(ME, 2, 2))
+    changed = agent.hear(InputsChanged, StepDone)
+    assert (changed.job, changed.counters.step) == ("tokens", 0)
+    assert str(file) in changed.what
+    agent.say(Report(ME, 3, 2, ()))
+    assert agent.hear(Progress, StepDone).counters.step == 0
+    agent.say(Release(ME, "tokens", "d.1"))
+    agent.say(Identify(ME, "tokens", same))
+    assert str(file) in agent.hear(Identified).error
+    file.write_bytes(right)
+    agent.say(Identify(ME, "tokens", same))
+    assert agent.hear(Identified).inputs[0].whole == f"8000-{hashlib.sha256(right).hexdigest()}"
 
 
 def test_a_turn_is_given_away_aside_and_comes_back() -> None:

@@ -168,7 +168,7 @@ def test_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 def test_a_file_that_is_replaced_while_it_is_opened(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is mapped is what the identity is of."""
-    plain, times = data_module._mapped, []
+    plain, times = data_module._text, []
 
     def replaced(path: Path) -> object:
         if not times:
@@ -178,7 +178,7 @@ def test_a_file_that_is_replaced_while_it_is_opened(text: Path, monkeypatch: pyt
             new.replace(path)
         return plain(path)
 
-    monkeypatch.setattr(data_module, "_mapped", replaced)
+    monkeypatch.setattr(data_module, "_text", replaced)
     corpus = open_corpus(folder_job(text))
     assert corpus.digest == corpus.inputs.digest()
     assert bytes(corpus.tokens(0, 0).flatten().tolist()) == b"X" * 16

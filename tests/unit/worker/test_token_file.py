@@ -18,6 +18,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.files import read_tokens
 from oobleckd.worker.data.corpus import Corpus, open_corpus
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import GPT2, small_job
@@ -210,6 +212,43 @@ def test_what_is_no_file_of_tokens_is_named(tmp_path: Path, name: str) -> None:
     assert "vocab" not in error.hint
 
 
+LOOK_ALIKES = {  # as others write them; each gets a byte more as well
+    "d.jsonl": (b'{"text": "once upon a time"}\n' * 9, b"\n", "is JSON"),
+    "short.json": (b"[1, 2, 3]\n" + b"\n" * 30, b"\n", "is JSON"),
+    "d.txt": (b"once upon a time there was " * 4, b"!", "is text"),
+    "d.csv": (b"a,b\n1,2\n" * 20, b"\n", "is text"),
+    "d.bin.gz": (gzip.compress(TOKENS.astype("<u2").tobytes()), b"\0", "is a gzip archive"),
+    "d.parquet": (b"PAR1" + bytes(100) + b"PAR1", b"\0", "is a Parquet file"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["auto", "uint16", "uint32"])
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_what_a_file_is_comes_before_its_size(tmp_path: Path, name: str, dtype: str) -> None:
+    """Whatever the size and the width that is asked for: an odd one is what is wrong with numbers alone."""
+    data, more, says = LOOK_ALIKES[name]
+    for times in range(4):
+        (tmp_path / name).write_bytes(data + times * more)
+        with pytest.raises(DataError) as raised:
+            read_tokens(tmp_path / name, dtype)
+        assert says in raised.value.problem
+        assert "bytes" not in raised.value.problem
+
+
+def test_a_short_text_of_odd_size_is_one(tmp_path: Path) -> None:
+    """Of an even size it may be tokens by chance."""
+    (tmp_path / "t").write_bytes(b"{}\n")
+    assert "is JSON" in refused(tmp_path / "t").problem
+    (tmp_path / "t").write_bytes(b"{}\n\n")
+    assert len(read_tokens(tmp_path / "t", "auto")) == 2
+
+
+def test_an_array_of_odd_size_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", TOKENS.astype("<u2"))
+    (tmp_path / "t.npy").write_bytes((tmp_path / "t.npy").read_bytes() + b"\0")
+    assert "is a .npy file" in refused(tmp_path / "t.npy").problem
+
+
 ARRAYS = {
     "of float64": lambda: TOKENS.astype("<f8"),
     "of bool": lambda: TOKENS > 3,
@@ -257,7 +296,7 @@ def test_an_index_that_does_not_agree_is_named(tmp_path: Path) -> None:
     assert "of float32, not of token numbers" in str(refused(megatron(tmp_path / "b.bin", 7, "<f4")))
     path = megatron(tmp_path / "c.bin", 8, "<u2")
     path.with_suffix(".idx").write_bytes(path.with_suffix(".idx").read_bytes()[:50])
-    assert "it is cut" in str(refused(path))
+    assert "c.idx has 50 bytes" in str(refused(path))
 
 
 def test_a_folder_is_named_by_what_is_in_it(tmp_path: Path) -> None:
@@ -288,3 +327,47 @@ def test_before_the_vocabulary_is_made_larger_the_file_is_to_be_looked_at(tmp_pa
 def test_marks_below_zero_are_no_tokens(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.where(TOKENS == 7, -100, TOKENS).astype("<i4"))
     assert "has token -100, below 0" in str(refused(tmp_path / "t.npy"))
+
+
+# --------------------------------------------------------------------------- one kind alone
+
+
+def npy(path: Path) -> Path:
+    np.save(path, TOKENS.astype("<u2"))
+    return path
+
+
+KINDS = {
+    "npy": lambda folder: npy(folder / "t.npy"),
+    "llmc": lambda folder: llmc(folder / "t.bin"),
+    "megatron": lambda folder: megatron(folder / "t.bin", 8, "<u2"),
+    "bin": lambda folder: plain(folder / "t.bin", TOKENS),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_names_a_kind_gets_no_other(tmp_path: Path, kind: str) -> None:
+    path = KINDS[kind](tmp_path)
+    for source in KINDS:
+        if source == kind or (source, kind) == ("bin", "megatron"):
+            assert all_of(opened(path, source=source)) == TOKENS.tolist()
+        else:
+            error = refused(path, source=source)
+            assert f"and data.source is '{source}'" in str(error)
+            assert f'set data.source = "{kind}"' in error.hint
+
+
+@pytest.mark.parametrize("name", ["t", "t.bin", "t.idx"])
+def test_a_megatron_set_by_any_of_its_names(tmp_path: Path, name: str) -> None:
+    megatron(tmp_path / "t.bin", 4, "<i4")
+    assert all_of(opened(tmp_path / name, source="megatron")) == TOKENS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tokens"),
+    [("u1", "uint8", TOKENS % 256), ("<i4", "int32", WIDE), ("<u4", "uint32", WIDE), ("<i8", "int64", WIDE)],
+)
+def test_plain_numbers_of_every_width(
+    tmp_path: Path, kind: str, dtype: str, tokens: npt.NDArray[np.int64]
+) -> None:
+    assert all_of(opened(plain(tmp_path / "t.bin", tokens, kind), 128_000, dtype=dtype)) == tokens.tolist()

@@ -13,7 +13,7 @@ from pathlib import Path
 HEAD_BYTES = 1 << 20
 """What of the beginning is looked at."""
 _MIN_TEXT = 32
-"""Bytes: fewer may be printable by chance."""
+"""Bytes: fewer may be printable by chance, of an even number; an odd one is none of token numbers."""
 _CONTROL = frozenset(range(32)) - set(b"\t\n\f\r")
 
 _MARKS = (
@@ -57,7 +57,7 @@ def name_of(path: Path) -> str:
         marked
         or _by_more(head, tail, size)
         or _by_structure(head, size)
-        or (_text(head, whole=size <= HEAD_BYTES) if size >= _MIN_TEXT else "")
+        or (_text(head, whole=size <= HEAD_BYTES) if size >= _MIN_TEXT or size % 2 else "")
     )
 
 

@@ -1,0 +1,362 @@
+"""The verb ``data``: makes the tokens of a job's text, counts them, and shows the samples of a step.
+
+Owns what is printed while that goes on, and how a job that is handed in gets the name of its prepared folder.
+How tokens are made is ``oobleckd.prepare``'s; which samples a step has the worker knows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from oobleckd.ctl.connect import output_option, wants_json
+from oobleckd.ctl.jobs import read_job
+from oobleckd.ctl.output import USAGE, Failure, emit_fields, emit_item, emit_line, emit_page, fail, note
+from oobleckd.ctl.programs import run_worker
+from oobleckd.prepare.build import PrepareProgress, prepare
+from oobleckd.prepare.sources import root_of
+from oobleckd.prepare.stats import DataStats, stats_of
+from oobleckd.prepare.tokenizer import file_of, opened
+from oobleckd.prepare.wanted import find, look_at, wanted_of
+from oobleckd.protocol.job import Data, Job, table_of
+from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
+from oobleckd.protocol.text import visible
+from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.manifest import BadRow, Manifest
+from oobleckd.words import count, seconds, short, size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+
+_LINE_EVERY_S = 10.0
+_MAX_NAMED = 5
+_PHASES = {"read": "reading", "tokenize": "tokenizing", "join": "joining"}
+
+
+class PreparedData(msgspec.Struct, frozen=True):
+    """What ``-o json`` prints. ``new``: it was made just now."""
+
+    folder: str
+    digest: str
+    new: bool
+    documents: int
+    tokens: int
+    dtype: str
+    largest: int
+    vocabulary: int
+    eos: int
+    bos: int
+    files: int
+    num_bad_rows: int
+    bad_rows: tuple[BadRow, ...]
+
+
+@click.group()
+def data() -> None:
+    """Prepare the text of a job, count it, and show its samples."""
+
+
+_job_file = click.argument("file", type=click.Path(path_type=Path))
+
+
+@data.command("prepare")
+@_job_file
+@click.option(
+    "--jobs",
+    "num_jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes; one for each core if not given.",
+)
+@output_option
+def prepare_command(file: Path, num_jobs: int | None) -> None:
+    """Make the tokens of the text of FILE, a job.toml. Prints the folder with them.
+
+    What is done stays, whatever ends this: run it again, and it goes on. Text, tokenizer and settings name
+    the folder: where they are those of before, nothing is left to do.
+    """
+    job = _of_prepared(file)
+    with translated(file), _shown() as told:
+        try:
+            made = prepare(job, num_jobs or len(os.sched_getaffinity(0)), told)
+        except KeyboardInterrupt:
+            note("what is done stays: run it again, and it goes on")
+            raise
+    _say(made.folder, made.manifest, new=made.new)
+
+
+@data.command()
+@_job_file
+@output_option
+def stats(file: Path) -> None:
+    """Count what FILE, a job.toml, trains on: documents, tokens, and how often the job reads them."""
+    job = with_prepared(read_job(file), file)
+    if job.data.is_bytes:
+        fail(
+            f"{file}: data.source = {job.data.source!r} is trained on as bytes: there are no tokens to count",
+            "name a data.tokenizer, or a source of tokens",
+            USAGE,
+        )
+    with translated(file):
+        told = stats_of(job)
+    if wants_json():
+        emit_item("DataStats", told)
+    else:
+        emit_fields(_words_of(job, told))
+
+
+@data.command()
+@_job_file
+@click.option("--step", type=click.IntRange(min=1), required=True, metavar="N", help="Of the job, from 1 on.")
+@click.option(
+    "--micro-batch", type=click.IntRange(min=0), metavar="N", help="Of the step, from 0 on; all if not given."
+)
+@output_option
+def show(file: Path, step: int, micro_batch: int | None) -> None:
+    """Show the samples of a step of FILE, a job.toml, as a device trains on them.
+
+    Each row with its tokens as text, the documents that they are of, and what the loss asks for. Any kind of
+    data has them; text is decoded by the job's tokenizer, bytes as UTF-8, and other tokens stay numbers.
+    """
+    job = with_prepared(read_job(file), file)
+    if step > job.train.steps:
+        fail(f"{file}: the job has {count(job.train.steps, 'step')}, and no step {step:,}", "", USAGE)
+    if micro_batch is not None and micro_batch >= job.num_micro_batches:
+        problem = f"a step has {count(job.num_micro_batches, 'micro-batch')}, and no number {micro_batch}"
+        fail(f"{file}: {problem}", "they are counted from 0", USAGE)
+    decode = _decoder(job, file)
+    for number in range(job.num_micro_batches) if micro_batch is None else (micro_batch,):
+        told = _samples(job, file, step, number)
+        if wants_json():
+            emit_item("SampleRows", told)
+            continue
+        for index, row in enumerate(told.rows):
+            emit_page("\n".join(_lines_of(told, index, row, decode)))
+
+
+def with_prepared(job: Job, source: Path) -> Job:
+    """``job`` with the folder of its prepared data, where it trains on such. Raises Failure where there is
+    none.
+    """
+    if not job.data.is_prepared:
+        return job
+    found = found_for(job, source)
+    if found is None:
+        fail(
+            f"{source}: data.path: {job.data.path} is not prepared, or was changed since",
+            f"run `oobleckctl data prepare {source}` once, on any machine that sees it",
+            USAGE,
+        )
+    return found
+
+
+def found_for(job: Job, source: Path) -> Job | None:
+    """The same with None where there is no such folder; what stands in the way of making one is a Failure."""
+    if job.data.prepared:
+        return job
+    with translated(source):
+        wanted = wanted_of(job)
+        found = find(wanted)
+        if found is None:
+            look_at(wanted)
+            return None
+    return msgspec.structs.replace(job, data=msgspec.structs.replace(job.data, prepared=str(found.folder)))
+
+
+def is_here(data: Data) -> bool:
+    """Whether prepared data, or else the text that it is made of, lies on this machine."""
+    return Path(data.prepared).exists() if data.prepared else root_of(data.path).exists()
+
+
+@contextmanager
+def translated(source: Path) -> Iterator[None]:
+    """What is wrong with data becomes the end of the command."""
+    try:
+        yield
+    except DataError as error:
+        where = f"{source}: " if error.problem.startswith("data.") else ""
+        raise Failure(f"{where}{error.problem}", error.hint, USAGE) from error
+
+
+def _of_prepared(file: Path) -> Job:
+    job = read_job(file)
+    if not job.data.is_prepared:
+        text = ", or name a data.tokenizer" if job.data.source == "text" else ""
+        fail(
+            f"{file}: data.source = {job.data.source!r} is trained on as it is: there is nothing to prepare",
+            f'submit it; or set data.source = "jsonl", "parquet" or "arrow"{text}',
+            USAGE,
+        )
+    return job
+
+
+# --------------------------------------------------------------------------- what is printed
+
+
+def _say(folder: Path, manifest: Manifest, *, new: bool) -> None:
+    bad = manifest.bad_rows
+    for row in bad[:_MAX_NAMED]:
+        note(f"left out: {row.file}{f':{row.line}' if row.line else ''}: {row.why}")
+    if manifest.num_bad_rows > _MAX_NAMED:
+        note(f"left out: {count(manifest.num_bad_rows, 'row')} in all; {folder}/manifest.json names more")
+    if wants_json():
+        emit_item(
+            "PreparedData",
+            PreparedData(
+                str(folder), manifest.digest, new, manifest.documents, manifest.tokens, manifest.dtype,
+                manifest.largest, manifest.vocabulary, manifest.eos, manifest.bos, len(manifest.sources),
+                manifest.num_bad_rows, bad,
+            ),
+        )  # fmt: skip
+        return
+    emit_line(str(folder))
+    how = "" if new else "was prepared before: "
+    note(
+        f"{how}{count(manifest.documents, 'document')}, {count(manifest.tokens, 'token')} of {manifest.dtype}"
+    )
+
+
+def _words_of(job: Job, told: DataStats) -> dict[str, str]:
+    largest = f", the largest {told.largest:,}" if told.largest >= 0 else ""
+    left = f"; {count(told.left_over, 'token')} at the end are in none" if told.left_over else ""
+    return {
+        "path": told.path,
+        "documents": f"{told.documents:,}; their lengths: {short(told.mean)} on average, half of them "
+        f"{short(told.median)} or less, the longest {told.longest:,}"
+        if told.documents
+        else "",
+        "tokens": f"{told.tokens:,} of {told.dtype}{largest}",
+        "vocabulary": f"{told.vocabulary:,}" if told.vocabulary else "",
+        "sequences": f"{told.sequences:,} of {count(job.train.sequence, 'token')}{left}",
+        "epochs": f"{short(told.epochs)} in {count(job.train.steps, 'step')} of "
+        f"{count(job.train.global_batch, 'sequence')}",
+        "padding": f"{short(100 * told.padding)} %",
+        "left out": count(told.bad_rows, "row") if told.bad_rows else "",
+    }
+
+
+def _samples(job: Job, source: Path, step: int, micro_batch: int) -> SampleRows:
+    from oobleckd.ctl.reference import to_toml  # no other verb of this needs what comes with it
+
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "job.toml"
+        file.write_text(to_toml(table_of(job)), encoding="utf-8")
+        words = ("--job", str(file), "--step", str(step), "--micro-batch", str(micro_batch))
+        try:
+            return msgspec.json.decode(run_worker("oobleckd.worker.tools.samples", *words), type=SampleRows)
+        except Failure as failure:
+            raise Failure(f"{source}: {failure}", failure.hint, USAGE) from failure
+
+
+def _decoder(job: Job, source: Path) -> Callable[[Sequence[int]], str]:
+    """What makes text of tokens."""
+    if job.data.is_bytes:
+        return lambda tokens: bytes(tokens).decode(errors="replace")
+    try:
+        tokenizer = opened(file_of(job))
+    except DataError as error:
+        if job.data.is_prepared:
+            note(f"{source}: {error}: tokens are shown as numbers")
+        return lambda tokens: " ".join(map(str, tokens))
+
+    def decode(tokens: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    return decode
+
+
+def _lines_of(
+    told: SampleRows, index: int, row: SampleRow, decode: Callable[[Sequence[int]], str]
+) -> Iterator[str]:
+    """A row for people: a head, and a line for each stretch of one document."""
+    asked = f"the loss asks for {count(len(row.asked), 'token')} of {len(row.tokens):,}"
+    yield click.style(
+        f"step {told.step}, micro-batch {told.micro_batch}, row {index}: sample {row.sample} "
+        f"(pass {row.epoch + 1}, from token {row.start:,} on); {asked}",
+        bold=True,
+    )
+    for border, following in pairwise([*(row.borders or (Border(0, -1),)), Border(len(row.tokens), -1)]):
+        if border.document >= 0:
+            into = f", from its token {border.into:,} on" if border.into else ""
+            yield click.style(f"  [{border.at}, {following.at}) document {border.document}{into}", dim=True)
+        stretch = range(border.at, following.at)
+        hidden = set(row.asked) if row.inputs != row.tokens else set()
+        yield "  " + "".join(_marked(stretch, row, hidden, decode))
+
+
+def _marked(
+    stretch: range, row: SampleRow, hidden: set[int], decode: Callable[[Sequence[int]], str]
+) -> Iterator[str]:
+    """The text of a stretch; what a masked model has to name is underlined."""
+    for is_hidden, positions in groupby(stretch, hidden.__contains__):
+        text = visible(decode([row.tokens[position] for position in positions]))
+        yield click.style(text, underline=True) if is_hidden else text
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[PrepareProgress], None]]:
+    """A bar on a terminal; elsewhere a line now and then."""
+    pace = _Pace()
+    if not sys.stderr.isatty() or wants_json():
+        yield pace.line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.fields[said]}"))
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        yield pace.bar_of(bars)
+
+
+class _Pace:
+    """How fast a phase goes."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._began = self._told = time.monotonic()
+        self._first = 0
+
+    def line(self, now: PrepareProgress) -> None:
+        """Say it, unless it was said a moment ago."""
+        self._heard(now)
+        if time.monotonic() - self._told >= _LINE_EVERY_S:
+            self._told = time.monotonic()
+            note(f"{_PHASES[now.phase]}: {self._words(now)}")
+
+    def bar_of(self, bars: Bars) -> Callable[[PrepareProgress], None]:
+        """What moves a bar."""
+        task = bars.add_task("", total=None, said="")
+
+        def told(now: PrepareProgress) -> None:
+            self._heard(now)
+            said = self._words(now)
+            bars.update(
+                task, description=_PHASES[now.phase], completed=now.done, total=max(1, now.total), said=said
+            )
+
+        return told
+
+    def _heard(self, now: PrepareProgress) -> None:
+        if now.phase != self._phase:  # what was done before this began is no pace
+            self._phase, self._first, self._began = now.phase, now.done, time.monotonic()
+
+    def _words(self, now: PrepareProgress) -> str:
+        took = time.monotonic() - self._began
+        done = now.done - self._first
+        said = f"{size(now.done)} of {size(now.total)}"
+        if not done or not took:
+            return said
+        left = (now.total - now.done) * took / done
+        return f"{said}, {size(done / took)}/s, {seconds(left)} left"

@@ -1,0 +1,124 @@
+"""Parquet and Arrow files, by pyarrow (the extra ``oobleckd[data]``), which is imported when the first one is
+opened.
+
+Owns their columns and batches of text. Which of them a piece has is ``sources``'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from oobleckd.tokens.errors import DataError
+from oobleckd.words import count
+
+_FILE = b"ARROW1"
+_COLUMN = "set data.column to the one with the text"
+_MAX_NAMED = 12
+ROWS = 512
+"""Of a Parquet file are decoded at a time."""
+
+
+def arrow(module: str, what: str) -> Any:
+    """A module of pyarrow, which reads ``what``. Raises DataError where it is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise DataError(
+            f"{what} is read by pyarrow, which is not installed", "pip install 'oobleckd[data]'"
+        ) from error
+
+
+def open_zst(path: Path) -> tuple[Any, Callable[[], int]]:
+    """What ``path`` was before zstd, and how many of its own bytes have been read. Raises DataError."""
+    arrows = arrow("pyarrow", str(path))
+    file = arrows.OSFile(str(path))
+    return arrows.CompressedInputStream(file, "zstd"), file.tell
+
+
+def open_parquet(path: Path) -> Any:
+    """Raises DataError."""
+    parquet = arrow("pyarrow.parquet", str(path))
+    try:
+        return parquet.ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def check_column(path: Path, column: str, *, parquet: bool) -> None:
+    """Whether ``path``, of Parquet or of Arrow, has a column of text by this name. Raises DataError."""
+    schema = open_parquet(path).schema_arrow if parquet else _reader(path)[0]
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    if column not in kinds:
+        raise no_column(path, column, list(kinds))
+    if not _is_text(kinds[column]):
+        raise DataError(f"data.column: {column!r} of {path} is of {kinds[column]}, and no text", _COLUMN)
+
+
+def no_column(path: Path, column: str, there: Sequence[str]) -> DataError:
+    """Of a file that has other columns."""
+    more = f" and {count(len(there) - _MAX_NAMED, 'other column')}" if len(there) > _MAX_NAMED else ""
+    named = f"{', '.join(sorted(there)[:_MAX_NAMED])}{more}"
+    return DataError(f"data.column: {path} has no column {column!r}; it has {named}", _COLUMN)
+
+
+def _is_text(kind: Any) -> bool:
+    types = import_module("pyarrow").types
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
+
+
+def batches_of(path: Path) -> Iterator[Any]:
+    """The record batches of an Arrow file, a stream as ``datasets`` writes it or one with a footer; mapped,
+    not read. Raises DataError.
+    """
+    try:
+        yield from _reader(path)[1]
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def text_of_batches(path: Path, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
+    """Rows of record batches ``begin`` to ``stop``. Raises DataError."""
+    check_column(path, column, parquet=False)
+    for batch in islice(batches_of(path), begin, stop):
+        texts = batch.column(column)
+        for first in range(0, len(texts), ROWS):
+            yield texts.slice(first, ROWS).to_pylist()
+
+
+def text_of_groups(path: Path, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
+    """Rows of row groups ``begin`` to ``stop``. Raises DataError."""
+    check_column(path, column, parquet=True)
+    file = open_parquet(path)
+    try:
+        for batch in file.iter_batches(ROWS, row_groups=list(range(begin, stop)), columns=[column]):
+            yield batch.column(0).to_pylist()
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def _reader(path: Path) -> tuple[Any, Iterator[Any]]:
+    """Schema and batches."""
+    arrows = arrow("pyarrow", str(path))
+    try:
+        mapped = arrows.memory_map(str(path))
+        if mapped.read(len(_FILE)) == _FILE:
+            file = arrows.ipc.open_file(mapped)
+            return file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
+        mapped.seek(0)
+        stream = arrows.ipc.open_stream(mapped)
+        return stream.schema, iter(stream)
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> DataError:
+    """Of a file that its library cannot read."""
+    if isinstance(error, DataError):
+        return error
+    said = str(error).split("\n", maxsplit=1)[0].rstrip(".")
+    return DataError(f"{path} cannot be read: {said}", "it was cut, or is of another format: make it anew")

@@ -1,0 +1,217 @@
+"""The rows of a part of a source, one after another: text, or why a row has none.
+
+Owns the formats that need no library: JSONL, plain or compressed, and text files, each of which is a row.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import msgspec
+
+from oobleckd.prepare import arrows
+from oobleckd.prepare.sources import Kind, Part
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of, shown
+from oobleckd.tokens.errors import DataError
+from oobleckd.words import size
+
+MAX_DOCUMENT = 64 << 20
+"""Bytes: a tokenizer takes a document whole, and some twenty times its size of memory."""
+_BUFFER = 1 << 20
+_NO_JSON = "is no JSON"
+_BOM = b"\xef\xbb\xbf"
+
+
+class TextRow(NamedTuple):
+    """Number ``number`` of its part (from 0), up to byte ``done`` of the part's work. ``problem``: what is
+    wrong with it.
+    """
+
+    number: int
+    text: str
+    done: int
+    problem: str = ""
+
+
+def rows_of(kind: Kind, part: Part, column: str) -> Iterator[TextRow]:
+    """Raises DataError where the file cannot be read on."""
+    path = Path(part.path)
+    try:
+        match kind:
+            case "jsonl":
+                yield from _json_lines(part, path, column)
+            case "text":
+                yield _whole(path)
+            case "parquet":
+                yield from _columns(part, arrows.text_of_groups(path, part.begin, part.stop, column))
+            case "arrow":
+                yield from _columns(part, arrows.text_of_batches(path, part.begin, part.stop, column))
+    except OSError as error:
+        if error.strerror:
+            raise DataError(f"{path}: {error.strerror}", "make it readable for this user") from error
+        raise arrows.damaged(path, error) from error
+    except (EOFError, zlib.error) as error:
+        raise arrows.damaged(path, error) from error
+
+
+def place_of(kind: Kind, part: Part, number: int, lines_before: int = 0) -> tuple[str, int]:
+    """File and line (or row, from 1; 0 where the file is one) of a row of ``part``."""
+    match kind:
+        case "text":
+            return part.path, 0
+        case "jsonl":
+            return part.path, lines_before + number + 1
+        case "parquet" | "arrow":
+            return part.path, part.first_row + number + 1
+
+
+def lines_before(part: Part) -> int:
+    """Lines of a JSONL file that begin before ``part``."""
+    left, lines = part.begin, 0
+    with Path(part.path).open("rb") as file:
+        while left and (data := file.read(min(_BUFFER, left))):
+            lines += data.count(b"\n")
+            left -= len(data)
+            last = data
+    # The line that reaches into this part begins before it.
+    return lines + (1 if part.begin and not last.endswith(b"\n") else 0)
+
+
+def columns_of(path: Path) -> Sequence[str]:
+    """The keys of the first row of a JSONL file. Raises DataError."""
+    try:
+        with _opened(path) as (file, _):
+            line = _first_line(file)
+        if line.lstrip().startswith(b"["):
+            raise DataError(
+                f"data.path: {path} is one JSON array, and not an object a line",
+                f"make lines of it: jq -c '.[]' {path.name} > {path.stem}.jsonl",
+            )
+        row = msgspec.json.decode(line) if line else {}
+    except (OSError, EOFError, zlib.error) as error:
+        raise arrows.damaged(path, error) from error
+    except (*UNREADABLE, RecursionError):
+        return ()  # whoever reads the row says what is wrong with it
+    return list(row) if isinstance(row, dict) else ()
+
+
+# --------------------------------------------------------------------------- JSONL
+
+
+def _json_lines(part: Part, path: Path, column: str) -> Iterator[TextRow]:
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_shape(column))
+    with _opened(path) as (file, place):
+        at, number = part.begin, -1
+        if part.begin:  # a line belongs to the part in which it begins
+            file.seek(part.begin - 1)
+            at += _to_line_end(file) - 1
+        plain = part.stop > 0
+        while (not plain or at < part.stop) and (line := file.readline(MAX_DOCUMENT)):
+            number += 1
+            at += len(line)
+            if len(line) == MAX_DOCUMENT and not line.endswith(b"\n"):
+                at += _to_line_end(file)
+                yield TextRow(number, "", place() - part.begin, f"is longer than {size(MAX_DOCUMENT)}")
+            elif line.strip():
+                text, problem = _decoded(
+                    decoder, line.removeprefix(_BOM) if at == len(line) else line, column
+                )
+                yield TextRow(number, text, (at if plain else place()) - part.begin, problem)
+
+
+def _shape(column: str) -> type[msgspec.Struct]:
+    """A row of which everything but ``column`` is passed over."""
+    kind = str | msgspec.UnsetType
+    return msgspec.defstruct("Row", [("text", kind, msgspec.UNSET)], rename={"text": column}, frozen=True)
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes, column: str) -> tuple[str, str]:
+    try:
+        text = decoder.decode(line).text
+    except (*UNREADABLE, RecursionError) as error:
+        return "", _why(line, column, error)
+    return ("", f"has no column {column!r}") if text is msgspec.UNSET else (text, "")
+
+
+def _why(line: bytes, column: str, error: Exception) -> str:
+    """What is wrong with a row, for people."""
+    try:
+        line.decode()
+    except UnicodeDecodeError as wrong:
+        return f"not UTF-8 at byte {wrong.start:,}"
+    try:
+        row = msgspec.json.decode(line)
+    except UNREADABLE as wrong:
+        said = problem_of(wrong)
+        return (
+            f"not JSON{said.removeprefix(_NO_JSON)}" if said.startswith(_NO_JSON) else f"not JSON: it {said}"
+        )
+    except RecursionError:
+        return "not JSON: too deep"
+    if not isinstance(row, dict):
+        return f"no object, but {shown(row)}"
+    return f"its {column!r} is no text, but {shown(row[column])}" if column in row else problem_of(error)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+    """A file as it was before it was compressed, and how many of its own bytes have been read."""
+    if path.name.endswith(".zst"):
+        data, place = arrows.open_zst(path)
+        with io.BufferedReader(data, _BUFFER) as text:
+            yield text, place
+        return
+    with path.open("rb", buffering=_BUFFER) as file:
+        if path.name.endswith(".gz"):
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield cast("IO[bytes]", unpacked), file.tell
+        else:
+            yield file, file.tell
+
+
+def _first_line(file: IO[bytes]) -> bytes:
+    while line := file.readline(MAX_DOCUMENT):
+        if line.strip():
+            return line.removeprefix(_BOM)
+    return b""
+
+
+def _to_line_end(file: IO[bytes]) -> int:
+    """Read on to behind the line; how many bytes."""
+    passed = 0
+    while data := file.readline(_BUFFER):
+        passed += len(data)
+        if data.endswith(b"\n"):
+            break
+    return passed
+
+
+# --------------------------------------------------------------------------- others
+
+
+def _whole(path: Path) -> TextRow:
+    num_bytes = path.stat().st_size
+    if num_bytes > MAX_DOCUMENT:
+        return TextRow(0, "", num_bytes, f"is longer than {size(MAX_DOCUMENT)}")
+    data = path.read_bytes()
+    try:
+        return TextRow(0, data.decode("utf-8-sig"), num_bytes)
+    except UnicodeDecodeError as error:
+        return TextRow(0, "", num_bytes, f"not UTF-8 at byte {error.start:,}")
+
+
+def _columns(part: Part, batches: Iterable[Sequence[str | None]]) -> Iterator[TextRow]:
+    for number, text in enumerate(text for batch in batches for text in batch):
+        done = part.num_bytes * (number + 1) // part.num_rows
+        if text is None:
+            yield TextRow(number, "", done, "has nothing there (null)")
+        elif len(text) > MAX_DOCUMENT:
+            yield TextRow(number, "", done, f"is longer than {size(MAX_DOCUMENT)}")
+        else:
+            yield TextRow(number, text, done)

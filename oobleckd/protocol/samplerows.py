@@ -1,0 +1,40 @@
+"""The samples of a micro-batch, as a worker's program tells of them: tokens, borders of documents, and which
+of them the loss asks for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Border(msgspec.Struct, frozen=True):
+    """Document ``document`` of the data (from 0) begins at position ``at`` of the row; of the first one of a
+    row, ``at`` is 0 and ``into`` of its tokens came before.
+    """
+
+    at: int
+    document: int
+    into: int = 0
+
+
+class SampleRow(msgspec.Struct, frozen=True):
+    """A row of a micro-batch. ``sample``: its number in the whole run; ``epoch``: which pass over the data,
+    from 0; ``start``: its first token in all of the data's. ``inputs``: what the model is shown; ``asked``:
+    positions whose token it has to name; ``borders``: none where the data has no documents.
+    """
+
+    sample: int
+    epoch: int
+    start: int
+    tokens: tuple[int, ...]
+    inputs: tuple[int, ...]
+    asked: tuple[int, ...]
+    borders: tuple[Border, ...] = ()
+
+
+class SampleRows(msgspec.Struct, frozen=True):
+    """All rows of a micro-batch. ``step`` is counted from 1, ``micro_batch`` from 0."""
+
+    step: int
+    micro_batch: int
+    rows: tuple[SampleRow, ...]

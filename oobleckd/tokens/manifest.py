@@ -1,0 +1,150 @@
+"""What `oobleckctl data prepare` says of the folder that it made: `manifest.json` beside `tokens.bin` and
+`tokens.idx`.
+
+Owns its fields, the names of the files, reading and writing it, and the checksums of tokens. A device takes
+all that it must know of the tokens from here and reads none at its start: how many they are, the largest, the
+digest of all, and a checksum of each MiB for when that is first read. How the digest of sources and settings
+is made is ``prepare``'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from oobleckd.host.durable import write_whole
+from oobleckd.protocol.unreadable import problem_of
+from oobleckd.tokens.dtypes import NAMED, DType
+from oobleckd.tokens.errors import DataError
+from oobleckd.words import count
+
+FORMAT = 1
+TOKENS, INDEX, MANIFEST = "tokens.bin", "tokens.idx", "manifest.json"
+PIECE = 1 << 20
+"""Bytes of tokens that have a checksum together."""
+_CRC_BYTES = 4
+MAX_BAD_ROWS = 100
+"""So many are named; all are counted."""
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class SourceFile(msgspec.Struct, frozen=True):
+    """A file that tokens were made of, as it was then."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+class BadRow(msgspec.Struct, frozen=True):
+    """A row that was left out: where it stood (``line`` from 1), and why."""
+
+    file: str
+    line: int
+    why: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """``digest``: of sources and settings, 32 hex digits, the folder's name. ``bin_sha256``, ``idx_sha256``:
+    of the two files; ``idx_bytes``: size of the second; ``crcs``: CRC-32 of each MiB of the first, in 4 bytes
+    each, little-endian. ``largest``: the largest token, -1 where there is none.
+
+    ``settings``: a digest of what else than the sources decides the tokens; ``vocabulary``, ``eos``, ``bos``:
+    the tokenizer's (-1: not written); ``versions``: of programs, to explain a difference.
+    """
+
+    digest: str
+    dtype: str
+    tokens: _Count
+    documents: _Count
+    largest: int
+    bin_sha256: str
+    idx_sha256: str
+    idx_bytes: _Count
+    crcs: bytes
+    sources: tuple[SourceFile, ...]
+    settings: str = ""
+    bad_rows: tuple[BadRow, ...] = ()
+    num_bad_rows: int = 0
+    vocabulary: int = 0
+    eos: int = -1
+    bos: int = -1
+    versions: dict[str, str] = {}
+    format: int = FORMAT
+
+    @property
+    def kind(self) -> DType:
+        """The numpy dtype of the tokens."""
+        return NAMED[self.dtype]
+
+    @property
+    def bin_bytes(self) -> int:
+        """What `tokens.bin` has."""
+        return self.tokens * self.kind.itemsize
+
+    def crc_of(self, piece: int) -> int:
+        """CRC-32 of the ``piece``-th MiB of `tokens.bin`."""
+        return int.from_bytes(self.crcs[_CRC_BYTES * piece : _CRC_BYTES * (piece + 1)], "little")
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a prepared ``folder`` whose files are as long as it says; their bytes are not read.
+    Raises DataError.
+    """
+    path = folder / MANIFEST
+    again = f"delete {folder}, and run `oobleckctl data prepare` again"
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path}: {error.strerror}",
+            "name a folder that `oobleckctl data prepare` made and that every node can read",
+        ) from error
+    try:
+        known = msgspec.json.decode(data, type=_Format).format
+        if known != FORMAT:
+            raise DataError(f"{path} is of format {known}, and {FORMAT} is known", again)
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {problem_of(error)}", again) from error
+    if manifest.dtype not in NAMED or len(manifest.crcs) != _CRC_BYTES * -(-manifest.bin_bytes // PIECE):
+        raise DataError(f"{path} contradicts itself", again)
+    for name, size in ((TOKENS, manifest.bin_bytes), (INDEX, manifest.idx_bytes)):
+        _check_size(folder / name, size, again)
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Put it into ``folder``, whole and durable. Raises OSError."""
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    write_whole(folder / MANIFEST, data)
+
+
+def checksums(path: Path) -> tuple[str, bytes]:
+    """SHA-256 of a file, and CRC-32 of each MiB as ``Manifest.crcs`` has them. Raises OSError."""
+    whole, crcs = hashlib.sha256(), bytearray()
+    with path.open("rb") as file:
+        while data := file.read(PIECE):
+            whole.update(data)
+            crcs += zlib.crc32(data).to_bytes(_CRC_BYTES, "little")
+    return whole.hexdigest(), bytes(crcs)
+
+
+def _check_size(path: Path, size: int, again: str) -> None:
+    try:
+        there = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", again) from error
+    if there != size:
+        differs = f"{count(abs(size - there), 'byte')} {'less' if there < size else 'more'}"
+        raise DataError(f"{path} has {differs} than its manifest says", again)

@@ -1,0 +1,55 @@
+"""Folders as ``oobleckctl data prepare`` makes them, of token numbers that a test gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oobleckd.tokens.dtypes import NAMED
+from oobleckd.tokens.index import write_index
+from oobleckd.tokens.manifest import (
+    INDEX,
+    TOKENS,
+    BadRow,
+    Manifest,
+    SourceFile,
+    checksums,
+    write_manifest,
+)
+
+
+def prepared(
+    folder: Path,
+    documents: Sequence[npt.NDArray[Any]],
+    dtype: str,
+    *,
+    bad_rows: Sequence[tuple[str, int, str]] = (),
+    **fields: Any,
+) -> Path:
+    """``folder`` with ``documents``; ``fields`` of its manifest that are to be others."""
+    folder.mkdir(parents=True)
+    tokens = np.concatenate(documents) if documents else np.zeros(0)
+    tokens.astype(NAMED[dtype]).tofile(folder / TOKENS)
+    write_index(folder / INDEX, NAMED[dtype], np.array([len(each) for each in documents], np.int32))
+    bin_sha256, crcs = checksums(folder / TOKENS)
+    manifest = Manifest(
+        digest=folder.name,
+        dtype=dtype,
+        tokens=len(tokens),
+        documents=len(documents),
+        largest=int(tokens.max()) if len(tokens) else -1,
+        bin_sha256=bin_sha256,
+        idx_sha256=checksums(folder / INDEX)[0],
+        idx_bytes=(folder / INDEX).stat().st_size,
+        crcs=crcs,
+        sources=(SourceFile("a.jsonl", 3, 5, "00"),),
+        bad_rows=tuple(BadRow(*each) for each in bad_rows),
+        num_bad_rows=len(bad_rows),
+        **fields,
+    )
+    write_manifest(folder, manifest)
+    return folder

@@ -1,0 +1,84 @@
+"""``oobleckctl data prepare`` as people run it: with processes of its own, interrupted and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oobleckd.tokens.manifest import TOKENS, checksums, read_manifest
+from tests.helpers.corpora import DOCUMENTS, make_tokenizer
+
+WITHIN_S = 60.0
+COMMAND = (sys.executable, "-P", "-m", "oobleckd.ctl.main", "data", "prepare")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A second of work for two processes."""
+    make_tokenizer(tmp_path / "tokenizer")
+    lines = "".join(json.dumps({"text": f"{text} {n}" * 40}) + "\n" for n, text in enumerate(DOCUMENTS * 12))
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_text(lines)
+    file = tmp_path / "job.toml"
+    file.write_text(
+        f'name = "a"\n[train]\nsteps = 1\nglobal_batch = 1\nmicro_batch = 1\nsequence = 8\n[data]\n'
+        f'source = "jsonl"\npath = "{tmp_path}/*.jsonl"\ntokenizer = "{tmp_path}/tokenizer"\n'
+    )
+    return file
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_its_processes_end_with_it_and_the_next_one_finishes(job: Path, number: int) -> None:
+    prepared = job.parent / "prepared"
+    program = subprocess.Popen(
+        [*COMMAND, str(job), "--jobs=2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: list(prepared.glob(".*.building/*.part")))
+    started = children_of(program.pid)
+    assert started
+    os.kill(program.pid, number)
+    said = program.communicate(timeout=WITHIN_S)
+    assert program.returncode == (-number if number == signal.SIGKILL else 130), said
+    until(lambda: not any(is_alive(pid) for pid in started))
+    done = subprocess.run([*COMMAND, str(job)], capture_output=True, text=True, check=True)
+    folder = Path(done.stdout.strip())
+    assert read_manifest(folder).documents == 3 * 12 * len(DOCUMENTS)
+    assert read_manifest(folder).bin_sha256 == checksums(folder / TOKENS)[0]
+    assert [path.name for path in prepared.iterdir()] == [folder.name]
+
+
+def test_two_programs_at_once_make_one_folder(job: Path) -> None:
+    both = [
+        subprocess.Popen([*COMMAND, str(job), "--jobs=1"], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    printed = {program.communicate(timeout=WITHIN_S)[0] for program in both}
+    assert [program.returncode for program in both] == [0, 0]
+    (line,) = printed
+    assert [path.name for path in (job.parent / "prepared").iterdir()] == [Path(line.strip()).name]

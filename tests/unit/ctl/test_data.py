@@ -1,0 +1,254 @@
+"""``oobleckctl data``: what it prints, and what ``submit`` makes of a job by whether its text is prepared."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from oobleckd.ctl import data, look
+from oobleckd.host.jobfile import load_job
+from oobleckd.prepare import build
+from oobleckd.prepare.build import PrepareProgress
+from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
+from tests.helpers.api_server import job_view
+from tests.helpers.corpora import DOCUMENTS, make_tokenizer
+from tests.helpers.one_process import OneProcess
+from tests.helpers.prepared import prepared
+from tests.unit.ctl.conftest import Ctl
+
+JobFile = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "Pool", OneProcess)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "t.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
+    return file
+
+
+@pytest.fixture
+def rows_job(job_file: JobFile, text: Path, tmp_path: Path) -> Path:
+    make_tokenizer(tmp_path / "tokenizer")
+    return job_file(f'[data]\nsource = "jsonl"\npath = "{text}"\ntokenizer = "{tmp_path}/tokenizer"\n')
+
+
+def test_prepare_prints_the_folder_and_then_finds_it(ctl: Ctl, rows_job: Path, tmp_path: Path) -> None:
+    first = ctl("data", "prepare", str(rows_job))
+    assert first.exit_code == 0
+    folder = Path(first.stdout.strip())
+    assert folder.parent == tmp_path / "prepared"
+    told = ctl.json("data", "prepare", str(rows_job))
+    assert (told["kind"], told["folder"], told["new"]) == ("PreparedData", str(folder), False)
+    assert (told["documents"], told["num_bad_rows"], told["eos"]) == (len(DOCUMENTS), 0, 0)
+    assert not ctl.api.asked
+
+
+def test_rows_that_are_left_out_are_named(ctl: Ctl, rows_job: Path, text: Path) -> None:
+    with text.open("a") as file:
+        file.write("no JSON\n" * 7)
+    refused = ctl("data", "prepare", str(rows_job))
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"error: {text}:{len(DOCUMENTS) + 1}: not JSON" in refused.stderr
+    rows_job.write_text(rows_job.read_text() + 'on_bad_row = "skip"\n')
+    done = ctl("data", "prepare", str(rows_job))
+    assert done.exit_code == 0
+    assert done.stderr.count(f"left out: {text}:") == 5
+    assert "7 rows in all" in done.stderr
+
+
+def test_stats_count_what_the_job_reads(ctl: Ctl, rows_job: Path) -> None:
+    assert ctl("data", "stats", str(rows_job)).exit_code == 2
+    made = json.loads(ctl("data", "prepare", str(rows_job), "-o", "json").stdout)
+    told = ctl.json("data", "stats", str(rows_job))
+    assert told["documents"] == len(DOCUMENTS)
+    assert (told["sequences"], told["left_over"]) == divmod(made["tokens"], 8)
+    assert told["epochs"] == 12 / told["sequences"]
+    assert told["median"] <= told["longest"] < made["tokens"]
+    shown = ctl("data", "stats", str(rows_job)).stdout
+    assert f"{made['tokens']:,} of uint16" in shown
+
+
+@pytest.mark.parametrize("words", [("submit",), ("submit", "--dry-run"), ("data", "show", "--step=1")])
+def test_a_job_whose_text_is_not_prepared_is_refused(
+    ctl: Ctl, rows_job: Path, words: tuple[str, ...]
+) -> None:
+    result = ctl(*words, str(rows_job))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"`oobleckctl data prepare {rows_job}`" in result.stderr
+    assert not ctl.api.asked
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("column", "txt", "data.column: {text} has no column 'txt'; it has text"),
+        ("path", "{text}.gone", "data.path: {text}.gone does not exist"),
+        ("path", "{text}/*.none", "data.path: {text}/*.none matches no file"),
+        ("tokenizer", "/none", "data.tokenizer: /none does not exist"),
+        ("dtype", "uint8", "data.dtype: uint8 has no room for a tokenizer of 300 tokens"),
+    ],
+)
+def test_what_cannot_be_prepared_is_found_before_a_node_is_asked(
+    ctl: Ctl, rows_job: Path, text: Path, key: str, value: str, problem: str
+) -> None:
+    lines = [line for line in rows_job.read_text().splitlines() if not line.startswith(f"{key} =")]
+    rows_job.write_text("\n".join([*lines, f'{key} = "{value.format(text=text)}"']) + "\n")
+    for words in (("submit", "--dry-run"), ("data", "prepare")):
+        result = ctl(*words, str(rows_job))
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {rows_job}: {problem.format(text=text)}")
+
+
+def test_submit_hands_in_the_folder(
+    ctl: Ctl, rows_job: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ctl("data", "prepare", str(rows_job)).stdout.strip()
+    asked = []
+    monkeypatch.setattr(
+        look, "run_worker", lambda *words: asked.append(load_job(Path(words[2])).data.prepared) or "{}"
+    )
+    ctl.api.jobs = [job_view(state="deploying")]
+    assert ctl("submit", str(rows_job)).exit_code == 0
+    assert asked == [folder]
+    (handed,) = [body for body in ctl.api.asked if "submit" in str(body) or folder in str(body)]
+    assert folder in str(handed)
+    text.write_text('{"text": "other"}\n')
+    assert ctl("submit", str(rows_job)).exit_code == 2
+
+
+def test_plan_looks_at_the_model_where_the_text_is_not_prepared(
+    ctl: Ctl, rows_job: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(look, "run_worker", lambda *words: asked.append(words[-1]) or "{}")
+    for _ in range(2):
+        result = ctl("plan", str(rows_job), "--nodes=3")
+        assert result.exit_code == 0
+        assert "nobody has looked at it" in result.stderr
+        text.unlink(missing_ok=True)
+    assert asked == ["--no-data"] * 2
+
+
+def test_what_needs_no_preparing_says_so(ctl: Ctl, job_file: JobFile) -> None:
+    for verb, said in (("prepare", "nothing to prepare"), ("stats", "no tokens to count")):
+        result = ctl("data", verb, str(job_file("")))
+        assert result.exit_code == 2
+        assert f"there {'is' if verb == 'prepare' else 'are'} {said}" in result.stderr
+
+
+def test_stats_count_the_tokens_of_others_too(ctl: Ctl, job_file: JobFile, tmp_path: Path) -> None:
+    (tmp_path / "t.bin").write_bytes(bytes(range(1, 101)))
+    told = ctl.json(
+        "data",
+        "stats",
+        str(job_file(f'[data]\nsource = "bin"\npath = "{tmp_path}/t.bin"\ndtype = "uint8"\n')),
+    )
+    assert (told["tokens"], told["sequences"], told["left_over"], told["documents"]) == (100, 12, 4, 0)
+    other = make_folder(tmp_path / ("1" * 32))
+    told = ctl.json("data", "stats", str(job_file(f'[data]\nsource = "megatron"\npath = "{other}/tokens"\n')))
+    assert (told["documents"], told["longest"], told["mean"]) == (2, 30, 20.0)
+
+
+def make_folder(folder: Path) -> Path:
+    return prepared(folder, [np.arange(10), np.arange(30)], "uint16")
+
+
+# --------------------------------------------------------------------------- show
+
+ROW = SampleRow(
+    7, 0, 56, (5, 6, 7, 0, 8, 9, 10, 11), (5, 6, 7, 0, 8, 9, 10, 11), (1, 2, 3, 4, 5, 6, 7),
+    (Border(0, 3, 12), Border(4, 4)),
+)  # fmt: skip
+
+
+def _shown(ctl: Ctl, file: Path, row: SampleRow, monkeypatch: pytest.MonkeyPatch, *more: str) -> Any:
+    def run_worker(module: str, *words: str) -> str:
+        assert module == "oobleckd.worker.tools.samples"
+        assert words[2:4] == ("--step", "2")
+        return msgspec.json.encode(SampleRows(2, int(words[5]), (row,))).decode()
+
+    monkeypatch.setattr(data, "run_worker", run_worker)
+    return ctl("data", "show", str(file), "--step=2", *more)
+
+
+def test_show_has_a_line_for_each_document_of_a_row(
+    ctl: Ctl, rows_job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctl("data", "prepare", str(rows_job))
+    lines = _shown(ctl, rows_job, ROW, monkeypatch, "--micro-batch=1").stdout.splitlines()
+    assert lines[0].startswith("step 2, micro-batch 1, row 0: sample 7 (pass 1, from token 56 on)")
+    assert lines[1] == "  [0, 4) document 3, from its token 12 on"
+    assert lines[2].endswith("<|endoftext|>")
+    assert lines[3] == "  [4, 8) document 4"
+    documents = _shown(ctl, rows_job, ROW, monkeypatch, "-o", "json").stdout.splitlines()
+    assert [json.loads(each)["micro_batch"] for each in documents] == [0, 1]
+
+
+def test_show_decodes_bytes_and_lets_nothing_out(
+    ctl: Ctl, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = msgspec.structs.replace(ROW, tokens=tuple(b"a\x1b[2Jb\n\xff"), borders=())
+    shown = _shown(ctl, job_file(""), row, monkeypatch, "--micro-batch=0").stdout
+    assert shown.splitlines()[1:] == ["  a\\x1b[2Jb\\n\N{REPLACEMENT CHARACTER}"]
+
+
+def test_show_leaves_numbers_where_there_is_no_tokenizer(
+    ctl: Ctl, job_file: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.bin").write_bytes(bytes(64))
+    file = job_file(f'[data]\nsource = "tokens"\npath = "{tmp_path}/t.bin"\n')
+    shown = _shown(ctl, file, ROW, monkeypatch, "--micro-batch=0").stdout
+    assert shown.splitlines()[2] == "  5 6 7 0"
+
+
+@pytest.mark.parametrize("words", [("--step=4",), ("--step=1", "--micro-batch=2"), ("--step=0",), ()])
+def test_show_refuses_what_the_job_has_not(ctl: Ctl, job_file: JobFile, words: tuple[str, ...]) -> None:
+    assert ctl("data", "show", str(job_file("")), *words).exit_code == 2
+
+
+# --------------------------------------------------------------------------- progress
+
+
+def test_progress_is_said_in_lines_with_rate_and_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(data.time, "monotonic", lambda: now)
+    pace = data._Pace()
+    for second in range(0, 41, 4):
+        now = float(second)
+        pace.line(PrepareProgress("tokenize", (10 + second) << 20, 110 << 20))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "tokenizing: 22 MiB of 110 MiB, 1 MiB/s, 1 min 28 s left",
+        "tokenizing: 34 MiB of 110 MiB, 1 MiB/s, 1 min 16 s left",
+        "tokenizing: 46 MiB of 110 MiB, 1 MiB/s, 1 min 4 s left",
+    ]
+
+
+def test_one_process_a_core_unless_somebody_says_otherwise(
+    ctl: Ctl, rows_job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def prepare(job: object, num_processes: int, told: object) -> build.MadeFolder:
+        asked.append(num_processes)
+        return real(job, num_processes, told)  # type: ignore[arg-type]
+
+    real = build.prepare
+    monkeypatch.setattr(data, "prepare", prepare)
+    ctl("data", "prepare", str(rows_job))
+    ctl("data", "prepare", str(rows_job), "--jobs=3")
+    assert asked == [len(os.sched_getaffinity(0)), 3]
