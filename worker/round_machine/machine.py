@@ -267,6 +267,7 @@ class RoundMachine:
         """The round's one commit point has passed: roll forward. ``donors``: of buckets in the next round.
         ``then_holds``: stop behind it where that was asked for; else the decision says so.
         """
+        assert self.exchange.complete, f"{self.device}: {self.counters} commits before all is reduced here"
         was, outcome = self.counters, outcome_of(vote)
         self.late = not (outcome == "applied" and self.goes_through(vote))
         self.predictor.saw(not self.late)
