@@ -112,6 +112,7 @@ class Executor:
         self.machine = RoundMachine(device, Rules.of(job), uses, partial(goes_through, job))
         self.reducer = self._reducer(released)
         self.copies = Copies(self.machine.copies, messenger, self.reducer)
+        self.checkpoint_due = False
         self.sample_every = 0  # op times are told of rounds whose number it divides
         self.context = ComputeContext(
             device,
@@ -268,7 +269,7 @@ class Executor:
             case BeginRound():
                 self._begin(command)
             case EnterExchange():
-                self.reducer.enter()
+                self._enter()
             case InheritSums():
                 self.copies.inherit(command.device, command.what)
             case TakeUp():
@@ -331,13 +332,13 @@ class Executor:
     # ------------------------------------------------------------------ commit
 
     def _commit(self, command: CommitRound) -> None:
-        """Roll forward: update, tell, and write a checkpoint where one is due."""
+        """Roll forward: update, and tell."""
         was, passes, began = command.was, self.now, self.context.timer.now()
         if command.early or command.taken_back:
             self.faults.reach("validate", was.round)
         if command.taken_back:
             self._roll_back()
-        due = self.saving.decide(command.vote, was)
+        self.checkpoint_due = self.saving.decide(command.vote, was).begins
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
             self._update(command)
         if not command.early:
@@ -348,8 +349,6 @@ class Executor:
                     was, self.counters, self.store, self.reducer.reduced, hold=command.hold
                 )
                 self.faults.reach("ahead", was.round)
-        if due.begins:
-            self.write_checkpoint()
         self._tell_op_times(passes, command)
 
     def _update(self, command: CommitRound) -> None:
@@ -396,6 +395,13 @@ class Executor:
         self.messenger.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < command.spec.tag)
         self.reducer.begin()
         self.copies.begin()
+
+    def _enter(self) -> None:
+        self.reducer.enter()
+        # Begun when the sums of the committed round are gone: a copy of the state takes their room.
+        if self.checkpoint_due:
+            self.checkpoint_due = False
+            self.write_checkpoint()
 
     def _tell_op_times(self, passes: Passes, command: CommitRound) -> None:
         """Of the round, if it is one of those that are told."""

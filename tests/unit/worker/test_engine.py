@@ -14,12 +14,13 @@ from torch import Tensor
 
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
+from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.reduce import Reduced, Reducer
 from oobleckd.worker.round_machine.exchange import Contribution
 from oobleckd.worker.runtime.faults import POINTS
 from oobleckd.worker.tools import reference as reference_run
-from tests.helpers.engine import World
+from tests.helpers.engine import World, flag_all
 from tests.helpers.engine_jobs import (
     ELSEWHERE,
     GOAL,
@@ -290,3 +291,22 @@ def test_who_is_told_to_go_on_at_the_end_says_that_it_is_there(reference, tmp_pa
     node.executor.resume()
     assert node.executor.holding
     assert [message.finished for message in node.told] == [True]
+
+
+def test_a_checkpoint_is_begun_when_the_sums_of_its_round_are_gone(
+    reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the state takes their room: both at once is memory that nobody planned."""
+    write, totals = Executor.write_checkpoint, []
+
+    def watched(self: Executor) -> None:
+        totals.append(len(self.reducer.reduced))
+        write(self)
+
+    monkeypatch.setattr(Executor, "write_checkpoint", watched)
+    world = World(reference[0], STAGES, 0, tmp_path)
+    flag_all(world, Flags(checkpoint=True))
+    world.run()
+    check(world, reference)
+    assert len(totals) >= len(world.nodes)
+    assert not any(totals)
