@@ -106,7 +106,7 @@ class Executor:
         self.saving = Saving(
             device, job_id, job, store, corpus, writer or InlineWriter(tell, faults), check_inputs
         )
-        self.misread = False
+        self.misread = False  # what it reads has changed: nothing more is to come of it
         self.check = Check(device, job_id, job, store, self.activity)
         uses = [bucket.uses for bucket in store.spec.buckets]
         self.machine = RoundMachine(device, Rules.of(job), uses, partial(goes_through, job))
