@@ -122,8 +122,18 @@ def test_the_last_contribution_reduces_the_bucket_and_names_the_order_in_which_f
 
 @pytest.mark.parametrize(
     "theirs",
-    [(1, 2, 3), (0, 1, 2, 3), (2,), (), (2, 2, 3), (2, 3, 4)],
-    ids=["one-twice", "both-whole", "one-missing", "two-missing", "twice-in-one", "a-stranger"],
+    [(1, 2, 3), (0, 1, 2, 3), (1, 2), (2,), (), (2, 2, 3), (2, 2), (2, 3, 4), (2, 4)],
+    ids=[
+        "one-twice",
+        "all-twice",
+        "one-twice-for-one-missing",
+        "one-missing",
+        "two-missing",
+        "twice-in-one",
+        "twice-in-one-for-one-missing",
+        "no-such",
+        "no-such-for-one-missing",
+    ],
 )
 def test_contributions_that_are_not_each_micro_batch_once_are_refused(theirs: tuple[int, ...]) -> None:
     exchange = exchange_of()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
+from oobleckd.planner.plan import Detours, Layers, Layout, Range, Route, Segment
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Flags, Vote
 from oobleckd.worker.round_machine.commands import (
@@ -37,7 +37,7 @@ from oobleckd.worker.round_machine.copies import SumCopy
 from oobleckd.worker.round_machine.exchange import Contribution
 from oobleckd.worker.round_machine.machine import Commands, RoundMachine, Rules
 from oobleckd.worker.round_machine.phases import PHASES, Phase
-from oobleckd.worker.round_machine.tasks import Task
+from oobleckd.worker.round_machine.tasks import Order, Task
 
 A, B = "a/0", "b/0"
 LAYER = Range(0, 1)
@@ -347,8 +347,12 @@ def test_who_expects_a_commit_updates_early_and_begins_the_next_round() -> None:
 
 
 @pytest.mark.parametrize(
-    "why", ["not-staggered", "last-step", "flags", "hold-next", "alone", "nan", "seen-in-vain", "seen-none"]
-)
+    "why",
+    [
+        "not-staggered", "last-step", "flags", "hold-next", "alone", "attempt", "nan", "overflow",
+        "seen-in-vain", "seen-none",
+    ],
+)  # fmt: skip
 def test_nobody_updates_early_where_it_would_be_taken_back_or_stop(why: str) -> None:
     rules = replace_rules(staggered=why != "not-staggered")
     counters = Counters(2, 2, 2) if why == "last-step" else Counters()
@@ -364,9 +368,13 @@ def test_nobody_updates_early_where_it_would_be_taken_back_or_stop(why: str) -> 
         work(machine)
     else:
         reduced(machine)
+    if why == "attempt":  # one that only passes through here: its weight gradients are another layer's
+        hops = (Segment(A, LAYER), Segment(B, Range(1, 2)))
+        machine.report(2, (), here, kept)
+        machine.decide(replace(decide(2), routes=(Route(1, 2, hops, mask=(1,)),)))
     if why == "flags":
         machine.flag(Flags(checkpoint=True))
-    commands = machine.cast(replace(vote_of(A), nan=why == "nan"))
+    commands = machine.cast(replace(vote_of(A), nan=why == "nan", overflow=why == "overflow"))
     assert (kinds(commands), machine.phase, machine.ahead) == ([SendVote], "voted", None)
 
 
@@ -561,6 +569,48 @@ def test_a_survivor_that_is_ahead_says_with_what_it_committed() -> None:
     progress = told.message
     assert (progress.counters, progress.vote) == (Counters(1, 1, 1), None)
     assert progress.last == Vote.union([vote_of(A), vote_of(B)])
+
+
+def test_a_vote_of_before_the_report_does_not_count_after_the_decision() -> None:
+    """Its sender may not have heard of the loss."""
+    machine = at("voted")
+    machine.commit.hear(B, 1, 0, vote_of(B))
+    machine.report(2, (), here, kept)
+    machine.decide(decide(2))
+    assert work(machine) == [Contribute]
+    machine.commit.hear(B, 2, 0, vote_of(B))
+    assert kinds(once(machine)) == [CommitRound, BeginRound, EnterExchange]
+
+
+@pytest.mark.parametrize("dead", [(), (B,)])
+def test_the_planned_order_leads_until_somebody_is_dead(dead: tuple[str, ...]) -> None:
+    routes = tuple(Route(mb, 1, (Segment(A, LAYER),)) for mb in range(2))
+    order: Order = (("F", 0, 1), ("F", 0, 0), ("B", 0, 0), ("B", 0, 1))
+    machine = RoundMachine(A, RULES, [(0,)], goes_through)
+    machine.adopt(Layout(1, 1, LAYOUT.holdings, routes), Counters(), order)
+    machine.resume()
+    machine.report(2, dead, here, kept)
+    machine.decide(decide(2))
+    for round_ in range(2):  # this one, and those after it
+        tasks = [command for _ in range(4) for command in once(machine)]
+        did = tuple((each.kind, each.task.position, each.task.route.micro_batch) for each in tasks)
+        assert (did == order) == (not dead)
+        assert work(machine) == [Contribute, *([CastVote] if dead else [])]
+        if not dead:
+            machine.exchange.hear(0, B, part())
+        machine.cast(vote_of(A))
+        machine.commit.hear(B, 2, round_, vote_of(B))
+        assert kinds(once(machine)) == [CommitRound, BeginRound, EnterExchange]
+
+
+def test_detours_of_the_decision_stand_from_the_next_round_on() -> None:
+    machine = at("computing")
+    machine.report(2, {B}, here, kept)
+    around = Route(1, 2, (Segment(A, LAYER),))
+    detours = Detours(1, (around,))
+    machine.decide(replace(decide(2, 1, commit=vote_of(A)), detours=detours))
+    assert [task.route for task in machine.now.board.forward] == [ROUTES[0], around]
+    assert machine.interrupted == frozenset()
 
 
 def test_a_donor_gives_the_total_to_who_has_it_not() -> None:
