@@ -67,6 +67,8 @@ PLANTED = {
     "ctl": [("oobleckd.ctl.cluster", "oobleckd.worker.runtime.errors")],
     "shells": [("oobleckd.daemon.app", "oobleckd.client")],
     "client": [("oobleckd.client", "oobleckd.core.run")],
+    "prepare": [("oobleckd.prepare", "oobleckd.daemon.app")],
+    "tokens": [("oobleckd.tokens", "socket"), ("oobleckd.tokens", "oobleckd.prepare")],
     "host": [("oobleckd.host.settings", "oobleckd.core.run")],
     "core": [("oobleckd.core.run", "time"), ("oobleckd.core.run", "oobleckd.host.settings")],
     "protocol": [

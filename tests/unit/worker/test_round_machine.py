@@ -478,6 +478,14 @@ def test_a_decision_commits_for_who_has_not_and_goes_on_in_the_next_round() -> N
     assert (machine.phase, machine.counters, machine.epoch) == ("computing", Counters(1, 1, 1), 2)
 
 
+def test_a_decision_that_commits_what_is_not_reduced_here_is_a_bug() -> None:
+    machine = at("computing")
+    machine.report(2, {B}, here, kept)
+    with pytest.raises(AssertionError):
+        machine.decide(decide(2, 1, commit=vote_of(B)))
+    assert machine.counters == Counters()
+
+
 @pytest.mark.parametrize("by", ["votes", "decision"])
 def test_after_the_last_step_nothing_follows(by: str) -> None:
     machine = machine_of(counters=Counters(2, 2, 2))
@@ -604,7 +612,7 @@ def test_the_planned_order_leads_until_somebody_is_dead(dead: tuple[str, ...]) -
 
 
 def test_detours_of_the_decision_stand_from_the_next_round_on() -> None:
-    machine = at("computing")
+    machine = at("voted")
     machine.report(2, {B}, here, kept)
     around = Route(1, 2, (Segment(A, LAYER),))
     detours = Detours(1, (around,))
