@@ -245,6 +245,8 @@ class Executor:
         return fence == "now"
 
     def _obey(self, commands: Iterable[Command]) -> None:
+        # The machine is in the state after them already, so they are obeyed in order and to their end before
+        # it is asked again. (D-recovery-027)
         for command in commands:
             self._do(command)
 

@@ -214,6 +214,8 @@ class RoundMachine:
         """What to do now; nothing where all waits for others. ``here`` and ``early``: whether what a task of
         the present round, and of that begun early, waits for has arrived. Raises ReplicasDisagree.
         """
+        # Asked for one piece of work at a time: tasks that were given out ahead would have to be taken back
+        # at every report. (D-recovery-027)
         allowed = PHASES[self.phase]
         if not allowed.computes:
             return ()
