@@ -33,7 +33,7 @@ from oobleckd.worker.round_machine.commands import (
     CommitRound,
     Contribute,
     RollBack,
-    Run,
+    RunTask,
     SendVote,
     Tell,
     UpdateEarly,
@@ -115,7 +115,7 @@ class Device:
         counted = self.machine.now.board.ledger.changes
         while commands := self.machine.next(always, always):
             sent += self._obey(commands)
-            if not isinstance(commands[0], Run) or self.machine.now.board.ledger.changes != counted:
+            if not isinstance(commands[0], RunTask) or self.machine.now.board.ledger.changes != counted:
                 return (*sent, *self._read_mail())
             if commands[0].early:
                 return ()
@@ -162,7 +162,7 @@ class Device:
     def _obey(self, commands: tuple[Command, ...]) -> Iterator[tuple[str, Message]]:
         for command in commands:
             match command:
-                case Run():
+                case RunTask():
                     yield from self._run(command)
                 case Contribute():
                     yield from self._contribute(command)
@@ -183,7 +183,7 @@ class Device:
                     assert isinstance(command.message, Progress)
                     yield "daemon", ("P", msgspec.msgpack.encode(command.message))
 
-    def _run(self, command: Run) -> Iterator[tuple[str, Message]]:
+    def _run(self, command: RunTask) -> Iterator[tuple[str, Message]]:
         machine, kind, task = self.machine, command.kind, command.task
         spec = machine.ahead if command.early else machine.now
         assert spec is not None

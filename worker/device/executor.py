@@ -50,7 +50,7 @@ from oobleckd.worker.round_machine.commands import (
     InheritSums,
     RollBack,
     RoundSpec,
-    Run,
+    RunTask,
     SendVote,
     TakeUp,
     Tell,
@@ -252,7 +252,7 @@ class Executor:
 
     def _do(self, command: Command) -> None:  # noqa: C901, PLR0912 - one line a command
         match command:
-            case Run():
+            case RunTask():
                 passes = self.early.passes if command.early and self.early is not None else self.now
                 passes.run(command.kind, command.task)
             case Contribute():

@@ -22,7 +22,7 @@ class RoundSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunTask:
     """Run ``task`` to its end, or until its micro-batch is frozen. ``early``: of the round that was begun
     before the present one is committed.
     """
@@ -142,7 +142,7 @@ class Tell:
 
 
 Command = (
-    Run
+    RunTask
     | Contribute
     | CastVote
     | SendVote

@@ -32,7 +32,7 @@ from oobleckd.worker.round_machine.commands import (
     InheritSums,
     RollBack,
     RoundSpec,
-    Run,
+    RunTask,
     SendVote,
     TakeUp,
     Tell,
@@ -229,9 +229,9 @@ class RoundMachine:
                 return self._commit(vote, NO_DONORS, then_holds=True)
         found = self.now.board.next(here)
         if found is not None:
-            return (Run(*found),)
+            return (RunTask(*found),)
         found = self.ahead.board.next(early) if self.ahead is not None else None
-        return (Run(*found, early=True),) if found is not None else ()
+        return (RunTask(*found, early=True),) if found is not None else ()
 
     def cast(self, vote: Vote, *, writing: bool = False) -> Commands:
         """All is reduced here, and this is what the device knows of the round; ``writing``: it still writes a

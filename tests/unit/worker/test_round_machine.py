@@ -25,7 +25,7 @@ from oobleckd.worker.round_machine.commands import (
     Hold,
     InheritSums,
     RollBack,
-    Run,
+    RunTask,
     SendVote,
     TakeUp,
     Tell,
@@ -84,7 +84,7 @@ def once(machine: RoundMachine) -> Commands:
     commands = machine.next(here, here)
     for command in commands:
         match command:
-            case Run(kind, task, early):
+            case RunTask(kind, task, early):
                 ran(machine, kind, task, early=early)
             case Contribute(bucket, _, donated):
                 exchange = machine.exchange
@@ -154,7 +154,7 @@ def test_a_round_of_two_devices_from_adopt_to_commit() -> None:
         assert machine.phase == "computing"
     for number, machine in enumerate(pair.values()):
         own = Task(ROUTES[number], 0)
-        assert [once(machine) for _ in range(2)] == [(Run("F", own),), (Run("B", own),)]
+        assert [once(machine) for _ in range(2)] == [(RunTask("F", own),), (RunTask("B", own),)]
         (other,) = set(pair) - {machine.device}
         assert once(machine) == (Contribute(0, (other,)),)
         assert once(machine) == ()  # all waits for the other's sums
@@ -225,7 +225,7 @@ def test_who_is_asked_sends_nothing_and_commits_nothing_until_the_decision(
     machine.commit.hear(B, 1, 0, vote_of(B))
     machine.commit.hear(B, 5, 0, vote_of(B))
     computes = phase in {"computing", "asked"}
-    assert work(machine) == ([Run, Run] if computes else [])
+    assert work(machine) == ([RunTask, RunTask] if computes else [])
     assert machine.exchange.ready() == ()
     assert machine.counters == Counters()
     # And then the decision, that the round goes on:
@@ -336,14 +336,14 @@ def test_who_expects_a_commit_updates_early_and_begins_the_next_round() -> None:
     ahead = machine.ahead
     assert machine.phase == "early"
     assert ahead.counters == Counters(1, 1, 1)
-    assert once(machine) == (Run("F", Task(ROUTES[0], 0), early=True),)
+    assert once(machine) == (RunTask("F", Task(ROUTES[0], 0), early=True),)
     assert once(machine) == ()  # no backward pass before the commit
     machine.commit.hear(B, 1, 0, vote_of(B))
     committed, begin, _ = once(machine)
     assert (committed.early, committed.taken_back) == (True, False)
     assert begin == BeginRound(ahead, begun=True)
     assert (machine.phase, machine.now, machine.ahead) == ("computing", ahead, None)
-    assert once(machine) == (Run("B", Task(ROUTES[0], 0)),)
+    assert once(machine) == (RunTask("B", Task(ROUTES[0], 0)),)
 
 
 @pytest.mark.parametrize(
@@ -520,7 +520,7 @@ def test_after_too_many_skipped_steps_in_a_row_nothing_follows(limit: int) -> No
 
 def test_the_survivor_computes_what_the_dead_had_not_told_and_commits_alone() -> None:
     machine = at("computing")
-    assert work(machine) == [Run, Run, Contribute]
+    assert work(machine) == [RunTask, RunTask, Contribute]
     (told,) = machine.report(2, {B}, here, kept)
     assert (told.message.done, told.message.reduced, told.message.vote) == ({0: (0,)}, (), None)
     assert (machine.live, machine.interrupted) == ({A}, {1})
@@ -528,7 +528,7 @@ def test_the_survivor_computes_what_the_dead_had_not_told_and_commits_alone() ->
     enter, take_up = machine.decide(replace(decide(2), routes=(spliced,)))
     assert enter == EnterExchange()
     assert take_up == TakeUp(frozenset({1}), {}, repairs=True)
-    assert work(machine) == [Run, Run, Contribute, CastVote]
+    assert work(machine) == [RunTask, RunTask, Contribute, CastVote]
     assert machine.cast(vote_of(A)) == (SendVote((), 2, 0, vote_of(A)),)
     assert kinds(once(machine)) == [CommitRound, BeginRound, EnterExchange]
 
@@ -629,6 +629,6 @@ def test_a_donor_gives_the_total_to_who_has_it_not() -> None:
     machine = at("computing")
     machine.report(2, (), here, kept)
     machine.decide(replace(decide(2), donors={0: B}))
-    assert work(machine) == [Run, Run]
+    assert work(machine) == [RunTask, RunTask]
     machine.exchange.hear(0, B, part(0, 1))
     assert once(machine) == (CastVote(),)
