@@ -54,17 +54,21 @@ def test_no_interleaving_breaks_copies_of_sums() -> None:
     assert ends > 100
 
 
+LONGER = [
+    *((1, 3, topology, update, go_on, False)
+      for topology in (REPLICATED_AND_NOT, WITH_A_REDUNDANT_LAYER) for update in UPDATES for go_on in (False, True)),
+    *((2, 2, THREE_REPLICAS, update, False, False) for update in UPDATES),
+    (2, 2, THREE_REPLICAS, "flushed", True, False),
+    (1, 3, REPLICATED_AND_NOT, "staggered", False, True),
+    (2, 1, THREE_REPLICAS, "flushed", True, True),
+    (2, 2, THREE_REPLICAS, "staggered", False, True),
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("go_on", [False, True], ids=["stopping", "going on"])
-@pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("copying", [False, True], ids=["uncopied", "copied"])
-@pytest.mark.parametrize(
-    ("deaths", "rounds", "topology"),
-    [(1, 3, REPLICATED_AND_NOT), (1, 3, WITH_A_REDUNDANT_LAYER), (2, 2, THREE_REPLICAS)],
-    ids=["three steps", "three steps, redundant", "two deaths"],
-)
+@pytest.mark.parametrize(("deaths", "rounds", "topology", "update", "go_on", "copying"), LONGER)
 def test_longer_histories(
-    deaths: int, rounds: int, topology: Topology, go_on: bool, update: str, copying: bool
+    deaths: int, rounds: int, topology: Topology, update: str, go_on: bool, copying: bool
 ) -> None:
     states, _ = explore(deaths, rounds, topology, go_on=go_on, staggered=UPDATES[update], copying=copying)
     assert states > 80_000
