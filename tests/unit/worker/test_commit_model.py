@@ -55,14 +55,14 @@ def test_no_interleaving_breaks_copies_of_sums() -> None:
 
 
 LONGER = [
-    *((1, 3, topology, update, go_on, False)
-      for topology in (REPLICATED_AND_NOT, WITH_A_REDUNDANT_LAYER) for update in UPDATES for go_on in (False, True)),
+    *((1, 3, REPLICATED_AND_NOT, update, go_on, False) for update in UPDATES for go_on in (False, True)),
+    *((1, 3, WITH_A_REDUNDANT_LAYER, update, go_on, False) for update in UPDATES for go_on in (False, True)),
     *((2, 2, THREE_REPLICAS, update, False, False) for update in UPDATES),
     (2, 2, THREE_REPLICAS, "flushed", True, False),
     (1, 3, REPLICATED_AND_NOT, "staggered", False, True),
     (2, 1, THREE_REPLICAS, "flushed", True, True),
     (2, 2, THREE_REPLICAS, "staggered", False, True),
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow
