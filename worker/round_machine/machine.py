@@ -195,6 +195,12 @@ class RoundMachine:
         self._run()
         return ()
 
+    def pass_over(self, num_steps: int) -> None:
+        """So many steps before the present round's were applied, and nobody is to hear of them: for a shell
+        that runs no tasks, of whose rounds each may stand for many.
+        """
+        self.counters = self.counters.further(num_steps)
+
     def flag(self, flags: Flags) -> None:
         """``flags`` go into the next vote."""
         self.flags |= flags
