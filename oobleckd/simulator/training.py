@@ -3,7 +3,7 @@
 All devices of a job do the same at the same time, so one machine stands for all of them, and a message that
 all of them get is obeyed once. It goes by a layout of its own, in which it is the only device and holds no
 layer: its rounds have no task and no sums, and its vote is all votes. A round of which the core hears may
-stand for many steps: nothing happens in them.
+stand for many steps: nothing happens in them, and the machine passes over them.
 
 Owns what such a machine cannot know: the layout as it is, and so who computes what; how far a round is; who
 is dead before anybody knows; how long everything takes; and when a checkpoint is due. What each device
@@ -151,11 +151,10 @@ class Training:
 
     def _stride(self) -> int:
         """Steps until then."""
-        machine = self.machine
-        if machine.hold_next or machine.flags.hold or machine.flags.checkpoint:
+        if not self.machine.undisturbed:
             return 1
         steps = max(1, int(self.world.look_s() / self.step_s))
-        return min(steps, self.every - machine.counters.step % self.every) if self.every else steps
+        return min(steps, self.every - self.machine.counters.step % self.every) if self.every else steps
 
     def whole_steps(self, until: float) -> int:
         """Undisturbed steps that are complete by ``until``, of those under way."""
@@ -368,10 +367,7 @@ class Training:
     def _commit(self, num_steps: int) -> None:
         """Commit ``num_steps`` steps: it is the boundary after them."""
         now, machine = self.world.clock.now, self.machine
-        machine.pass_over(num_steps - 1)
-        machine.cast(NOTHING, writing=self.writing)
-        committed, *_ = machine.next(_never, _never)
-        assert isinstance(committed, CommitRound)
+        committed = machine.pass_over(num_steps, NOTHING) if machine.undisturbed else self._vote()
         step, held = machine.counters.step, committed.hold
         normal_s, best_s = num_steps * self.step_s, num_steps * self.world.best_s()
         self.world.account.commit(now, step, normal_s, best_s, self.late_s)
@@ -396,6 +392,13 @@ class Training:
             self._stop(writes=writes)
         if writes:
             self._write()
+
+    def _vote(self) -> CommitRound:
+        """Commit a round of one step."""
+        self.machine.cast(NOTHING)
+        committed, *_ = self.machine.next(_never, _never)
+        assert isinstance(committed, CommitRound)
+        return committed
 
     def _stop(self, *, writes: bool) -> None:
         """Say that all hold, once what is to be written is copied; or written, where the one before it is
@@ -431,9 +434,10 @@ class Training:
         """Whether a checkpoint is begun at the boundary: not while the last one is still being written,
         unless all hold.
         """
-        flags = committed.vote.flags
-        due = flags.checkpoint or (self.every > 0 and self.machine.counters.step % self.every == 0)
-        return due and (committed.hold or not flags.writing)
+        due = committed.vote.flags.checkpoint or (
+            self.every > 0 and self.machine.counters.step % self.every == 0
+        )
+        return due and (committed.hold or not self.writing)
 
     def _write(self) -> None:
         """The state of this boundary is written, while training goes on."""
