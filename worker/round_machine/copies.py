@@ -9,7 +9,7 @@ those are ``oobleckd.worker.round.sum_copies``'s.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -72,19 +72,23 @@ class SumCopies:
         if not self.per_round:
             return
         self.awaited &= set(live)
-        for layer in layers:
-            holders = [device for device in layout.holders(layer) if device in live]
-            keeper = holders[(holders.index(self.device) + 1) % len(holders)]
-            if keeper != self.device:
-                self.keepers[layer] = keeper
+        self.choose({layer: [d for d in layout.holders(layer) if d in live] for layer in layers})
+
+    def choose(self, holders: Mapping[int, Sequence[str]]) -> None:
+        """Choose among ``holders``: layer -> the live ones, this device among them, by name."""
+        nexts = (
+            (layer, names[(names.index(self.device) + 1) % len(names)]) for layer, names in holders.items()
+        )
+        self.keepers = {layer: keeper for layer, keeper in nexts if keeper != self.device}
 
     def due(self, ledger: Ledger) -> bool:
         """Whether it is time for the next copies: after equal parts of the round's gradients, but for the
         last part, which is contributed at once. They count as sent from now on.
         """
-        if not self.keepers:
-            return False
-        done, owed = ledger.totals
+        return bool(self.keepers) and self.passed(*ledger.totals)
+
+    def passed(self, done: int, owed: int) -> bool:
+        """Whether with ``done`` of ``owed`` gradients another of those parts is over."""
         parts = done * (self.per_round + 1) // owed if owed else 0
         # Whole sums a few times in a round: differences would be as large, and a copy for every micro-batch
         # would queue where the network is slower than the backward. (D-recovery-018)
