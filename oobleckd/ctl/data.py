@@ -24,6 +24,7 @@ from oobleckd.ctl.jobs import read_job
 from oobleckd.ctl.output import USAGE, Failure, emit_fields, emit_item, emit_line, emit_page, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.prepare.build import PrepareProgress, prepare
+from oobleckd.prepare.objects import is_url
 from oobleckd.prepare.sources import root_of
 from oobleckd.prepare.stats import DataStats, stats_of
 from oobleckd.prepare.tokenizer import file_of, opened
@@ -174,8 +175,10 @@ def found_for(job: Job, source: Path) -> Job | None:
 
 
 def is_here(data: Data) -> bool:
-    """Whether prepared data, or else the text that it is made of, lies on this machine."""
-    return Path(data.prepared).exists() if data.prepared else root_of(data.path).exists()
+    """Whether prepared data, or else the text that it is made of, lies on this machine, or in a store."""
+    if data.prepared:
+        return Path(data.prepared).exists()
+    return is_url(data.path) or root_of(data.path).exists()
 
 
 @contextmanager

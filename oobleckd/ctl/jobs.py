@@ -32,6 +32,7 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
 from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
+from oobleckd.prepare.objects import is_url
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import FROM_CHECKPOINT, Data, Job, JobError
 from oobleckd.words import being, count, seconds, size, skipped
@@ -74,7 +75,15 @@ def _data_with_paths(data: Data, source: Path) -> Data:
         for key in ("tokenizer", "cache", "prepared")
         if (text := getattr(data, key)) and text != FROM_CHECKPOINT
     }
-    if data.path and data.is_prepared:  # may name many files by a pattern
+    if is_url(data.path):
+        if not data.is_prepared:
+            fail(
+                f"{source}: data.path: {data.path} is in a store, and data.source = {data.source!r} is "
+                "trained on as it is",
+                "copy it into a folder that every node sees; `data prepare` alone reads from stores",
+                USAGE,
+            )
+    elif data.path and data.is_prepared:  # may name many files by a pattern
         changed["path"] = str(Path(data.path).expanduser().absolute())
     elif data.path and not (data.source == "megatron" and Path(f"{data.path}.bin").expanduser().exists()):
         changed["path"] = _existing("data.path", data.path, source)

@@ -14,6 +14,7 @@ import msgspec
 
 from oobleckd.ctl.output import USAGE, Failure, note
 from oobleckd.ctl.programs import run_worker
+from oobleckd.prepare.objects import is_url
 from oobleckd.protocol.job import FROM_CHECKPOINT, Job, table_of
 from oobleckd.protocol.modelnotes import Looked, data_words, words
 
@@ -79,7 +80,7 @@ def _from_here(job: Job) -> Job:
     changed = {
         key: str(Path(text).expanduser().absolute())
         for key in ("path", "tokenizer", "cache", "prepared")
-        if (text := getattr(data, key)) and text != FROM_CHECKPOINT
+        if (text := getattr(data, key)) and text != FROM_CHECKPOINT and not is_url(text)
     }
     data = msgspec.structs.replace(data, **changed)
     if model.checkpoint:

@@ -7,11 +7,12 @@ Owns their columns and batches of text. Which of them a piece has is ``sources``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from importlib import import_module
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+from oobleckd.prepare.objects import RANGE_BYTES, SourcePath, StoredObject, open_file, open_places
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
 
@@ -32,23 +33,33 @@ def arrow(module: str, what: str) -> Any:
         ) from error
 
 
-def open_zst(path: Path) -> tuple[Any, Callable[[], int]]:
+def open_zst(path: SourcePath) -> tuple[Any, Callable[[], int]]:
     """What ``path`` was before zstd, and how many of its own bytes have been read. Raises DataError."""
     arrows = arrow("pyarrow", str(path))
-    file = arrows.OSFile(str(path))
+    file = (
+        arrows.PythonFile(open_file(path), "r")
+        if isinstance(path, StoredObject)
+        else arrows.OSFile(str(path))
+    )
     return arrows.CompressedInputStream(file, "zstd"), file.tell
 
 
-def open_parquet(path: Path) -> Any:
+def open_parquet(path: SourcePath) -> Any:
     """Raises DataError."""
     parquet = arrow("pyarrow.parquet", str(path))
     try:
-        return parquet.ParquetFile(path)
+        return _stored_parquet(path) if isinstance(path, StoredObject) else parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
         raise damaged(path, error) from error
 
 
-def check_column(path: Path, column: str, *, parquet: bool) -> None:
+@lru_cache(1)  # a footer is some requests, and each row group asks for it
+def _stored_parquet(file: StoredObject) -> Any:
+    parquet = import_module("pyarrow.parquet")
+    return parquet.ParquetFile(open_places(file), buffer_size=RANGE_BYTES)
+
+
+def check_column(path: SourcePath, column: str, *, parquet: bool) -> None:
     """Whether ``path``, of Parquet or of Arrow, has a column of text by this name. Raises DataError."""
     schema = open_parquet(path).schema_arrow if parquet else _reader(path)[0]
     kinds = dict(zip(schema.names, schema.types, strict=True))
@@ -58,7 +69,7 @@ def check_column(path: Path, column: str, *, parquet: bool) -> None:
         raise DataError(f"data.column: {column!r} of {path} is of {kinds[column]}, and no text", _COLUMN)
 
 
-def no_column(path: Path, column: str, there: Sequence[str]) -> DataError:
+def no_column(path: SourcePath, column: str, there: Sequence[str]) -> DataError:
     """Of a file that has other columns."""
     more = f" and {count(len(there) - _MAX_NAMED, 'other column')}" if len(there) > _MAX_NAMED else ""
     named = f"{', '.join(sorted(there)[:_MAX_NAMED])}{more}"
@@ -71,7 +82,7 @@ def _is_text(kind: Any) -> bool:
     return bool(types.is_string(inner) or types.is_large_string(inner) or types.is_string_view(inner))
 
 
-def batches_of(path: Path) -> Iterator[Any]:
+def batches_of(path: SourcePath) -> Iterator[Any]:
     """The record batches of an Arrow file, a stream as ``datasets`` writes it or one with a footer; mapped,
     not read. Raises DataError.
     """
@@ -81,7 +92,7 @@ def batches_of(path: Path) -> Iterator[Any]:
         raise damaged(path, error) from error
 
 
-def text_of_batches(path: Path, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
+def text_of_batches(path: SourcePath, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
     """Rows of record batches ``begin`` to ``stop``. Raises DataError."""
     check_column(path, column, parquet=False)
     for batch in islice(batches_of(path), begin, stop):
@@ -90,7 +101,7 @@ def text_of_batches(path: Path, begin: int, stop: int, column: str) -> Iterator[
             yield texts.slice(first, ROWS).to_pylist()
 
 
-def text_of_groups(path: Path, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
+def text_of_groups(path: SourcePath, begin: int, stop: int, column: str) -> Iterator[Sequence[str | None]]:
     """Rows of row groups ``begin`` to ``stop``. Raises DataError."""
     check_column(path, column, parquet=True)
     file = open_parquet(path)
@@ -101,11 +112,14 @@ def text_of_groups(path: Path, begin: int, stop: int, column: str) -> Iterator[S
         raise damaged(path, error) from error
 
 
-def _reader(path: Path) -> tuple[Any, Iterator[Any]]:
+def _reader(path: SourcePath) -> tuple[Any, Iterator[Any]]:
     """Schema and batches."""
     arrows = arrow("pyarrow", str(path))
     try:
-        mapped = arrows.memory_map(str(path))
+        if isinstance(path, StoredObject):
+            mapped = arrows.PythonFile(open_file(path), "r")
+        else:
+            mapped = arrows.memory_map(str(path))
         if mapped.read(len(_FILE)) == _FILE:
             file = arrows.ipc.open_file(mapped)
             return file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
@@ -116,7 +130,7 @@ def _reader(path: Path) -> tuple[Any, Iterator[Any]]:
         raise damaged(path, error) from error
 
 
-def damaged(path: Path, error: Exception) -> DataError:
+def damaged(path: SourcePath, error: Exception) -> DataError:
     """Of a file that its library cannot read."""
     if isinstance(error, DataError):
         return error

@@ -101,17 +101,21 @@ def prepare(job: Job, num_processes: int, told: Callable[[PrepareProgress], None
 def _hashed(
     wanted: WantedData, num_processes: int, told: Callable[[PrepareProgress], None]
 ) -> list[SourceFile]:
-    """All files with the SHA-256 of their bytes. Raises DataError."""
+    """All files with the SHA-256 of their bytes, where no store knows what they are. Raises DataError."""
     sources, done = [], 0
+    total = sum(stat.size for stat in wanted.files if not stat.etag)
     with ThreadPoolExecutor(num_processes) as pool:
         for stat, sha256 in zip(wanted.files, pool.map(_sha256, wanted.files), strict=True):
-            sources.append(SourceFile(stat.path, stat.size, stat.mtime_ns, sha256))
-            done += stat.size
-            told(PrepareProgress("read", done, wanted.num_bytes))
+            sources.append(SourceFile(stat.path, stat.size, stat.mtime_ns, sha256, stat.etag))
+            if not stat.etag:
+                done += stat.size
+                told(PrepareProgress("read", done, total))
     return sources
 
 
 def _sha256(stat: Stat) -> str:
+    if stat.etag:
+        return ""
     path = Path(stat.path)
     try:
         with path.open("rb") as file:

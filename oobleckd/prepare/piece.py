@@ -21,7 +21,7 @@ import numpy as np
 
 from oobleckd import __version__
 from oobleckd.prepare.rows import TextRow, rows_of
-from oobleckd.prepare.sources import Kind, TextPiece
+from oobleckd.prepare.sources import Kind, Part, TextPiece
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.manifest import MAX_BAD_ROWS
 
@@ -143,6 +143,13 @@ def _versions() -> tuple[str, str]:
     return version("tokenizers"), __version__
 
 
+def _seen(part: Part) -> tuple[int, int]:
+    if part.etag:  # a store gives no other one
+        return part.size, 0
+    stat = Path(part.path).stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
 class _Making:
     """A piece while it is made."""
 
@@ -200,11 +207,10 @@ class _Making:
 
     def report(self) -> PieceReport:
         """Once all batches are encoded."""
-        stats = [Path(part.path).stat() for part in self._piece.parts]
         return PieceReport(
             self._piece.number, mark_of(self._piece, self._setup), self._tokens, self._largest, self._crc,
             tuple(self._rows),
-            tuple((stat.st_size, stat.st_mtime_ns) for stat in stats), tuple(self._bad), self._num_bad,
+            tuple(_seen(part) for part in self._piece.parts), tuple(self._bad), self._num_bad,
             np.array(self._lengths, "<i4").tobytes(),
         )  # fmt: skip
 

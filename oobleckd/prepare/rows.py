@@ -10,13 +10,13 @@ import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
 from oobleckd.prepare import arrows
-from oobleckd.prepare.sources import Kind, Part
+from oobleckd.prepare.objects import SourcePath, StoredObject, open_file, size_of
+from oobleckd.prepare.sources import Kind, Part, problem_of_text
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of, shown
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import size
@@ -41,7 +41,7 @@ class TextRow(NamedTuple):
 
 def rows_of(kind: Kind, part: Part, column: str) -> Iterator[TextRow]:
     """Raises DataError where the file cannot be read on."""
-    path = Path(part.path)
+    path = part.file
     try:
         match kind:
             case "jsonl":
@@ -74,7 +74,7 @@ def place_of(kind: Kind, part: Part, number: int, lines_before: int = 0) -> tupl
 def lines_before(part: Part) -> int:
     """Lines of a JSONL file that begin before ``part``."""
     left, lines = part.begin, 0
-    with Path(part.path).open("rb") as file:
+    with open_file(part.file) as file:
         while left and (data := file.read(min(_BUFFER, left))):
             lines += data.count(b"\n")
             left -= len(data)
@@ -83,7 +83,7 @@ def lines_before(part: Part) -> int:
     return lines + (1 if part.begin and not last.endswith(b"\n") else 0)
 
 
-def columns_of(path: Path) -> Sequence[str]:
+def columns_of(path: SourcePath) -> Sequence[str]:
     """The keys of the first row of a JSONL file. Raises DataError."""
     try:
         with _opened(path) as (file, _):
@@ -91,7 +91,7 @@ def columns_of(path: Path) -> Sequence[str]:
         if line.lstrip().startswith(b"["):
             raise DataError(
                 f"data.path: {path} is one JSON array, and not an object a line",
-                f"make lines of it: jq -c '.[]' {path.name} > {path.stem}.jsonl",
+                f"make lines of it: jq -c '.[]' {path.name} > {path.name.partition('.')[0]}.jsonl",
             )
         row = msgspec.json.decode(line) if line else {}
     except (OSError, EOFError, zlib.error) as error:
@@ -104,7 +104,7 @@ def columns_of(path: Path) -> Sequence[str]:
 # --------------------------------------------------------------------------- JSONL
 
 
-def _json_lines(part: Part, path: Path, column: str) -> Iterator[TextRow]:
+def _json_lines(part: Part, path: SourcePath, column: str) -> Iterator[TextRow]:
     decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_shape(column))
     with _opened(path) as (file, place):
         at, number = part.begin, -1
@@ -160,14 +160,14 @@ def _why(line: bytes, column: str, error: Exception) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
+def _opened(path: SourcePath) -> Iterator[tuple[IO[bytes], Callable[[], int]]]:
     """A file as it was before it was compressed, and how many of its own bytes have been read."""
     if path.name.endswith(".zst"):
         data, place = arrows.open_zst(path)
         with io.BufferedReader(data, _BUFFER) as text:
             yield text, place
         return
-    with path.open("rb", buffering=_BUFFER) as file:
+    with open_file(path, _BUFFER) as file:
         if path.name.endswith(".gz"):
             with gzip.GzipFile(fileobj=file) as unpacked:
                 yield cast("IO[bytes]", unpacked), file.tell
@@ -195,11 +195,15 @@ def _to_line_end(file: IO[bytes]) -> int:
 # --------------------------------------------------------------------------- others
 
 
-def _whole(path: Path) -> TextRow:
-    num_bytes = path.stat().st_size
+def _whole(path: SourcePath) -> TextRow:
+    num_bytes = size_of(path)
     if num_bytes > MAX_DOCUMENT:
         return TextRow(0, "", num_bytes, f"is longer than {size(MAX_DOCUMENT)}")
-    data = path.read_bytes()
+    with open_file(path) as file:
+        data = file.read()
+    # Of files in folders this is known before one of them is read.
+    if isinstance(path, StoredObject) and (problem := problem_of_text(data)):
+        return TextRow(0, "", num_bytes, problem)
     try:
         return TextRow(0, data.decode("utf-8-sig"), num_bytes)
     except UnicodeDecodeError as error:
@@ -208,7 +212,7 @@ def _whole(path: Path) -> TextRow:
 
 def _columns(part: Part, batches: Iterable[Sequence[str | None]]) -> Iterator[TextRow]:
     for number, text in enumerate(text for batch in batches for text in batch):
-        done = part.num_bytes * (number + 1) // part.num_rows
+        done = part.num_bytes * (number + 1) // part.num_rows if part.num_rows else 0
         if text is None:
             yield TextRow(number, "", done, "has nothing there (null)")
         elif len(text) > MAX_DOCUMENT:

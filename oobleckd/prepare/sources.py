@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from oobleckd.prepare.arrows import batches_of, open_parquet
+from oobleckd.prepare.objects import (
+    SourcePath,
+    StoredObject,
+    is_pattern_of,
+    is_url,
+    objects_of,
+    open_file,
+    root_of_url,
+    size_of,
+)
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
 
@@ -38,7 +49,8 @@ _HEAD_BYTES = 8192
 class Part(msgspec.Struct, frozen=True):
     """Rows of one file: from byte ``begin`` to ``stop`` of a JSONL file, so many row groups or record batches
     of Parquet and Arrow, else the whole file. ``num_bytes``: how much work it is. ``first_row`` and
-    ``num_rows`` are of Parquet and Arrow.
+    ``num_rows`` are of Parquet and Arrow (0: not counted before). ``etag`` and ``size``: of an object in a
+    store.
     """
 
     path: str
@@ -47,6 +59,13 @@ class Part(msgspec.Struct, frozen=True):
     num_bytes: int
     first_row: int = 0
     num_rows: int = 0
+    etag: str = ""
+    size: int = 0
+
+    @property
+    def file(self) -> SourcePath:
+        """What it is part of."""
+        return StoredObject(self.path, self.size, self.etag) if self.etag else Path(self.path)
 
 
 class TextPiece(msgspec.Struct, frozen=True):
@@ -82,35 +101,61 @@ def is_pattern(path: str) -> bool:
     return glob.has_magic(path) and not Path(path).expanduser().exists()
 
 
-def files_of(kind: Kind, path: str, cache: Path) -> list[Path]:
-    """All files of ``path``: itself, those in a folder, or those that a pattern finds. None of those in
-    ``cache``, where prepared data lies. Raises DataError.
+def files_of(kind: Kind, path: str, cache: Path) -> list[SourcePath]:
+    """All files, or objects of a store, of ``path``: itself, those in a folder, or those that a pattern
+    finds. None of those in ``cache``, where prepared data lies. Raises DataError.
     """
+    if is_url(path):
+        return _listed_objects(kind, path)
     try:
         return _listed(kind, path, cache)
     except OSError as error:
         raise _unreadable(error, path) from error
 
 
-def _listed(kind: Kind, path: str, cache: Path) -> list[Path]:
+def _listed_objects(kind: Kind, url: str) -> list[SourcePath]:
+    found, root = list[SourcePath](objects_of(url)), root_of_url(url)
+    if is_pattern_of(url):
+        if not found:
+            raise _no_match(url)
+        return found
+    if [str(file) for file in found] == [root]:
+        return found
+    if not found:
+        raise DataError(
+            f"data.path: {url} does not exist: it is no object, and none lies below it",
+            "see that bucket and key are written as they are there",
+        )
+    if kind == "arrow":
+        return _saved(root, [file for file in found if str(file) == f"{root}/{file.name}"])
+    return _of_kind(kind, root, found)
+
+
+def _listed(kind: Kind, path: str, cache: Path) -> list[SourcePath]:
     root = root_of(path)
     if is_pattern(path):
         found = (Path(name) for name in _matching(str(Path(path).expanduser())))
         files = sorted((file for file in found if file.is_file()), key=Path.as_posix)
-        files = [file for file in files if cache not in file.parents]
-        if not files:
-            raise DataError(
-                f"data.path: {path} matches no file", "`**` goes through folders: corpus/**/*.txt"
-            )
-        return files
+        if matching := [file for file in files if cache not in file.parents]:
+            return [*matching]
+        raise _no_match(path)
     if not root.is_dir():
         if not root.exists():
             raise DataError(f"data.path: {root} does not exist", "relative paths start at the current folder")
         return [root]
     if kind == "arrow":
-        return _saved(root)
+        return _saved(str(root), [file for file in root.iterdir() if file.is_file()])
     files = sorted((file for file in root.rglob("*") if file.is_file()), key=Path.as_posix)
-    files = [file for file in files if cache not in file.parents and file.name.endswith(_SUFFIXES[kind])]
+    return _of_kind(kind, str(root), [file for file in files if cache not in file.parents])
+
+
+def _no_match(path: str) -> DataError:
+    return DataError(f"data.path: {path} matches no file", "`**` goes through folders: corpus/**/*.txt")
+
+
+def _of_kind(kind: Kind, root: str, there: Iterable[SourcePath]) -> list[SourcePath]:
+    """Those of all in ``root`` that ``kind`` is made of. Raises DataError."""
+    files = [file for file in there if file.name.endswith(_SUFFIXES[kind])]
     if not files:
         what = "file" if kind == "text" else f"{' or '.join(_SUFFIXES[kind][:2])} file"
         raise DataError(
@@ -118,7 +163,7 @@ def _listed(kind: Kind, path: str, cache: Path) -> list[Path]:
         )
     if kind != "text":
         return files
-    hidden = [file for file in files if any(part.startswith(".") for part in file.relative_to(root).parts)]
+    hidden = [file for file in files if any(part.startswith(".") for part in _below(root, file))]
     if hidden:
         more = f" (and {count(len(hidden) - 1, 'other file')})" if len(hidden) > 1 else ""
         raise DataError(
@@ -133,49 +178,60 @@ def _matching(pattern: str) -> Iterator[str]:
     return glob.iglob(pattern, recursive=True)  # noqa: PTH207
 
 
-def check_text(file: Path) -> None:
+def _below(root: str, file: SourcePath) -> Sequence[str]:
+    """The names from ``root`` to ``file``."""
+    return file.relative_to(root).parts if isinstance(file, Path) else file.url[len(root) + 1 :].split("/")
+
+
+def check_text(file: SourcePath) -> None:
     """Raises DataError where ``file`` has what no text has."""
     try:
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
             head = opened.read(_HEAD_BYTES)
     except OSError as error:
         raise _unreadable(error, str(file)) from error
-    if b"\0" in head:
+    if problem := problem_of_text(head):
         raise DataError(
-            f"data.path: {file} is no text: it has a zero at byte {head.index(0):,}",
+            f"data.path: {file} {problem}",
             f'leave it out with a pattern, such as data.path = "{file.parent}/*.txt"',
         )
 
 
-def _saved(root: Path) -> list[Path]:
-    """The Arrow files of a folder that ``datasets`` saved, in its order, or else all in it. Raises
-    DataError.
+def problem_of_text(head: bytes) -> str:
+    """What no text has at its begin; "" where it has none of that."""
+    zero = head.find(0, 0, _HEAD_BYTES)
+    return f"is no text: it has a zero at byte {zero:,}" if zero >= 0 else ""
+
+
+def _saved(root: str, there: Iterable[SourcePath]) -> list[SourcePath]:
+    """The Arrow files among those in a folder that ``datasets`` saved, in its order, or else all in it.
+    Raises DataError.
     """
-    splits = root / _ARROW_SPLITS
-    if splits.is_file():
-        names = ", ".join(map(str, _json(splits).get("splits", ())))
+    named = {file.name: file for file in there}
+    if _ARROW_SPLITS in named:
+        names = ", ".join(map(str, _json(named[_ARROW_SPLITS]).get("splits", ())))
         raise DataError(f"data.path: {root} has several splits: {names}", f"name one, such as {root}/train")
-    state = root / _ARROW_STATE
-    if state.is_file():
-        told = _json(state)
+    if _ARROW_STATE in named:
+        told = _json(named[_ARROW_STATE])
         if told.get("_indices_files"):
             raise DataError(
                 f"data.path: {root} has its rows in an order that lies in another file",
                 "save it anew: `dataset.flatten_indices().save_to_disk(folder)`",
             )
-        files = [root / each["filename"] for each in told.get("_data_files", ())]
+        files = [each["filename"] for each in told.get("_data_files", ())]
     else:
-        files = sorted(root.glob("*.arrow"))
-    missing = [file for file in files if not file.is_file()]
+        files = sorted(name for name in named if name.endswith(_SUFFIXES["arrow"]))
+    missing = [name for name in files if name not in named]
     if not files or missing:
-        what = f"lacks {missing[0].name}, which {_ARROW_STATE} names" if missing else "has no .arrow file"
+        what = f"lacks {missing[0]}, which {_ARROW_STATE} names" if missing else "has no .arrow file"
         raise DataError(f"data.path: {root} {what}", "name a folder of `datasets.save_to_disk`")
-    return files
+    return [named[name] for name in files]
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _json(file: SourcePath) -> dict[str, Any]:
     try:
-        told = json.loads(file.read_bytes())
+        with open_file(file) as opened:
+            told = json.loads(opened.read())
     except (ValueError, RecursionError) as error:
         raise DataError(f"data.path: {file} is no JSON", "save the data set anew") from error
     return told if isinstance(told, dict) else {}
@@ -190,7 +246,7 @@ def _unreadable(error: OSError, path: str) -> DataError:
 # --------------------------------------------------------------------------- pieces
 
 
-def pieces_of(kind: Kind, files: Iterable[Path]) -> list[TextPiece]:
+def pieces_of(kind: Kind, files: Iterable[SourcePath]) -> list[TextPiece]:
     """All rows of ``files``, in pieces of ``PIECE_BYTES`` where parts are not larger. Raises DataError."""
     pieces: list[TextPiece] = []
     parts: list[Part] = []
@@ -204,11 +260,17 @@ def pieces_of(kind: Kind, files: Iterable[Path]) -> list[TextPiece]:
     return [*pieces, TextPiece(len(pieces), tuple(parts))] if parts else pieces
 
 
-def _parts(kind: Kind, files: Iterable[Path]) -> Iterator[Part]:
+def _parts(kind: Kind, files: Iterable[SourcePath]) -> Iterator[Part]:
     for file in files:
-        size = file.stat().st_size
-        if not size:
-            continue
+        for part in _parts_of(kind, file):
+            if isinstance(file, StoredObject):
+                yield msgspec.structs.replace(part, etag=file.etag, size=file.size)
+            else:
+                yield part
+
+
+def _parts_of(kind: Kind, file: SourcePath) -> Iterator[Part]:
+    if size := size_of(file):
         match kind:
             case "jsonl" if not file.name.endswith(_STREAMED):
                 for begin in range(0, size, PIECE_BYTES):
@@ -218,11 +280,14 @@ def _parts(kind: Kind, files: Iterable[Path]) -> Iterator[Part]:
                 yield Part(str(file), 0, 0, size)
             case "parquet":
                 yield from _row_groups(file)
+            # Where nothing is mapped, its batches are known once all of it was read. (D-data-017)
+            case "arrow" if isinstance(file, StoredObject):
+                yield Part(str(file), 0, sys.maxsize, size)
             case "arrow":
                 yield from _batches(file)
 
 
-def _row_groups(file: Path) -> Iterator[Part]:
+def _row_groups(file: SourcePath) -> Iterator[Part]:
     metadata = open_parquet(file).metadata
     first = 0
     for number in range(metadata.num_row_groups):

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from oobleckd.prepare.arrows import check_column, no_column
+from oobleckd.prepare.objects import SourcePath, StoredObject, is_url
 from oobleckd.prepare.rows import columns_of
 from oobleckd.prepare.sources import Kind, TextPiece, check_text, files_of, is_pattern, pieces_of, root_of
 from oobleckd.prepare.tokenizer import TokenizerOf, tokenizer_of
@@ -31,11 +32,19 @@ _DIGITS = 32
 
 
 class Stat(NamedTuple):
-    """A file of the sources, as a look at it tells."""
+    """A file of the sources, as a look at it tells. ``etag``: of an object in a store, which tells no
+    ``mtime_ns``.
+    """
 
     path: str
     size: int
     mtime_ns: int
+    etag: str = ""
+
+    @property
+    def file(self) -> SourcePath:
+        """What it was looked at."""
+        return StoredObject(self.path, self.size, self.etag) if self.etag else Path(self.path)
 
 
 class WantedData(NamedTuple):
@@ -56,7 +65,7 @@ class WantedData(NamedTuple):
 
     def pieces(self) -> list[TextPiece]:
         """What is tokenized at a time. Raises DataError."""
-        return pieces_of(self.kind, [Path(file.path) for file in self.files])
+        return pieces_of(self.kind, [stat.file for stat in self.files])
 
 
 class FoundFolder(NamedTuple):
@@ -76,19 +85,21 @@ def wanted_of(job: Job) -> WantedData:
     dtype = _dtype_of(data, tokenizer.size)
     said = (FORMAT, kind, data.column, tokenizer.sha256, tokenizer.eos, tokenizer.bos, dtype, data.on_bad_row)
     settings = hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:_DIGITS]
-    files = tuple(_stat(file.absolute()) for file in files_of(kind, data.path, cache))
+    files = tuple(_stat(file) for file in files_of(kind, data.path, cache))
     return WantedData(data, kind, files, tokenizer, dtype, cache, settings)
 
 
 def look_at(wanted: WantedData) -> None:
     """Whether its first file has what is asked for, and text files look like text. Raises DataError."""
     if wanted.kind == "text":
-        for file in wanted.files:
-            check_text(Path(file.path))
+        for number, stat in enumerate(wanted.files):
+            # A request for each object; whoever reads one finds out as well.
+            if number == 0 or not stat.etag:
+                check_text(stat.file)
         return
     if not wanted.num_bytes:
         return
-    first = Path(next(file.path for file in wanted.files if file.size))
+    first = next(stat.file for stat in wanted.files if stat.size)
     column = wanted.data.column
     if wanted.kind != "jsonl":
         check_column(first, column, parquet=wanted.kind == "parquet")
@@ -103,17 +114,22 @@ def find(wanted: WantedData) -> FoundFolder | None:
     # Reading all text takes minutes, and only its bytes say what it is. (D-data-014)
     for found in _prepared(wanted.cache):
         told = found.manifest
-        same = tuple(Stat(file.path, file.size, file.mtime_ns) for file in told.sources) == wanted.files
+        seen = (Stat(file.path, file.size, file.mtime_ns, file.etag) for file in told.sources)
+        same = tuple(seen) == wanted.files
         if same and told.settings == wanted.settings:
             return found
     return None
 
 
 def digest_of(settings: str, sources: Sequence[SourceFile]) -> str:
-    """Name of the folder: of the settings, and of the bytes of all files in their order."""
+    """Name of the folder: of the settings, and of the bytes of all files in their order; of an object in a
+    store what it says of itself stands for them.
+    """
     whole = hashlib.sha256(settings.encode())
     for source in sources:
-        whole.update(bytes.fromhex(source.sha256))
+        # Nobody reads a bucket twice, once for its digest. (D-data-016)
+        told = msgspec.json.encode((source.path, source.size, source.etag)) if source.etag else b""
+        whole.update(told or bytes.fromhex(source.sha256))
     return whole.hexdigest()[:_DIGITS]
 
 
@@ -123,6 +139,11 @@ def cache_of(data: Data) -> Path:
     """
     if data.cache:
         return Path(data.cache).expanduser().absolute()
+    if is_url(data.path):
+        raise DataError(
+            f"data.cache: is missing, and beside {data.path} nothing can be trained on",
+            "name a folder for the tokens, seen by every node under the same path",
+        )
     root = root_of(data.path).absolute()
     return (root if is_pattern(data.path) else root.parent) / "prepared"
 
@@ -144,7 +165,10 @@ def _prepared(cache: Path) -> Iterator[FoundFolder]:
             continue
 
 
-def _stat(file: Path) -> Stat:
+def _stat(file: SourcePath) -> Stat:
+    if isinstance(file, StoredObject):
+        return Stat(file.url, file.size, 0, file.etag)
+    file = file.absolute()
     try:
         stat = file.stat()
     except OSError as error:

@@ -34,12 +34,15 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 class SourceFile(msgspec.Struct, frozen=True):
-    """A file that tokens were made of, as it was then."""
+    """A file that tokens were made of, as it was then. Of an object in a store its ``etag`` in place of time
+    and SHA-256.
+    """
 
     path: str
     size: int
     mtime_ns: int
     sha256: str
+    etag: str = ""
 
 
 class BadRow(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import pytest
 
 from oobleckd.tokens.manifest import TOKENS, checksums, read_manifest
 from tests.helpers.corpora import DOCUMENTS, make_tokenizer
+from tests.helpers.othernode import named
 
 WITHIN_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "oobleckd.ctl.main", "data", "prepare")
@@ -73,12 +74,34 @@ def test_its_processes_end_with_it_and_the_next_one_finishes(job: Path, number: 
     assert [path.name for path in prepared.iterdir()] == [folder.name]
 
 
-def test_two_programs_at_once_make_one_folder(job: Path) -> None:
-    both = [
-        subprocess.Popen([*COMMAND, str(job), "--jobs=1"], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+def test_two_nodes_at_once_make_one_folder(job: Path) -> None:
+    both = [on_node("n1", job), on_node("n2", job)]
     printed = {program.communicate(timeout=WITHIN_S)[0] for program in both}
     assert [program.returncode for program in both] == [0, 0]
     (line,) = printed
     assert [path.name for path in (job.parent / "prepared").iterdir()] == [Path(line.strip()).name]
+
+
+def test_of_two_nodes_one_is_killed_and_the_other_finishes(job: Path) -> None:
+    """Both are in the middle of the same piece."""
+    prepared = job.parent / "prepared"
+    first = on_node("n1", job)
+    until(lambda: list(prepared.glob(".*.building/*.n1.*.part")))
+    (worker,) = children_of(first.pid)
+    for pid in (first.pid, worker):
+        os.kill(pid, signal.SIGSTOP)
+    second = on_node("n2", job)
+    until(lambda: list(prepared.glob(".*.building/*.n2.*.part")))
+    first.kill()
+    os.kill(worker, signal.SIGKILL)
+    first.communicate(timeout=WITHIN_S)
+    line, _ = second.communicate(timeout=WITHIN_S)
+    assert (first.returncode, second.returncode) == (-signal.SIGKILL, 0)
+    folder = Path(line.strip())
+    assert read_manifest(folder).documents == 3 * 12 * len(DOCUMENTS)
+    assert read_manifest(folder).bin_sha256 == checksums(folder / TOKENS)[0]
+    assert [path.name for path in prepared.iterdir()] == [folder.name]
+
+
+def on_node(name: str, job: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(named(name, *COMMAND, str(job), "--jobs=1"), stdout=subprocess.PIPE, text=True)
