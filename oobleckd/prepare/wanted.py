@@ -70,7 +70,7 @@ def wanted_of(job: Job) -> WantedData:
     """What ``job`` wants; looks at names and sizes, and at the tokenizer. Raises DataError."""
     data = job.data
     assert data.is_prepared
-    kind = _KINDS[data.source]
+    kind = _KINDS[data.kind]
     cache = cache_of(data)
     tokenizer = tokenizer_of(job)
     dtype = _dtype_of(data, tokenizer.size)
