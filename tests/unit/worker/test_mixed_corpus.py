@@ -1,6 +1,4 @@
-"""A job on several sources: its samples are a function of seed, step and micro-batch, and its text is known by
-all of them.
-"""
+"""A job on several sources: its samples are a function of seed, step and micro-batch."""
 
 from __future__ import annotations
 
@@ -114,9 +112,9 @@ def test_samples_are_shown_with_their_source(mixed: Made) -> None:
 
 def test_what_is_wrong_is_said_of_the_source(mixed: Made, tmp_path: Path) -> None:
     limit = {"code": {"epochs": 1}}
-    with pytest.raises(UserError, match="data.source 'code': reaches its limit of 1 epoch in step 5 of 12"):
+    with pytest.raises(UserError, match=r"data.source 'code': reaches its limit of 1 epoch in step 5 of 12"):
         open_corpus(mixed(**limit))
-    with pytest.raises(UserError, match="data.source 'code': reaches"):
+    with pytest.raises(UserError, match=r"data.source 'code': reaches"):
         look_at(mixed(**limit), 300)
     assert look_at(mixed(code={"epochs": 1, "at_limit": "drop"}), 300) == ()
     with pytest.raises(UserError, match=r"data.source 'wiki': .*wiki.npy has token 204, but the model"):
@@ -124,9 +122,9 @@ def test_what_is_wrong_is_said_of_the_source(mixed: Made, tmp_path: Path) -> Non
             msgspec.structs.replace(mixed(), model=small_job("gpt2", {**GPT2, "vocab_size": 150}).model)
         )
     np.zeros(5, "<u2").tofile(tmp_path / "code.bin")
-    with pytest.raises(UserError, match="data.source 'code': .*has 5 tokens, fewer than train.sequence"):
+    with pytest.raises(UserError, match=r"data.source 'code': .*has 5 tokens, fewer than train.sequence"):
         open_corpus(mixed())
-    with pytest.raises(UserError, match="data.source 'web': prepared: /gone/manifest.json"):
+    with pytest.raises(UserError, match=r"data.source 'web': prepared: /gone/manifest.json"):
         open_corpus(mixed(web={"prepared": "/gone"}))
 
 
