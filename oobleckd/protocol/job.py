@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
-from oobleckd.protocol.mixtures import DTypeName, Source, SourceKind, Stage, wrong_with
+from oobleckd.protocol.mixtures import DataSource, DataStage, DTypeName, SourceKind, wrong_with
 from oobleckd.protocol.units import parse_rate, parse_size
 from oobleckd.protocol.unreadable import misfit
 from oobleckd.protocol.wishes import wish_of
@@ -92,7 +92,7 @@ class Data(_Table, frozen=True):
     """Where the text comes from. Samples of a step are a pure function of seed and step."""
 
     source: Annotated[
-        SourceKind | tuple[Source, ...],
+        SourceKind | tuple[DataSource, ...],
         Meta(
             description="stdlib: source files of the Python standard library, as bytes. text: every file "
             "under path, as bytes, or with a tokenizer as its tokens. jsonl, parquet, arrow: rows with a "
@@ -156,12 +156,12 @@ class Data(_Table, frozen=True):
         ),
     ] = ""
     stage: Annotated[
-        tuple[Stage, ...],
+        tuple[DataStage, ...],
         Meta(description="Other weights of several sources from a step on: `[[data.stage]]`, below."),
     ] = ()
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[DataSource, ...]:
         """The tables of several; of a single one there are none."""
         return self.source if isinstance(self.source, tuple) else ()
 
@@ -190,7 +190,7 @@ class Data(_Table, frozen=True):
         """Whether it is a file of token numbers that somebody else made."""
         return not self.sources and not self.is_prepared and not self.is_bytes
 
-    def only(self, source: Source) -> Data:
+    def only(self, source: DataSource) -> Data:
         """What a job has that trains on ``source`` of several alone."""
         is_text = source.kind in _ROWS or (source.kind == "text" and bool(self.tokenizer))
         return msgspec.structs.replace(

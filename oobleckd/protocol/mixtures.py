@@ -28,7 +28,7 @@ _LARGEST = 1e9
 _ADD_UP = "weights need not add up to 1: write 1 and 2 for a third and two thirds"
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One of several sources of a job: a table for each. Keys that are not here are those of `[data]`, and
     hold for all.
     """
@@ -69,7 +69,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     prepared: Annotated[str, Meta(description="As data.prepared.")] = ""
 
 
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DataStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Other weights of the sources from a step on: a curriculum, or a mix to anneal on."""
 
     from_step: Annotated[
@@ -95,7 +95,9 @@ def millionths(value: float) -> int | None:
     return found if found / _MILLION == value else None
 
 
-def weights_of(sources: Sequence[Source], stages: Sequence[Stage]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def weights_of(
+    sources: Sequence[DataSource], stages: Sequence[DataStage]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """First step of each stage, from 1, and the weights of all sources in it, as the smallest integers."""
     first = 1, tuple(source.weight for source in sources)
     more = [
@@ -112,7 +114,7 @@ def smallest(weights: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(weight // common for weight in weights)
 
 
-def wrong_with(sources: Sequence[Source], stages: Sequence[Stage], steps: int) -> Wrong | None:
+def wrong_with(sources: Sequence[DataSource], stages: Sequence[DataStage], steps: int) -> Wrong | None:
     """What is wrong with them before anything is read, the first of it."""
     found = _wrong_sources(sources, stages) or _wrong_stages(sources, stages, steps)
     if found is not None:
@@ -130,11 +132,11 @@ def wrong_with(sources: Sequence[Source], stages: Sequence[Stage], steps: int) -
     return None
 
 
-def _keys(stages: Sequence[Stage]) -> list[str]:
+def _keys(stages: Sequence[DataStage]) -> list[str]:
     return ["source", *(f"stage[{index}].weights" for index in range(len(stages)))]
 
 
-def _wrong_sources(sources: Sequence[Source], stages: Sequence[Stage]) -> Wrong | None:
+def _wrong_sources(sources: Sequence[DataSource], stages: Sequence[DataStage]) -> Wrong | None:
     if not 0 < len(sources) <= MAX_SOURCES:
         return Wrong("source", f"has {count(len(sources), 'table')}", f"1 to {MAX_SOURCES} can be mixed")
     later = {name for stage in stages for name, weight in stage.weights.items() if weight > 0}
@@ -161,7 +163,7 @@ def _wrong_sources(sources: Sequence[Source], stages: Sequence[Stage]) -> Wrong 
     return None
 
 
-def _wrong_stages(sources: Sequence[Source], stages: Sequence[Stage], steps: int) -> Wrong | None:
+def _wrong_stages(sources: Sequence[DataSource], stages: Sequence[DataStage], steps: int) -> Wrong | None:
     names, before = {source.name for source in sources}, 1
     for index, stage in enumerate(stages):
         key = f"stage[{index}]"

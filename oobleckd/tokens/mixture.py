@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.mixtures import Source, millionths, smallest, weights_of
+from oobleckd.protocol.mixtures import DataSource, millionths, smallest, weights_of
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count, noun, short
 
@@ -27,7 +27,7 @@ _MILLION = 1_000_000
 _KEPT_PERIODS = 16
 
 
-class Period:
+class MixPeriod:
     """The order of sources with ``weights``, whole numbers without a common divisor, one for each."""
 
     def __init__(self, weights: tuple[int, ...]) -> None:
@@ -60,11 +60,11 @@ class _Part(NamedTuple):
     """From sample ``first`` on ``period`` holds; ``had``: samples of each source before."""
 
     first: int
-    period: Period
+    period: MixPeriod
     had: tuple[int, ...]
 
 
-class Limit(NamedTuple):
+class SourceLimit(NamedTuple):
     """Of a source: ``rows`` that are read at most (None: any number); ``reached``: the first sample at which
     it would be read from once more, where the job comes so far; ``drops``: the others have its share then.
     """
@@ -80,7 +80,7 @@ class Mixture:
     """
 
     def __init__(
-        self, stages: Sequence[tuple[int, tuple[int, ...]]], limits: Sequence[Limit], end: int
+        self, stages: Sequence[tuple[int, tuple[int, ...]]], limits: Sequence[SourceLimit], end: int
     ) -> None:
         self.end, self.limits = end, list(limits)
         self.over: int | None = None
@@ -170,24 +170,24 @@ def planned(job: Job, rows: Sequence[int]) -> Mixture:
     return Mixture(stages, limits, train.steps * train.global_batch)
 
 
-def _limit_of(source: Source, rows: int, sequence: int) -> Limit:
+def _limit_of(source: DataSource, rows: int, sequence: int) -> SourceLimit:
     most = [
         *([rows * (millionths(source.epochs) or 0) // _MILLION] if source.epochs else []),
         *([source.tokens // sequence] if source.tokens else []),
     ]
-    return Limit(min(most) if most else None, source.at_limit == "drop")
+    return SourceLimit(min(most) if most else None, source.at_limit == "drop")
 
 
-def _limit_words(source: Source) -> str:
+def _limit_words(source: DataSource) -> str:
     epochs = f"{short(source.epochs)} {noun(source.epochs, 'epoch')}" if source.epochs else ""
     tokens = count(source.tokens, "token") if source.tokens else ""
     return " or ".join(filter(None, (epochs, tokens)))
 
 
 @lru_cache(_KEPT_PERIODS)
-def period_of(weights: tuple[int, ...]) -> Period:
+def period_of(weights: tuple[int, ...]) -> MixPeriod:
     """Remembered: a device opens the same job again and again."""
-    return Period(weights)
+    return MixPeriod(weights)
 
 
 def _chairmen(weights: tuple[int, ...]) -> npt.NDArray[Any]:

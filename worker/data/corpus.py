@@ -40,7 +40,7 @@ from oobleckd.worker.data.inputs import (
     together,
 )
 from oobleckd.worker.data.masking import Masking
-from oobleckd.worker.data.order import Order, Place
+from oobleckd.worker.data.order import Place, SampleOrder
 from oobleckd.worker.data.prepared import open_prepared
 from oobleckd.worker.data.windows import Windows, of_job
 from oobleckd.worker.models import MASKED, Batch, load_config
@@ -58,7 +58,7 @@ class Corpus:
     """The rows of a job's sources, in an ``order``. ``inputs``: the files that they are mapped from."""
 
     def __init__(
-        self, sources: Sequence[Windows], order: Order, job: Job, masking: Masking | None = None,
+        self, sources: Sequence[Windows], order: SampleOrder, job: Job, masking: Masking | None = None,
         inputs: Opened = NOTHING,
     ) -> None:  # fmt: skip
         self.inputs, self.sources, self._order, self._masking = inputs, tuple(sources), order, masking
@@ -116,15 +116,15 @@ def open_corpus(job: Job) -> Corpus:
     return Corpus([windows for windows, _ in found], order, job, masking, inputs)
 
 
-def order_of(job: Job, rows: Sequence[int]) -> Order:
+def order_of(job: Job, rows: Sequence[int]) -> SampleOrder:
     """The order of a job whose sources have so many ``rows``. Raises UserError where they do not last."""
     if not job.data.sources:
-        return Order(job.train.seed, rows)
+        return SampleOrder(job.train.seed, rows)
     try:
         mixture = mixture_of(job, rows)
     except DataError as error:
         raise UserError(error.problem, error.hint) from error
-    return Order(job.train.seed, rows, [source.name for source in job.data.sources], mixture)
+    return SampleOrder(job.train.seed, rows, [source.name for source in job.data.sources], mixture)
 
 
 @contextmanager

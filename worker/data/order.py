@@ -28,7 +28,7 @@ class Place(NamedTuple):
     row: int
 
 
-class Order:
+class SampleOrder:
     """``rows``: of each source how many; ``names``: theirs, with ``mixture`` (None: there is one source)."""
 
     def __init__(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.tokens.errors import DataError
-from oobleckd.tokens.mixture import Limit, Mixture, Period, mixture_of, planned
+from oobleckd.tokens.mixture import MixPeriod, Mixture, SourceLimit, mixture_of, planned
 
-FREE = Limit(None, drops=True)
+FREE = SourceLimit(None, drops=True)
 weights_lists = st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any)
 
 
@@ -24,7 +24,7 @@ def smallest(weights: list[int]) -> tuple[int, ...]:
 
 @given(weights_lists)
 def test_each_has_its_share_to_within_less_than_one_after_every_sample(weights: list[int]) -> None:
-    period = Period(smallest(weights))
+    period = MixPeriod(smallest(weights))
     total, seen = period.length, [0] * len(weights)
     several = sum(1 for weight in weights if weight)
     most = 1 - 1 / (2 * several - 2) if several > 1 else 0
@@ -47,7 +47,7 @@ def test_sources_go_on_where_they_stopped_whatever_stages_and_limits_there_are(d
     stages = [(first, data.draw(row)) for first in (0, *firsts)]
     most = data.draw(st.lists(st.none() | st.integers(0, 80), min_size=many, max_size=many))
     end = data.draw(st.integers(1, 200))
-    mixture = Mixture(stages, [Limit(rows, drops=True) for rows in most], end)
+    mixture = Mixture(stages, [SourceLimit(rows, drops=True) for rows in most], end)
     seen, last = [0] * many, end if mixture.over is None else mixture.over
     for number in range(last):
         source, rank = mixture(number)
@@ -65,7 +65,7 @@ def test_sources_go_on_where_they_stopped_whatever_stages_and_limits_there_are(d
 
 
 def test_where_one_has_reached_its_limit_the_others_keep_their_shares() -> None:
-    mixture = Mixture([(0, (2, 1, 1))], [FREE, Limit(10, drops=True), FREE], 400)
+    mixture = Mixture([(0, (2, 1, 1))], [FREE, SourceLimit(10, drops=True), FREE], 400)
     reached = mixture.limits[1].reached
     assert reached is not None
     assert mixture.counts(reached)[1] == 10
@@ -135,7 +135,7 @@ def test_a_source_without_a_row_is_named() -> None:
 
 
 def test_weights_of_many_digits_have_a_table_in_no_time() -> None:
-    period = Period((876_543, 123_456, 1))
+    period = MixPeriod((876_543, 123_456, 1))
     first = [period(number)[0] for number in range(200)]
     assert first.count(0) in range(174, 177)
     starts = [number for number, source in enumerate(first) if source == 1]
