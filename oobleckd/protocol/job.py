@@ -465,9 +465,14 @@ class Job(_Table, frozen=True):
         """Micro-batches of a step."""
         return self.train.global_batch // self.train.micro_batch
 
+    @property
+    def max_skipped(self) -> int:
+        """After so many skipped steps in a row no step follows; 0: after any number."""
+        return MAX_SKIPPED if self.train.on_nan == "stop" else 0
+
     def stopped_by(self, skipped_in_row: int) -> bool:
         """Whether no step follows so many skipped ones."""
-        return self.train.on_nan == "stop" and skipped_in_row >= MAX_SKIPPED
+        return 0 < self.max_skipped <= skipped_in_row
 
     @property
     def costs_depend_on(self) -> tuple[object, ...]:

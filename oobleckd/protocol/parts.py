@@ -215,6 +215,12 @@ class Counters(msgspec.Struct, frozen=True):
             self.skipped_in_row if outcome == "repeated" else skipped,
         )
 
+    def further(self, num_steps: int) -> Counters:
+        """As many steps further, all applied, in the same round."""
+        if not num_steps:
+            return self
+        return Counters(self.round, self.step + num_steps, self.applied + num_steps)
+
 
 class Vote(msgspec.Struct, frozen=True):
     """What one device (or the union of several) knows of a round that it has fully reduced.

@@ -14,21 +14,18 @@ import msgspec
 
 from oobleckd.planner.plan import FORWARD, NOTHING, WEIGHTS, HopState, Range, Route, Segment
 from oobleckd.protocol.messages import Progress
-from oobleckd.protocol.parts import Counters
 
 _FORWARD = 1 / 3  # of a forward and a backward
 _BACKWARD = 1 - _FORWARD
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """``share`` of the round's normal time has passed. ``holding``: nobody has begun it. ``kept``: what was
+    """``told``: what all of them answer. ``share`` of the round's normal time has passed. ``kept``: what was
     sent is kept until the commit; without it no route is mended. ``nothing``: all that was done is lost.
     """
 
-    epoch: int
-    counters: Counters
+    told: Progress
     share: float
-    holding: bool = False
     kept: bool = True
     nothing: bool = False
 
@@ -95,7 +92,7 @@ def answers(
     """
     done: dict[str, dict[int, list[int]]] = {}
     hops: dict[str, list[HopState]] = {}
-    if not (moment.holding or moment.nothing):
+    if not (moment.told.holding or moment.nothing):
         lost = frozenset(dead)
         hit = [route for route in standing if route.touches(lost)]
         paces = _paces(layout_routes, {route.micro_batch for route in hit})
@@ -105,13 +102,10 @@ def answers(
             for layer, micro_batches in layers.items():
                 done.setdefault(device, {}).setdefault(layer, []).extend(micro_batches)
     return {
-        device: Progress(
-            device,
-            moment.epoch,
-            moment.counters,
-            {layer: tuple(which) for layer, which in sorted(done.get(device, {}).items())},
-            (),
-            holding=moment.holding,
+        device: msgspec.structs.replace(
+            moment.told,
+            device=device,
+            done={layer: tuple(which) for layer, which in sorted(done.get(device, {}).items())},
             hops=tuple(hops.get(device, ())),
         )
         for device in survivors

@@ -1,13 +1,12 @@
 """Copies of gradient sums in a simulated cluster: what of a dead device's work its peers have, and what
 copies take of links.
 
-Owns when copies leave and arrive, after the rule of ``oobleckd.worker.round.sum_copies``, who keeps them, and
-by how much they make a step longer. When a device has what of its gradients is ``progress``'s estimate.
+Owns when copies are under way, and by how much they make a step longer. When one is due and who keeps it says
+the round machine (``SumCopies``); when a device has what of its gradients is ``progress``'s estimate.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from oobleckd.planner.plan import Layout, Route
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.progress import SimulatedEnd, ends
+from oobleckd.worker.round_machine.copies import SumCopies
 
 EXACT_TIMES = 2
 """Sums that are exact are of 64 bits, twice as wide as weights; others are as wide."""
@@ -91,14 +91,14 @@ class Sums:
         holders = _holders(layout, {*survivors, *work})
         found: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for device, hops in sorted(work.items()):
-            keepers = _keepers(device, layout, holders)
-            arrived = (copy for copy in self._sent(hops, keepers).copies if copy.here_s <= share * step_s)
+            plan = self._plan(device, layout, holders)
+            arrived = (copy for copy in self._sent(hops, plan).copies if copy.here_s <= share * step_s)
             for copy in {copy.keeper: copy for copy in arrived}.values():
                 if copy.keeper in dead:
                     continue
                 for hop in hops[: copy.hops]:
                     for layer in hop.layers.layers():
-                        if keepers.get(layer) == copy.keeper:
+                        if plan.keepers.get(layer) == copy.keeper:
                             found[copy.keeper][layer].append(hop.micro_batch)
         return found
 
@@ -122,7 +122,7 @@ class Sums:
             busy = self._boundaries_s(routes)
             found = 0.0
             for device, hops in work.items():
-                sent = self._sent(hops, _keepers(device, layout, holders))
+                sent = self._sent(hops, self._plan(device, layout, holders))
                 # The modelled step has the time of boundaries and none for the exchange of sums, which
                 # hides behind the backward. A copy hides there too, but where the link is in use, and at
                 # the end. (D-simulator-010)
@@ -131,24 +131,29 @@ class Sums:
             self._longer = key, found
         return self._longer[1]
 
-    def _sent(self, hops: Sequence[SimulatedEnd], keepers: Mapping[int, str]) -> SentCopy:
-        """After equal parts of the step's gradients, each to whom the one before has reached."""
+    def _plan(self, device: str, layout: Layout, holders: Mapping[int, Sequence[str]]) -> SumCopies:
+        plan = SumCopies(device, self.per_step)
+        plan.choose({layer: holders[layer] for layer in layout.holdings[device].layers()})
+        return plan
+
+    def _sent(self, hops: Sequence[SimulatedEnd], plan: SumCopies) -> SentCopy:
+        """What leaves when ``plan`` says so, and when it arrives."""
         owed = sum(len(hop.layers.layers()) for hop in hops)
         added: set[int] = set()
         copies: list[SimulatedSumCopy] = []
         heard: dict[str, float] = {}
-        done = parts = 0
+        done = 0
         link_s = until_s = 0.0
         for count, hop in enumerate(hops, 1):
             added.update(hop.layers.layers())
             done += len(hop.layers.layers())
-            before, parts = parts, done * (self.per_step + 1) // owed
-            if parts == before or done == owed:
+            if not plan.passed(done, owed):
                 continue
-            for keeper in sorted({keepers[layer] for layer in added if layer in keepers}):
-                if heard.get(keeper, 0.0) > hop.at_s:
+            plan.awaited = {keeper for keeper, at_s in heard.items() if at_s > hop.at_s}
+            for keeper, layers in plan.to_send():
+                if added.isdisjoint(layers):
                     continue
-                takes_s = sum(self.layer_s[layer] for layer in added if keepers.get(layer) == keeper)
+                takes_s = sum(self.layer_s[layer] for layer in added if layer in layers)
                 link_s, until_s = link_s + takes_s, max(until_s, hop.at_s) + takes_s
                 copies.append(SimulatedSumCopy(keeper, count, until_s + self.latency_s))
                 heard[keeper] = until_s + 2 * self.latency_s
@@ -172,15 +177,4 @@ def _holders(layout: Layout, live: Collection[str]) -> Mapping[int, Sequence[str
     for device in sorted(layout.holdings.keys() & set(live)):
         for layer in layout.holdings[device].layers():
             found[layer].append(device)
-    return found
-
-
-def _keepers(device: str, layout: Layout, holders: Mapping[int, Sequence[str]]) -> Mapping[int, str]:
-    """Layer of ``device`` -> who keeps its sums: the next holder, by name and around."""
-    found = {}
-    for layer in layout.holdings[device].layers():
-        names = holders[layer]
-        keeper = names[(bisect_left(names, device) + 1) % len(names)]
-        if keeper != device:
-            found[layer] = keeper
     return found

@@ -1,9 +1,17 @@
-"""The job's devices as one: what they are told, and what they answer, without running an op.
+"""The job's devices as one: a shell of the round machine that computes nothing, and knows how long all takes.
 
-Owns where training stands between two events of the core: the layout that was adopted, the round under way,
-what is held. All devices of a job do the same at the same time, so there is one state for all of them, and a
-message that all of them get is obeyed once. Time is what the cost model says. A round of which the core hears
-may stand for many steps: nothing happens in them.
+All devices of a job do the same at the same time, so one machine stands for all of them, and a message that
+all of them get is obeyed once. It goes by a layout of its own, in which it is the only device and holds no
+layer: its rounds have no task and no sums, and its vote is all votes. A round of which the core hears may
+stand for many steps: nothing happens in them, and the machine passes over them.
+
+Owns what such a machine cannot know: the layout as it is, and so who computes what; how far a round is; who
+is dead before anybody knows; how long everything takes; and when a checkpoint is due. What each device
+answers to a report is ``progress``'s estimate.
+
+In one thing devices are not followed. A device keeps a flag that was said before a report, or while it
+stands, for its next vote; here it is forgotten, since published results have it so. Kept, a hold that no plan
+waits for any more is resumed at once, and a checkpoint begins some steps earlier.
 """
 
 from __future__ import annotations
@@ -11,24 +19,26 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
 from oobleckd.planner.costs.model import copy_bytes
-from oobleckd.planner.plan import Detours, Layout, Route, node_of, standing_routes
+from oobleckd.planner.plan import Layers, Layout, Route, node_of, standing_routes
 from oobleckd.planner.profile import Profile
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     Decide,
     Deploy,
     FromWorker,
     Held,
+    Progress,
     Ready,
     Report,
     Resume,
     StepDone,
 )
-from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.protocol.parts import Flags, Vote
 from oobleckd.simulator import saving
 from oobleckd.simulator.account import Account
 from oobleckd.simulator.clock import VirtualClock
@@ -37,11 +47,13 @@ from oobleckd.simulator.precopy import SimulatedPreCopy
 from oobleckd.simulator.progress import Moment, answers
 from oobleckd.simulator.steps import mended_at
 from oobleckd.simulator.sums import Sums
+from oobleckd.worker.round_machine.commands import CommitRound, Tell
+from oobleckd.worker.round_machine.machine import RoundMachine, Rules
 
-# idle: no device holds anything. running: a round is under way. stricken: somebody died in it, and the daemon
-# does not know.
-# reported: they have been asked. held: they stand at a boundary.
-Phase = Literal["idle", "running", "stricken", "reported", "held"]
+ALL = "all"
+"""The name of the machine that stands for all devices."""
+NOTHING = Vote({}, {})
+"""What it knows of a round: all votes are the same."""
 
 
 class TrainingShell(Protocol):
@@ -82,53 +94,56 @@ class SimulatedDeployment(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Training:
-    """All devices of the job.
+    """All devices that train ``spec``.
 
-    ``counters``: the round that is next, or under way. ``late_s``: the first step under way ends so much
-    later, for the snapshot before it. ``share`` of the round was done at the loss. ``mended_at``: when a
-    round that lost devices is committed (inf: none has). ``gone``: devices that are dead, whether anybody
-    knows or not; ``dead`` are known; ``new`` have never held anything of the job. ``losses`` counts, so that
-    a checkpoint knows whether its writers all lived; ``writing``: one is under way.
+    ``machine``: where they stand. ``layout``: the one in force, as it is; without one no device holds
+    anything. ``stricken``: somebody died in the round under way, and the daemon does not know. ``late_s``:
+    the first step under way ends so much later, for the snapshot before it. ``share`` of the round was done
+    at the loss. ``mended_at``: when a round that lost devices is committed (inf: none has). ``gone``: devices
+    that are dead, whether anybody knows or not; ``new`` have never held anything of the job. ``losses``
+    counts, so that a checkpoint knows whether its writers all lived; ``writing``: one is under way.
     """
 
     world: TrainingShell
     costs: Costs
     profile: Profile
-    num_samples: int
-    kept: bool
+    spec: Job
     sums: Sums
     job: str = ""
-    phase: Phase = "idle"
-    epoch: int = 0
     layout: Layout | None = None
-    detours: Detours | None = None
-    dead: frozenset[str] = frozenset()
+    stricken: bool = False
     gone: set[str] = field(default_factory=set)
     new: set[str] = field(default_factory=set)
-    counters: Counters = field(default_factory=Counters)
     every: int = 0
     begun_at: float = 0.0
     step_s: float = 0.0
     late_s: float = 0.0
     share: float = 0.0
     mended_at: float = inf
-    standing_still: bool = False
-    hold: bool = False
-    checkpoint: bool = False
     deployment: SimulatedDeployment | None = None
     losses: int = 0
     writing: bool = False
     precopy: SimulatedPreCopy = field(init=False)
+    machine: RoundMachine = field(init=False)
 
     def __post_init__(self) -> None:
         self.precopy = SimulatedPreCopy(self.world, self.profile, self.gone)
+        self.machine = self._machine()
+
+    def _machine(self) -> RoundMachine:
+        return RoundMachine(ALL, Rules.of(self.spec), (), lambda _vote: True)
 
     # ------------------------------------------------------------------ time
 
     @property
+    def running(self) -> bool:
+        """Whether a round is under way that nothing disturbs."""
+        return self.machine.phase == "computing" and not self.stricken
+
+    @property
     def boundary(self) -> float:
         """When the next commit is that the core is told of; inf where none is coming."""
-        if self.phase != "running":
+        if not self.running:
             return inf
         if self.mended_at < inf:
             return self.mended_at
@@ -136,14 +151,14 @@ class Training:
 
     def _stride(self) -> int:
         """Steps until then."""
-        if self.hold or self.checkpoint:
+        if not self.machine.undisturbed:
             return 1
         steps = max(1, int(self.world.look_s() / self.step_s))
-        return min(steps, self.every - self.counters.step % self.every) if self.every else steps
+        return min(steps, self.every - self.machine.counters.step % self.every) if self.every else steps
 
     def whole_steps(self, until: float) -> int:
         """Undisturbed steps that are complete by ``until``, of those under way."""
-        if self.phase != "running" or self.mended_at < inf:
+        if not self.running or self.mended_at < inf:
             return 0
         return max(0, int((until - self.begun_at - self.late_s) / self.step_s * (1 + 1e-12)))
 
@@ -165,19 +180,18 @@ class Training:
         """
         if self.layout is None:
             return []
-        return sorted(
-            (d for d in self.layout.holdings if d not in self.dead and d not in self.gone), reverse=True
-        )
+        dead, gone = self.machine.dead, self.gone
+        return sorted((d for d in self.layout.holdings if d not in dead and d not in gone), reverse=True)
 
     def strike(self, devices: Collection[str]) -> None:
         """Devices are dead from now on."""
         self.gone.update(devices)
-        held = self.layout.holdings.keys() - self.dead if self.layout is not None else frozenset()
+        held = self.layout.holdings.keys() - self.machine.dead if self.layout is not None else frozenset()
         if held.isdisjoint(devices):
             return
         self.losses += 1
-        if self.phase == "running":
-            self.share, self.phase = self._share(), "stricken"
+        if self.running:
+            self.share, self.stricken = self._share(), True
         self.world.account.spend(self.world.clock.now, "detect")
 
     def _share(self) -> float:
@@ -194,16 +208,10 @@ class Training:
 
     def release(self) -> None:
         """No device holds anything any more."""
-        self.phase, self.layout, self.detours, self.deployment = "idle", None, None, None
-        self.dead, self.mended_at, self.late_s = frozenset(), inf, 0.0
-        self._forget_flags()
+        self.machine, self.layout, self.deployment = self._machine(), None, None
+        self.stricken, self.mended_at, self.late_s = False, inf, 0.0
 
     # ------------------------------------------------------------------ what they are told
-
-    def flag(self, flags: Flags) -> None:
-        """Remember ``flags`` for the next boundary."""
-        self.hold |= flags.hold
-        self.checkpoint |= flags.checkpoint
 
     def deploy(self, message: Deploy) -> None:
         """A new layout, which all of its devices and of the one before get ready for."""
@@ -252,26 +260,32 @@ class Training:
         """Run from the boundary, in the layout that was deployed or in the one in force."""
         found = self.deployment
         if found is not None and found.told.epoch == message.layout:
-            self._adopt(found)
-        elif self.phase != "held" or self.layout is None or self.layout.epoch != message.layout:
+            self._adopt(found.told)
+        elif self.machine.phase != "held" or self.layout is None or self.layout.epoch != message.layout:
             return
-        self.epoch = message.epoch
         self._forget_flags()
+        self.machine.resume()
         self._begin()
 
-    def _adopt(self, found: SimulatedDeployment) -> None:
-        self.layout, self.counters, self.deployment = found.told.layout, found.told.counters, None
-        every = found.told.spec.checkpoint.every
+    def _forget_flags(self) -> None:
+        # A device keeps them. Here a step more or less of runs that are published would hang on it.
+        # (D-simulator-015)
+        self.machine.flags = Flags()
+
+    def _adopt(self, told: Deploy) -> None:
+        self.layout, self.deployment, self.stricken = told.layout, None, False
+        alone = Layout(told.layout.epoch, told.layout.num_layers, {ALL: Layers()}, ())
+        self.machine.adopt(alone, told.counters)
+        every = told.spec.checkpoint.every
         self.every = self.costs.every or (every if isinstance(every, int) else 0)
-        self.detours, self.dead = None, frozenset()
 
     def _begin(self) -> None:
         """The next round begins now."""
-        self.phase, self.mended_at = "running", inf
+        self.mended_at = inf
         self.begun_at, self.step_s = self.world.clock.now, self.world.step_s()
         self.world.account.spend(self.world.clock.now, "round")
         assert self.layout is not None
-        unknown = self.gone & (self.layout.holdings.keys() - self.dead)
+        unknown = self.gone & (self.layout.holdings.keys() - self.machine.dead)
         if unknown:
             self.strike(unknown)  # died after its last word
 
@@ -279,50 +293,50 @@ class Training:
 
     def report(self, message: Report) -> None:
         """They are asked how far they are."""
-        if message.epoch <= self.epoch or self.layout is None:
-            return
         found = self.deployment
         if found is not None and found.told.epoch == message.layout:
-            self._adopt(found)
-            self.phase = "held"
-        self.deployment = None
-        self.epoch, self.dead = message.epoch, frozenset(message.dead)
-        self.standing_still = self.phase == "held" or (self.standing_still and self.phase == "reported")
-        if self.phase == "running":  # nobody of them died: the daemon asks for a reason of its own
-            self.share = self._share()
-        self.phase = "reported"
+            self._adopt(found.told)
+        if self.layout is None:
+            return
+        # Where a round is running nobody of them died: the daemon asks for a reason of its own.
+        share = self._share() if self.running else self.share
+        commands = self.machine.report(message.epoch, message.dead, _never, _never)
+        if not commands:
+            return
+        self.deployment, self.stricken, self.share = None, False, share
         self._forget_flags()
         self.world.account.spend(self.world.clock.now, "plan")
-        self.world.clock.after(self.costs.report_s, lambda: self._answer(message.epoch))
+        told = commands[-1]
+        assert isinstance(told, Tell)
+        assert isinstance(told.message, Progress)
+        answer = told.message
+        self.world.clock.after(self.costs.report_s, lambda: self._answer(answer))
 
-    def _answer(self, epoch: int) -> None:
-        if self.phase != "reported" or self.epoch != epoch or self.layout is None:
+    def _answer(self, told: Progress) -> None:
+        if not self.machine.frozen or self.machine.answered != told.epoch or self.layout is None:
             return
-        nothing = self.costs.keeps == "nothing"
-        moment = Moment(epoch, self.counters, self.share, self.standing_still, self.kept, nothing)
-        standing, survivors = self.standing(), self.survivors()
-        theirs = self.sums.inherited(self.layout, standing, self.dead, survivors, self.share, self.step_s)
-        found = answers(moment, self.layout.routes, standing, self.dead, survivors, theirs)
+        kept, nothing = self.spec.schedule.boundary_bytes > 0, self.costs.keeps == "nothing"
+        moment = Moment(told, self.share, kept, nothing)
+        standing, survivors, dead = self.standing(), self.survivors(), self.machine.dead
+        theirs = self.sums.inherited(self.layout, standing, dead, survivors, self.share, self.step_s)
+        found = answers(moment, self.layout.routes, standing, dead, survivors, theirs)
         for device, answer in found.items():
             self.world.hear(device, answer)
 
     def standing(self) -> tuple[Route, ...]:
         """Who computes which micro-batch in the round under way."""
         assert self.layout is not None
-        return standing_routes(self.layout, self.detours, self.counters.round)
+        return standing_routes(self.layout, self.machine.detours, self.machine.counters.round)
 
     def decide(self, message: Decide) -> None:
         """The round goes on, or they stand at the boundary before it."""
-        if self.phase != "reported" or message.epoch != self.epoch:
+        now, before = self.world.clock.now, self.machine.detours
+        if self.layout is None or not self.machine.decide(message):
             return
-        now, standing = self.world.clock.now, self.standing()
-        self.detours = message.detours
-        if message.hold_now:
-            self.phase = "held"
+        if self.machine.holding:
             self.world.account.spend(now, "plan")
             self.world.clock.after(0.0, lambda: self._held(message.epoch))
             return
-        self.phase, self.hold = "running", message.hold
         if self.costs.keeps == "nothing":
             self.mended_at = now + self.step_s
         else:
@@ -332,33 +346,32 @@ class Training:
                 began,
                 self.step_s,
                 self.share,
-                standing,
+                standing_routes(self.layout, before, message.round),
                 message.routes,
-                self.dead,
+                self.machine.dead,
                 self.profile,
                 self.world.besides_s(),
             )
         self.world.account.spend(now, "round")
 
     def _held(self, epoch: int) -> None:
-        if self.phase == "held" and self.epoch == epoch:
+        machine = self.machine
+        if machine.phase == "held" and machine.epoch == epoch:
             self.world.account.spend(self.world.clock.now, "plan")
         for device in self.survivors():
-            if self.phase == "held" and self.epoch == epoch:
-                self.world.hear(device, Held(device, epoch, self.counters))
+            if machine.phase == "held" and machine.epoch == epoch:
+                self.world.hear(device, Held(device, epoch, machine.counters))
 
     # ------------------------------------------------------------------ a boundary
 
     def _commit(self, num_steps: int) -> None:
         """Commit ``num_steps`` steps: it is the boundary after them."""
-        now, was = self.world.clock.now, self.counters
-        step = was.step + num_steps
-        self.counters = Counters(was.round + 1, step, was.applied + num_steps)
+        now, machine = self.world.clock.now, self.machine
+        committed = machine.pass_over(num_steps, NOTHING) if machine.undisturbed else self._vote()
+        step, held = machine.counters.step, committed.hold
         normal_s, best_s = num_steps * self.step_s, num_steps * self.world.best_s()
         self.world.account.commit(now, step, normal_s, best_s, self.late_s)
-        held = self.hold
-        writes = self._writes(step)
-        self._forget_flags()
+        writes = self._writes(committed)
         told_s = self.step_s + self.late_s / num_steps
         self.late_s, self.mended_at = 0.0, inf
         if writes and not held:
@@ -367,25 +380,31 @@ class Training:
             # larger than the difference between policies. (D-simulator-012)
             self.late_s = saving.copy_s(self.layout, self.profile, self.costs)
         if held:
-            self.phase = "held"
             self.world.account.spend(now, "checkpoint" if writes else "plan")
         else:
             self.begun_at = now  # the pace of the steps that follow is known when the core has heard
             self.world.account.spend(now, "round")
         self.world.committed()
-        self._tell(was, num_steps, told_s, writes=writes)
-        if self.phase == "running":
+        self._tell(committed, num_steps, told_s, writes=writes)
+        if self.running:
             self.step_s = self.world.step_s()
         if held:
             self._stop(writes=writes)
         if writes:
             self._write()
 
+    def _vote(self) -> CommitRound:
+        """Commit a round of one step."""
+        self.machine.cast(NOTHING)
+        committed, *_ = self.machine.next(_never, _never)
+        assert isinstance(committed, CommitRound)
+        return committed
+
     def _stop(self, *, writes: bool) -> None:
         """Say that all hold, once what is to be written is copied; or written, where the one before it is
         still being.
         """
-        epoch = self.epoch
+        epoch = self.machine.epoch
         if not writes:
             self._held(epoch)
             return
@@ -394,39 +413,36 @@ class Training:
         after_s = takes_s(self.layout, self.profile, self.costs)
         self.world.clock.after(after_s, lambda: self._held(epoch))
 
-    def _tell(self, was: Counters, num_steps: int, step_s: float, *, writes: bool) -> None:
+    def _tell(self, committed: CommitRound, num_steps: int, step_s: float, *, writes: bool) -> None:
         """One device tells of a round whose steps took ``step_s`` each; all of them where an incident waits
         for that.
         """
-        everybody = self.survivors()
+        everybody, num_samples = self.survivors(), self.spec.train.global_batch * num_steps
         # Many undisturbed steps are told as one round: the core looks at all nodes at each, milliseconds
         # with thousands, and 30 days have half a million. (D-simulator-002)
-        first = Counters(was.round, was.step + num_steps - 1, was.applied + num_steps - 1)
         told = everybody if self.world.watched else everybody[-1:]
         for device in told:
             message = StepDone(
-                device, self.job, self.epoch, first, "applied", 0.0, 0.0, 0.0, self.num_samples * num_steps,
-                "",
-                step_s, self.step_s, checkpoint=writes,
+                device, self.job, committed.epoch, committed.was, committed.outcome, 0.0, 0.0, 0.0,
+                num_samples, "", step_s, self.step_s, checkpoint=writes,
             )  # fmt: skip
             self.world.hear(device, message)
 
-    def _forget_flags(self) -> None:
-        self.hold = self.checkpoint = False
-
     # ------------------------------------------------------------------ checkpoints
 
-    def _writes(self, step: int) -> bool:
-        """Whether a checkpoint is begun at the boundary before ``step``: not while the last one is still
-        being written, unless all hold.
+    def _writes(self, committed: CommitRound) -> bool:
+        """Whether a checkpoint is begun at the boundary: not while the last one is still being written,
+        unless all hold.
         """
-        due = self.checkpoint or (self.every > 0 and step % self.every == 0)
-        return due and (self.hold or not self.writing)
+        due = committed.vote.flags.checkpoint or (
+            self.every > 0 and self.machine.counters.step % self.every == 0
+        )
+        return due and (committed.hold or not self.writing)
 
     def _write(self) -> None:
         """The state of this boundary is written, while training goes on."""
         assert self.layout is not None
-        counters, losses = self.counters, self.losses
+        counters, losses = self.machine.counters, self.losses
         self.writing = True
 
         def written() -> None:
@@ -437,3 +453,8 @@ class Training:
                 self.world.hear(living[-1], saving.part(living[-1], self.job, counters, self.profile))
 
         self.world.clock.after(saving.write_s(self.layout, self.profile, self.costs), written)
+
+
+def _never(*_: object) -> bool:
+    """Whether anything has arrived for, or is kept of, a task: there are none."""
+    return False

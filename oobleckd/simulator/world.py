@@ -45,6 +45,7 @@ from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Submit
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     Ack,
     Decide,
@@ -101,14 +102,13 @@ class World:
         config = CoreConfig(daemon="simulator", state_dir="/", lease_s=inf, look_s=inf, snapshot_every=0)
         self.machine = Machine(config)
         self.steps = Steps(self.costs.longer)
-        job = question.job
+        self.job = job = _endless(question)
         # A part of a step that no layout changes, and one that goes with the bytes of sums: without them
         # the simulator had 10 to 49 % more steps than a live run. The planner has neither.
         # (D-simulator-011)
         self.besides = Besides.of(job, question.profile, self.costs.commit_s, self.costs.sums_bytes_per_s)
-        kept = job.schedule.boundary_bytes > 0
         self.sums = Sums.of(job, question.profile, kept=self.costs.keeps != "nothing")
-        self.training = Training(self, self.costs, question.profile, job.train.global_batch, kept, self.sums)
+        self.training = Training(self, self.costs, question.profile, job, self.sums)
         self.nodes = SimulatedNodes(
             self,
             self.training,
@@ -164,11 +164,7 @@ class World:
         self.training.commit_to(when)
 
     def _submit(self) -> None:
-        spec = self.question.job
-        tolerance = msgspec.structs.replace(spec.fault_tolerance, policy=self.question.policy)
-        train = msgspec.structs.replace(spec.train, steps=ENDLESS)
-        job = msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance)
-        self.feed(Asked(TICKET, Submit(job, who="simulator")))
+        self.feed(Asked(TICKET, Submit(self.job, who="simulator")))
 
     def _happens(self, events: tuple[traces.TraceEvent, ...]) -> None:
         """All that the trace has at this moment. Who dies together dies at once."""
@@ -247,7 +243,7 @@ class World:
         training = self.training
         match message:
             case PreCopy():
-                training.precopy.prepare(message, training.counters.step, training.step_s)
+                training.precopy.prepare(message, training.machine.counters.step, training.step_s)
             case Deploy():
                 training.deploy(message)
             case Resume():
@@ -257,7 +253,7 @@ class World:
             case Decide():
                 training.decide(message)
             case Flag():
-                training.flag(message.flags)
+                training.machine.flag(message.flags)
             case Measure():
                 measured = Measured(message.device, message.job, self.question.profile)
                 self.clock.after(0.0, lambda: self.hear(message.device, measured))
@@ -304,21 +300,20 @@ class World:
         assert job is not None
         assert job.plan is not None
         assert training.layout is not None
-        if training.detours is None:
+        machine = training.machine
+        if machine.detours is None:
             step_s = self.steps.planned_s(job.plan)
         else:
             assert job.setup is not None
-            step_s = self.steps.around_s(
-                job.setup, job.plan, training.layout, training.detours, training.dead
-            )
+            step_s = self.steps.around_s(job.setup, job.plan, training.layout, machine.detours, machine.dead)
         step_s += self.besides_s()
-        return step_s + self.sums.longer_s(training.layout, training.epoch, training.standing, step_s)
+        return step_s + self.sums.longer_s(training.layout, machine.epoch, training.standing, step_s)
 
     def besides_s(self) -> float:
         """What of it follows the last pass, besides the update."""
         training = self.training
         assert training.layout is not None
-        return self.besides.seconds(training.layout, training.dead)
+        return self.besides.seconds(training.layout, training.machine.dead)
 
     def best_s(self) -> float:
         """Seconds of a step with the best plan for whoever is alive."""
@@ -340,7 +335,8 @@ class World:
         if due is None:
             return look_s
         before = job.checkpoint_counters.step if job.checkpoint else job.start.step
-        return min(look_s, max(1, before + due.steps - self.training.counters.step) * self.training.step_s)
+        steps = max(1, before + due.steps - self.training.machine.counters.step)
+        return min(look_s, steps * self.training.step_s)
 
     def committed(self) -> None:
         """Steps were committed."""
@@ -375,15 +371,15 @@ class World:
         training, account, job = self.training, self.account, self._record()
         if not self.written.plans and job is not None and len(self.nodes.alive) >= self.written.waits[0]:
             self.written.waits = len(self.nodes.alive), job.reason
-        if training.phase not in {"idle", "held"} or training.deployment is not None:
+        if training.machine.phase != "held" or training.deployment is not None:
             return
         waits = job is None or job.state in {"queued", "waiting"}
-        unheard = account.what in {"detect", "checkpoint"} and training.phase == "held"
+        unheard = account.what in {"detect", "checkpoint"} and training.layout is not None
         if not unheard:
             account.spend(self.clock.now, "waiting" if waits else "plan")
 
     def _point(self) -> None:
-        points, samples = self.written.points, self.training.counters.step * self._batch
+        points, samples = self.written.points, self.training.machine.counters.step * self._batch
         points.append(Point(self.clock.now, samples, len(self.nodes.alive)))
         if len(points) > 2 * MAX_POINTS:
             del points[1::2]
@@ -433,6 +429,14 @@ class World:
             ideal += (end - at) * self._batch / whole_s * count / max_nodes
             oracle += (end - at) * self._batch / self.oracle.step_s(count)
         return ideal, oracle
+
+
+def _endless(question: Question) -> Job:
+    """The job under the policy that is asked about, with more steps than there is time for."""
+    spec = question.job
+    tolerance = msgspec.structs.replace(spec.fault_tolerance, policy=question.policy)
+    train = msgspec.structs.replace(spec.train, steps=ENDLESS)
+    return msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance)
 
 
 def simulate(question: Question, planner: Planner | None = None, progress: Progress | None = None) -> Outcome:

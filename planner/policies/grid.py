@@ -101,8 +101,8 @@ class Grid:
         """Device -> bytes of what it holds and may have in flight.
 
         Where all its routes leave as many hops to their ends, that is what its template was made for. Else
-        each number of hops left may have as many micro-batches in flight (``oobleckd.worker.round.tasks``).
-        What runs ahead for others comes on top.
+        each number of hops left may have as many micro-batches in flight
+        (``oobleckd.worker.round_machine.tasks``). What runs ahead for others comes on top.
         """
         setup, profile = self.setup, self.setup.profile
         flying: dict[str, dict[int, list[int]]] = {}

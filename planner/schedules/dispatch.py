@@ -40,7 +40,7 @@ class DispatchRule(NamedTuple):
 
 
 READY_FIRST = DispatchRule()
-"""What the worker does (``oobleckd.worker.round.tasks.Board``)."""
+"""What the worker does (``oobleckd.worker.round_machine.tasks.Board``)."""
 RULES = (
     DispatchRule(0.0, 0.5, inf, mixed=True),
     DispatchRule(0.0, 0.0, inf, eager=True, mixed=True),
@@ -155,8 +155,8 @@ class _Bench:
         of each that is nearer.
 
         For every number of hops s: what is held with s or more to go leaves room for the largest F of every
-        smaller number. So nobody waits for ever, as in ``oobleckd.worker.round.tasks``: suppose that all with
-        fewer hops to go are done; then whatever device has one of r hops may run it.
+        smaller number. So nobody waits for ever, as in ``oobleckd.worker.round_machine.tasks``: suppose that
+        all with fewer hops to go are done; then whatever device has one of r hops may run it.
         """
         hops = self.levels[level]
         if self.rule.ahead != inf and sum(self.flying[: level + 1]) >= hops + self.rule.ahead:

@@ -190,9 +190,9 @@ class _Search:
         return max(0.0, self.memory[bounds] - (self.setup.device_memory_bytes or inf))
 
     def memory_bytes(self, layers: Sequence[Range]) -> list[float]:
-        """The peak of each device when whatever is ready runs (``oobleckd.worker.round.tasks``), which after
-        a loss it does: then a stage has as many micro-batches in flight as stages are left from it on, and
-        the second chunk comes on top of the first.
+        """The peak of each device when whatever is ready runs, as it does after a loss
+        (``oobleckd.worker.round_machine.tasks``): then a stage has as many micro-batches in flight as stages
+        are left from it on, and the second chunk comes on top of the first.
         """
         costs, held = self.costs, self.setup.held
         reserve = costs.reserve_bytes + held.device_bytes  # what a hop sent is kept; a device has two

@@ -14,7 +14,7 @@ from oobleckd.planner.plan import Range, Route, Segment
 from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.models import Batch, Layer, gradients, load_spec, seed_layer
 from oobleckd.worker.round.redundant_forward import RedundantForwards
-from oobleckd.worker.round.tasks import Task
+from oobleckd.worker.round_machine.tasks import Task
 from tests.helpers import gpu
 from tests.helpers.models import small_job
 

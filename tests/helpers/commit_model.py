@@ -1,421 +1,455 @@
-"""A model of the commit protocol over the real ``Commit`` and ``decide``, walked through every interleaving.
+"""The model check: every interleaving of three devices, each a real ``RoundMachine``, and the real
+``decide``.
 
-Three devices: Either ``A`` and ``B`` hold layer 0 (one micro-batch each) and ``C`` layer 1 (both), or all
-three are replicas, or ``B`` holds the layer of ``A``, too. Computing is one action of a device; everything
-that the protocol says is an action or a message of its own. Messages between two ends arrive in order, those
-of different ends in any order; a message of a dead device that is on its way may arrive or not. The daemon's
-messages of different epochs may overtake each other, as they could if it was restarted in between. A state is
-a tuple, so that states can be counted.
+Either ``A`` and ``B`` hold layer 0 (one micro-batch each) and ``C`` layer 1 (both), or all three are
+replicas, or ``B`` holds the layer of ``A``, too. A piece of a device's work is an action, and so is the
+arrival of a message: what a task waits for is always here, so that computing is held up by nothing, and a
+copy of sums may go out at any time. Messages between two ends arrive in order, those of different ends in any
+order; a message of a dead device that is on its way may arrive or not. The daemon's messages of different
+epochs may overtake each other, as they could if it was restarted in between.
+
+What is here is the shell of a machine without sums: ``weights`` say which update they are of. A machine is
+pure, so what it makes of an event is the same in every world in which it stands where it stands: it is asked
+once, and after that looked up. That is what lets the machine of production be walked through millions of
+states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from operator import itemgetter
+import pickle
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
-from oobleckd.core.decide import LostLayers, Standing, Verdict, decide
+from oobleckd.core.decide import Decision, LostLayers, Standing, decide
 from oobleckd.planner.plan import Detours
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
-from oobleckd.worker.round.commit import Commit
+from oobleckd.worker.round_machine.commands import (
+    CastVote,
+    Command,
+    CommitRound,
+    Contribute,
+    RollBack,
+    RunTask,
+    SendVote,
+    Tell,
+    UpdateEarly,
+)
+from oobleckd.worker.round_machine.copies import SumCopy
+from oobleckd.worker.round_machine.exchange import Contribution
+from oobleckd.worker.round_machine.machine import RoundMachine, Rules
+from oobleckd.worker.round_machine.tasks import Task
 from tests.helpers.commit_states import (
     DEVICES,
     FLUSHED,
     REPLICATED_AND_NOT,
-    Dev,
     Setting,
     Staggered,
-    State,
     Topology,
+    key_of,
 )
+
+Message = tuple[Any, ...]
+Sent = tuple[tuple[str, Message], ...]
+"""(target, message), in the order in which they leave."""
+VOTE = Vote({}, {})
+"""Votes are pure functions of the round: the model only needs to know that there is one."""
+_CONSTANT = frozenset({"device", "rules", "goes_through", "layout", "order"})
+GONE = -1
+"""In place of the state of a dead device."""
 
 
 class Violation(AssertionError):
     """The protocol broke a promise."""
 
 
-def pack(message: msgspec.Struct) -> bytes:
-    """A message as bytes that are equal when the messages are."""
-    return msgspec.msgpack.encode(message)
+def always(*_: object) -> bool:
+    """What a task waits for is here, and what it sent can be sent again."""
+    return True
 
 
-_ENDS = itemgetter(0)
-VOTE = Vote({}, {})
-"""Votes are pure functions of the round: the model only needs to know that there is one."""
+@dataclass(frozen=True)
+class GoesThrough:
+    """Whether gradients are what devices thought they were."""
+
+    through: bool
+
+    def __call__(self, _vote: Vote) -> bool:
+        return self.through
 
 
-def thaw(name: str, dev: Dev) -> Commit:
-    """The real device half of the protocol in this state."""
-    return Commit(
-        name,
-        dev.epoch,
-        dev.answered,
-        dev.round,
-        dev.live,
-        VOTE if dev.voted else None,
-        VOTE if dev.last else None,
-        dict.fromkeys(dev.votes, VOTE),
-        dict.fromkeys(dev.early, VOTE),
-    )
+class Device:
+    """A machine, and what stands for tensors: ``weights``: (the update that they are of, "" or "wrong"),
+    those ``saved`` before an early one, and the ``mail`` that waits for its time.
+    """
 
+    def __init__(self, name: str, setting: Setting) -> None:
+        top, staggered = setting.topology, setting.staggered
+        rules = Rules(setting.rounds, len(top.routes), staggered=staggered.on, copies=int(setting.copying))
+        self.machine = RoundMachine(name, rules, top.uses, GoesThrough(staggered.through))
+        self.machine.predictor.saw(through=True)
+        self.weights, self.saved = (0, ""), None
+        self.mail: tuple[Message, ...] = ()
+        self.machine.adopt(top.layout, Counters())
+        self.machine.resume()
 
-def freeze(dev: Dev, commit: Commit) -> Dev:
-    """The inverse of ``thaw``."""
-    return replace(
-        dev,
-        epoch=commit.epoch,
-        answered=commit.answered,
-        round=commit.round,
-        live=commit.live,
-        voted=commit.own is not None,
-        last=commit.last is not None,
-        votes=frozenset(commit.votes),
-        early=frozenset(commit.early),
-    )
-
-
-class World:
-    """A mutable copy of a state, on which one action is carried out."""
-
-    def __init__(self, state: State) -> None:
-        self.devices = dict(state.devices)
-        self.wires = dict(state.wires)
-        self.setting = state.setting
-        self.dead, self.epoch, self.over = state.dead, state.epoch, state.over
-        self.detours, self.settled = state.detours, state.settled
-        self.progress = dict(state.progress)
-
-    def state(self) -> State:
-        """The state again."""
-        return State(
-            self.setting,
-            tuple(self.devices.items()),  # in the order of ``DEVICES``, as ever
-            tuple(sorted(self.wires.items(), key=_ENDS)),
-            self.dead,
-            self.epoch,
-            tuple(sorted(self.progress.items())),
-            self.over,
-            self.detours,
-            self.settled,
+    def key(self) -> Hashable:
+        """Equal for equal states."""
+        state = vars(self.machine)
+        return (
+            self.machine.device,
+            tuple(key_of(state[name]) for name in sorted(state) if name not in _CONSTANT),
+            self.weights,
+            self.saved,
+            tuple(sorted(self.mail)),
         )
 
-    def post(self, source: str, target: str, message: object) -> None:
-        """Put a message on the wire."""
-        if target not in self.dead:
-            self.wires[source, target] = (*self.wires.get((source, target), ()), message)
+    # ------------------------------------------------------------------ events
 
-    # ------------------------------------------------------------------ a device's own actions
+    def work(self) -> Sent | None:
+        """One piece of work, or of computing all that leads to the next gradient; None: there is none."""
+        sent: list[tuple[str, Message]] = []
+        counted = self.machine.now.board.ledger.changes
+        while commands := self.machine.next(always, always):
+            sent += self._obey(commands)
+            if not isinstance(commands[0], RunTask) or self.machine.now.board.ledger.changes != counted:
+                return (*sent, *self._read_mail())
+            if commands[0].early:
+                return ()
+        return tuple(sent) if sent else None
 
-    def holders(self, name: str, dev: Dev) -> list[str]:
-        """Live holders of the layer that ``name`` holds."""
-        held = self.setting.topology.held
-        return [peer for peer in DEVICES if held[peer] == held[name] and peer in dev.live]
-
-    def compute(self, name: str, dev: Dev) -> None:
-        """Everything owed, with the weights that are there."""
-        self.check_weights(name, dev)
-        dev = self.devices[name] = replace(dev, done=dev.done | dev.owed)
-        if self.setting.copying:
-            self.copy(name, dev)
-
-    def check_weights(self, name: str, dev: Dev) -> None:
-        """A forward or backward pass of the present round."""
-        if dev.weights != (dev.round, ""):
-            raise Violation(f"{name} computes round {dev.round} with weights {dev.weights}")
-
-    def hurry(self, name: str, dev: Dev) -> None:
-        """Update as if all votes were in."""
-        after = (dev.round + 1, "" if self.setting.staggered.through else "wrong")
-        self.devices[name] = replace(dev, weights=after, saved=dev.weights)
-
-    def take_back(self, dev: Dev) -> Dev:
-        """The weights as they were."""
-        return replace(dev, weights=dev.saved, saved=None) if dev.saved is not None else dev
-
-    def contribute(self, name: str, dev: Dev) -> None:
-        """Send what is complete to the other holders."""
-        ledger = self.setting.topology.micro_batches if dev.donor else dev.done
-        for peer in self.holders(name, dev):
-            if peer != name:
-                self.post(name, peer, ("G", dev.epoch, dev.round, ledger))
-        self.devices[name] = replace(dev, sent=True, got=dev.got | {(name, ledger)})
-        self.settle(name)
-
-    def copy(self, name: str, dev: Dev) -> None:
-        """Send what is in the sums to the next holder, who keeps it. A part of computing: what may come
-        between is its arrival.
-        """
-        holders = self.holders(name, dev)
-        keeper = holders[(holders.index(name) + 1) % len(holders)]
-        if keeper != name:
-            self.post(name, keeper, ("C", dev.round, dev.done))
-
-    def keep(self, source: str, target: str, round_: int, ledger: frozenset[int]) -> None:
-        """A copy: of this round or a later one, and of nobody who was already said to be dead."""
-        dev = self.devices[target]
-        if source not in dev.dead and round_ >= dev.round:
-            self.devices[target] = replace(dev, copies=dev.copies | {(round_, source, ledger)})
-
-    def inherit(self, dev: Dev, gone: frozenset[str]) -> Dev:
-        """What is kept of those who are ``gone`` counts as the device's own; what they sent of later rounds
-        does not.
-        """
-        kept = {ledger for round_, source, ledger in dev.copies if source in gone and round_ == dev.round}
-        ledger = frozenset[int]().union(*kept)
-        if ledger & dev.done:
-            raise Violation(f"counted twice in round {dev.round}: {sorted(ledger & dev.done)}")
-        left = frozenset(copy for copy in dev.copies if copy[1] not in gone)
-        return replace(dev, done=dev.done | ledger, owed=dev.owed | ledger, copies=left)
-
-    def settle(self, name: str) -> None:
-        """Reduce when all contributions are in; the ledgers must be a partition."""
-        dev = self.devices[name]
-        if dev.reduced:
-            return
-        sources = [dev.donor] if dev.donor else self.holders(name, dev)
-        got = dict(dev.got)
-        if not all(source in got for source in sources):
-            return
-        counted = sorted(mb for source in sources for mb in got[source])
-        if counted != sorted(self.setting.topology.micro_batches):
-            raise Violation(f"{name} round {dev.round}: counted {counted}")
-        self.devices[name] = replace(dev, reduced=True, got=frozenset())
-
-    def vote(self, name: str, commit: Commit) -> None:
-        """REDUCED: tell all."""
-        commit.cast(VOTE)
-        self.devices[name] = freeze(self.devices[name], commit)
-        self.send_vote(name, commit)
-
-    def send_vote(self, name: str, commit: Commit) -> None:
-        """Own vote to every live peer."""
-        for peer in sorted(commit.live - {name}):
-            self.post(name, peer, ("V", commit.epoch, commit.round))
-
-    def commit(self, name: str, commit: Commit) -> None:
-        """Update and begin the next round."""
-        dev = self.devices[name]
-        if not dev.reduced:
-            raise Violation(f"{name} commits round {dev.round} without being reduced")
-        if dev.saved is None or not self.setting.staggered.through:
-            dev = self.take_back(dev)
-            dev = replace(dev, weights=(dev.weights[0] + 1, dev.weights[1]))
-        dev = replace(dev, saved=None)
-        commit.advance(VOTE)
-        fresh = replace(
-            freeze(dev, commit),
-            owed=self.setting.topology.owed(name, dev.dead, dev.detours, commit.round),
-            done=frozenset(), sent=False, got=frozenset(), reduced=False,
-            holding=dev.hold_next, hold_next=False,
-            copies=frozenset(copy for copy in dev.copies if copy[0] >= commit.round),
-        )  # fmt: skip
-        self.devices[name] = replace(fresh, donor="")
-        self.catch_up(name)
-
-    def catch_up(self, name: str) -> None:
-        """Contributions that came too early may be due now."""
-        dev = self.devices[name]
-        due = {item for item in dev.ahead if item[:2] == (dev.epoch, dev.round)}
-        keep = frozenset(i for i in dev.ahead - due if i[0] >= dev.epoch and i[1] >= dev.round)
-        got = dev.got | {(item[2], item[3]) for item in due}
-        self.devices[name] = replace(dev, got=got, ahead=keep)
-        self.settle(name)
-
-    # ------------------------------------------------------------------ messages
-
-    def deliver(self, source: str, target: str) -> None:
-        """The first message of this wire arrives."""
-        message, *rest = self.wires.pop((source, target))
-        if rest:
-            self.wires[source, target] = tuple(rest)
+    def hear(self, source: str, message: Message) -> Sent:
+        """A message has arrived."""
+        sent: Sent = ()
         match message:
-            case ("G", int(epoch), int(round_), ledger):
-                self.hear_sums(source, target, epoch, round_, ledger)
-            case ("C", int(round_), ledger):
-                self.keep(source, target, round_, ledger)
-            case ("V", int(epoch), int(round_)):
-                commit = thaw(target, self.devices[target])
-                commit.hear(source, epoch, round_, VOTE)
-                self.devices[target] = freeze(self.devices[target], commit)
-            case ("report", int(epoch), frozenset() as dead):
-                self.report(target, epoch, dead)
-            case ("P", bytes() as data):
-                self.hear_progress(source, data)
+            case ("V", int(epoch), int(round_), bytes() as vote):
+                self.machine.commit.hear(source, epoch, round_, msgspec.msgpack.decode(vote, type=Vote))
+            case ("G" | "C", *_):
+                self.mail = (*self.mail, (*message, source))
+            case ("report", int(epoch), tuple() as dead):
+                sent = tuple(self._obey(self.machine.report(epoch, dead, always, always)))
             case ("D", bytes() as data):
-                self.decide(target, msgspec.msgpack.decode(data, type=Decide))
+                sent = tuple(self._obey(self.machine.decide(msgspec.msgpack.decode(data, type=Decide))))
+        return (*sent, *self._read_mail())
 
-    def hear_sums(self, source: str, target: str, epoch: int, round_: int, ledger: frozenset[int]) -> None:
-        """A contribution: now, later, or fenced off."""
-        dev = self.devices[target]
-        if epoch < dev.epoch or round_ < dev.round:
+    def _read_mail(self) -> Sent:
+        """Sums and copies whose time has come; what is over is thrown away."""
+        mail, self.mail = self.mail, ()
+        for message in mail:
+            fate = self._sums(*message[1:]) if message[0] == "G" else self._copy(*message[1:])
+            if fate in {"later", "wait"}:
+                self.mail = (*self.mail, message)
+        return ()
+
+    def _sums(self, epoch: int, round_: int, bucket: int, data: bytes, source: str) -> str:
+        fence, exchange = self.machine.fence(epoch, round_), self.machine.exchange
+        if fence == "now" and exchange.wants(bucket, source):
+            exchange.hear(bucket, source, msgspec.msgpack.decode(data, type=Contribution))
+        return fence
+
+    def _copy(self, layout: int, round_: int, data: bytes, source: str) -> str:
+        copies = self.machine.copies
+        fate = copies.fate(source, layout, round_)
+        if fate == "keep":
+            copies.held[source] = msgspec.msgpack.decode(data, type=SumCopy)
+        return fate
+
+    # ------------------------------------------------------------------ commands
+
+    def _obey(self, commands: tuple[Command, ...]) -> Iterator[tuple[str, Message]]:
+        for command in commands:
+            match command:
+                case RunTask():
+                    yield from self._run(command)
+                case Contribute():
+                    yield from self._contribute(command)
+                case CastVote():
+                    yield from self._obey(self.machine.cast(VOTE))
+                case SendVote():
+                    vote = msgspec.msgpack.encode(command.vote)
+                    for peer in command.peers:
+                        yield peer, ("V", command.epoch, command.round, vote)
+                case UpdateEarly():
+                    self.saved = self.weights
+                    self.weights = (self.weights[0] + 1, "" if self.machine.goes_through(VOTE) else "wrong")
+                case RollBack():
+                    self._roll_back()
+                case CommitRound():
+                    self._commit(command)
+                case Tell():
+                    assert isinstance(command.message, Progress)
+                    yield "daemon", ("P", msgspec.msgpack.encode(command.message))
+
+    def _run(self, command: RunTask) -> Iterator[tuple[str, Message]]:
+        machine, kind, task = self.machine, command.kind, command.task
+        spec = machine.ahead if command.early else machine.now
+        assert spec is not None
+        if self.weights[0] != spec.counters.round or (self.weights[1] and not command.early):
+            raise Violation(f"{machine.device} computes {spec.counters} with weights {self.weights}")
+        if kind == "F":
+            spec.board.ran_forward(task)
             return
-        if (epoch, round_) == (dev.epoch, dev.round) and not thaw(target, dev).frozen:
-            self.devices[target] = replace(dev, got=dev.got | {(source, ledger)})
-            self.settle(target)
+        assert kind == "B"
+        self._count(task)
+        spec.board.ran_backward(task)
+        if machine.rules.copies:
+            yield from self._copies()
+
+    def _count(self, task: Task) -> None:
+        for layer in task.layers.layers():
+            if task.route.wants(layer):
+                self.machine.now.board.ledger.count(layer, task.route.micro_batch)
+
+    def _copies(self) -> Iterator[tuple[str, Message]]:
+        """To every keeper, whether or not it has said that it has the one before."""
+        copies, ledger = self.machine.copies, self.machine.now.board.ledger
+        for keeper, layers in copies.to_send():
+            data = msgspec.msgpack.encode(SumCopy(ledger.counted(layers), (), (), {}))
+            yield keeper, ("C", copies.layout, copies.round, data)
+
+    def _contribute(self, command: Contribute) -> Iterator[tuple[str, Message]]:
+        exchange, bucket = self.machine.exchange, command.bucket
+        if command.donated:
+            what = exchange.reduced[bucket]
         else:
-            self.devices[target] = replace(dev, ahead=dev.ahead | {(epoch, round_, source, ledger)})
+            what = Contribution(exchange.counted(bucket), nan=False, overflow=False, losses={})
+        for peer in command.peers:
+            yield peer, ("G", exchange.epoch, exchange.round, bucket, msgspec.msgpack.encode(what))
+        if exchange.wants(bucket, exchange.device):
+            exchange.hear(bucket, exchange.device, what)
 
-    def report(self, name: str, epoch: int, dead: frozenset[str]) -> None:
-        """Freeze and answer."""
-        commit = thaw(name, self.devices[name])
-        if not commit.report(epoch):
-            return
-        dev = self.take_back(self.devices[name])
-        gone = dev.dead | dead
-        standing = self.setting.topology.standing(dev.detours, dev.round)
-        frozen = {r.micro_batch for r in standing if r.touches(gone)}
-        dev = replace(freeze(dev, commit), dead=gone, owed=dev.owed - (frozen - dev.done))
-        dev = self.inherit(dev, gone)
-        self.devices[name] = dev
-        answer = Progress(
-            name,
-            epoch,
-            Counters(dev.round, dev.round, dev.round),
-            {self.setting.topology.held[name]: tuple(sorted(dev.done))},
-            (self.setting.topology.held[name],) if dev.reduced else (),
-            commit.heard(),
-            commit.last,
-            dev.holding,
+    def _roll_back(self) -> None:
+        assert self.saved is not None
+        self.weights, self.saved = self.saved, None
+
+    def _commit(self, command: CommitRound) -> None:
+        if command.taken_back:
+            self._roll_back()
+        if command.early:
+            self.saved = None
+        else:
+            self.weights = (self.weights[0] + 1, self.weights[1])
+        if self.weights != (command.was.round + 1, ""):
+            raise Violation(f"{self.machine.device} commits {command.was} and has weights {self.weights}")
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """What the daemon knows. ``detours``: around those ``settled``, without whom the job goes on; ``over``:
+    no live device holds some layer.
+    """
+
+    dead: tuple[str, ...] = ()
+    epoch: int = 1
+    progress: tuple[tuple[str, bytes], ...] = ()
+    over: bool = False
+    detours: bytes = b""
+    settled: tuple[str, ...] = ()
+
+    @property
+    def live(self) -> list[str]:
+        """Devices that are not dead."""
+        return [device for device in DEVICES if device not in self.dead]
+
+    def lost(self, name: str) -> tuple[Daemon, Sent]:
+        """``name`` has died: it notices, and reports."""
+        after = Daemon(
+            tuple(sorted({*self.dead, name})), self.epoch + 1, (), self.over, self.detours, self.settled
         )
-        self.post(name, "daemon", ("P", pack(answer)))
+        return after, tuple((peer, ("report", after.epoch, after.dead)) for peer in after.live)
 
-    def hear_progress(self, source: str, data: bytes) -> None:
-        """The daemon's side: decide when all survivors have answered."""
+    def hear(self, source: str, data: bytes, setting: Setting) -> tuple[Daemon, Sent]:
+        """An answer: decide when all survivors have given theirs."""
         if msgspec.msgpack.decode(data, type=Progress).epoch != self.epoch:
-            return
-        self.progress[source] = data
-        live = [d for d in DEVICES if d not in self.dead]
-        if set(self.progress) != set(live):
-            return
+            return self, ()
+        progress = {**dict(self.progress), source: data}
+        if set(progress) != set(self.live):
+            told = tuple(sorted(progress.items()))
+            return Daemon(self.dead, self.epoch, told, self.over, self.detours, self.settled), ()
         known = msgspec.msgpack.decode(self.detours, type=Detours) if self.detours else None
-        verdict = self.verdict(known)
-        self.progress = {}
+        top = setting.topology
+        answers = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in progress.items()}
+        standing = Standing(known, self.settled, setting.go_on)
+        verdict = decide(self.epoch, answers, top.layout, self.dead, top.uses, len(top.routes), standing)
         if isinstance(verdict, LostLayers):
-            self.over = True
-            return
+            return Daemon(self.dead, self.epoch, (), True, self.detours, self.settled), ()
+        assert isinstance(verdict, Decision)
+        detours, settled = self.detours, self.settled
         if verdict.detours is not None:
-            self.detours, self.settled = pack(verdict.detours), self.dead
-            known = verdict.detours
-        for name in live:
-            self.post(f"daemon {self.epoch}", name, ("D", pack(verdict.told(name, self.epoch, known))))
-
-    def verdict(self, known: Detours | None) -> Verdict:
-        """What the daemon makes of the answers."""
-        answers = tuple(sorted(self.progress.items()))
-        key = (self.epoch, answers, self.dead, self.detours, self.settled)
-        if key not in self.setting.verdicts:
-            top = self.setting.topology
-            count = len(top.micro_batches)
-            told = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in answers}
-            before = Standing(known, tuple(sorted(self.settled)), self.setting.go_on)
-            self.setting.verdicts[key] = decide(
-                self.epoch, told, top.layout, self.dead, top.uses, count, before
-            )
-        return self.setting.verdicts[key]
-
-    def decide(self, name: str, message: Decide) -> None:
-        """Commit if told to, take the new attempts, go on under the new epoch."""
-        dev = self.devices[name]
-        commit = thaw(name, dev)
-        if not commit.decide(message.epoch, frozenset(DEVICES) - dev.dead):
-            return
-        detours = pack(message.detours) if message.detours is not None else b""
-        self.devices[name] = replace(freeze(dev, commit), detours=detours)
-        if commit.round < message.round:
-            if message.commit is None:
-                raise Violation(f"{name} is behind in round {commit.round} and nothing tells it to commit")
-            self.commit(name, commit)
-        dev = self.devices[name]
-        extra = {
-            r.micro_batch
-            for r in message.routes
-            if any(s.device == name for s in r.segments) and r.wants(self.setting.topology.held[name])
-        }
-        if any(route.touches([name]) for route in message.routes):
-            self.check_weights(name, dev)
-        self.devices[name] = replace(
-            dev,
-            owed=dev.owed | extra,
-            sent=False,
-            got=frozenset(),
-            donor=message.donors.get(self.setting.topology.held[name], ""),
-            holding=message.hold_now,
-            hold_next=message.hold,
+            known, settled = verdict.detours, self.dead
+            detours = msgspec.msgpack.encode(known)
+        told_all = tuple(
+            (name, ("D", msgspec.msgpack.encode(verdict.told(name, self.epoch, known)))) for name in self.live
         )
-        self.catch_up(name)
-        commit = thaw(name, self.devices[name])
-        if commit.own is not None:
-            self.send_vote(name, commit)
-
-    def kill(self, name: str) -> None:
-        """``name`` dies; the daemon notices and reports."""
-        self.dead |= {name}
-        self.wires = {ends: queue for ends, queue in self.wires.items() if ends[1] != name}
-        self.wires.pop((name, "daemon"), None)
-        self.epoch += 1
-        self.progress = {}
-        for peer in DEVICES:
-            if peer not in self.dead:
-                self.post(f"daemon {self.epoch}", peer, ("report", self.epoch, self.dead))
+        return Daemon(self.dead, self.epoch, (), False, detours, settled), told_all
 
 
-def start(setting: Setting) -> State:
-    """Nothing done yet."""
-    return State(setting, tuple((d, Dev(owed=setting.topology.owed(d))) for d in DEVICES))
+# A state of the world: the numbers of the devices' states, the daemon's, and what is on the wires.
+Wire = tuple[tuple[str, str], tuple[int, ...]]
+State = tuple[tuple[int, ...], Daemon, tuple[Wire, ...]]
+Answer = tuple[int, tuple[tuple[str, int], ...]] | None
 
 
-def successors(state: State, rounds: int) -> Iterator[State]:
-    """Every state that one action leads to, but for those of a death."""
-    if state.over:
-        return
-    for name, dev in state.devices:
-        if name not in state.dead and dev.round < rounds and not dev.holding:
-            yield from _own(state, name, dev)
-    for (source, target), _ in state.wires:
-        world = World(state)
-        world.deliver(source, target)
-        yield world.state()
+@dataclass
+class Walk:
+    """A walk through every state of a ``setting`` with at most so many ``deaths``.
+
+    ``states``: of devices, pickled, by number. ``answers``: (number, event) -> what comes of it.
+    """
+
+    setting: Setting
+    deaths: int
+    states: list[bytes] = field(default_factory=list)
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
+    message_numbers: dict[Message, int] = field(default_factory=dict)
+    answers: dict[tuple[int, object], Answer] = field(default_factory=dict)
+    ends: int = 0
+
+    def number(self, device: Device) -> int:
+        """Of its state."""
+        key = device.key()
+        if key not in self.numbers:
+            self.numbers[key] = len(self.states)
+            self.states.append(pickle.dumps(device))
+        return self.numbers[key]
+
+    def named(self, message: Message) -> int:
+        """A message's number."""
+        if message not in self.message_numbers:
+            self.message_numbers[message] = len(self.messages)
+            self.messages.append(message)
+        return self.message_numbers[message]
+
+    def of(self, state: int, event: object, act: Callable[[Device], Sent | None]) -> Answer:
+        """What ``event`` does with a device in a state: its next state and what it sends."""
+        key = (state, event)
+        if key not in self.answers:
+            device: Device = pickle.loads(self.states[state])
+            sent = act(device)
+            found = None if sent is None else tuple((target, self.named(what)) for target, what in sent)
+            self.answers[key] = None if found is None else (self.number(device), found)
+        return self.answers[key]
+
+    # ------------------------------------------------------------------ actions
+
+    def start(self) -> State:
+        """Nothing done yet."""
+        return tuple(self.number(Device(name, self.setting)) for name in DEVICES), Daemon(), ()
+
+    def moves(self, state: State) -> Iterator[State]:
+        """Every state that one action leads to, but for those of a death."""
+        devices, daemon, wires = state
+        if daemon.over:
+            return
+        for place, number in enumerate(devices):
+            if number != GONE and (answer := self.of(number, "work", Device.work)) is not None:
+                yield self._after(state, wires, place, answer)
+        for at, ((source, target), (first, *rest)) in enumerate(wires):
+            left = (*wires[:at], *((((source, target), tuple(rest)),) if rest else ()), *wires[at + 1 :])
+            if target == "daemon":
+                yield self._told(state, left, source, self.messages[first])
+                continue
+            place = DEVICES.index(target)
+
+            def heard(device: Device, source: str = source, first: int = first) -> Sent:
+                return device.hear(source, self.messages[first])
+
+            answer = self.of(devices[place], (source.partition(" ")[0], first), heard)
+            assert answer is not None
+            yield self._after(state, left, place, answer)
+
+    def deaths_of(self, state: State) -> Iterator[State]:
+        """Every state that one more death leads to."""
+        devices, daemon, wires = state
+        if daemon.over or len(daemon.dead) >= self.deaths:
+            return
+        for place, name in enumerate(DEVICES):
+            if name in daemon.dead:
+                continue
+            after, sent = daemon.lost(name)
+            left = tuple(w for w in wires if w[0][1] != name and w[0] != (name, "daemon"))
+            numbered = tuple((target, self.named(message)) for target, message in sent)
+            gone = (*devices[:place], GONE, *devices[place + 1 :])
+            yield gone, after, _post(left, f"daemon {after.epoch}", numbered, after.dead)
+
+    def _after(self, state: State, wires: tuple[Wire, ...], place: int, answer: Answer) -> State:
+        devices, daemon, _ = state
+        assert answer is not None
+        number, sent = answer
+        if sent:
+            wires = _post(wires, DEVICES[place], sent, daemon.dead)
+        if number != devices[place]:
+            devices = (*devices[:place], number, *devices[place + 1 :])
+        return devices, daemon, wires
+
+    def _told(self, state: State, wires: tuple[Wire, ...], source: str, message: Message) -> State:
+        devices, daemon, _ = state
+        after, sent = daemon.hear(source, message[1], self.setting)
+        if sent:
+            numbered = tuple((target, self.named(what)) for target, what in sent)
+            wires = _post(wires, f"daemon {after.epoch}", numbered, after.dead)
+        return devices, after, wires
+
+    # ------------------------------------------------------------------ the walk
+
+    def run(self) -> int:
+        """Walk; returns how many states there are. Raises Violation, also for a stuck state."""
+        first = self.start()
+        seen: dict[State, State | None] = {first: None}
+        frontier = [first]
+        while frontier:
+            state = frontier.pop()
+            try:
+                moves = list(self.moves(state))
+                if not moves:  # a state that only a death can leave is an end
+                    self.ends += 1
+                    self._check_end(state)
+                for following in (*moves, *self.deaths_of(state)):
+                    if following not in seen:
+                        seen[following] = state
+                        frontier.append(following)
+            except AssertionError as error:
+                raise Violation(f"{error}\n{self._history(state, seen)}") from error
+        return len(seen)
+
+    def _check_end(self, state: State) -> None:
+        devices, daemon, _ = state
+        if daemon.over:
+            return
+        machines = [pickle.loads(self.states[n]).machine for n in devices if n != GONE]
+        rounds = {machine.counters.round for machine in machines}
+        if len(rounds) > 1 or not all(machine.phase == "held" for machine in machines):
+            stuck = {machine.device: (machine.phase, machine.counters.round) for machine in machines}
+            raise Violation(f"stuck: {stuck}")
+
+    def _history(self, state: State, seen: dict[State, State | None]) -> str:
+        """How it came to that, for people."""
+        found: list[str] = []
+        at: State | None = state
+        while at is not None and len(found) < 60:
+            phases = ["dead" if n == GONE else self._shown(pickle.loads(self.states[n])) for n in at[0]]
+            wires = {"->".join(ends): [self.messages[m][:3] for m in queue] for ends, queue in at[2]}
+            found.append(f"{phases} epoch {at[1].epoch} {wires}")
+            at = seen[at]
+        return "\n".join(reversed(found))
+
+    def _shown(self, device: Device) -> str:
+        return f"{device.machine.phase}@{device.machine.counters.round}"
 
 
-def bereft(state: State, deaths: int) -> Iterator[State]:
-    """Every state that one more death leads to, of ``deaths`` at most."""
-    if state.over or len(state.dead) >= deaths:
-        return
-    for name in DEVICES:
-        if name not in state.dead:
-            world = World(state)
-            world.kill(name)
-            yield world.state()
-
-
-def _own(state: State, name: str, dev: Dev) -> Iterator[State]:
-    if not dev.owed <= dev.done:
-        world = World(state)
-        world.compute(name, dev)
-        yield world.state()
-    commit = thaw(name, dev)
-    if commit.frozen:
-        return
-    may_send = dev.donor == name if dev.donor else dev.owed <= dev.done
-    if not dev.sent and may_send:
-        world = World(state)
-        world.contribute(name, dev)
-        yield world.state()
-    if dev.reduced and not dev.voted:
-        world = World(state)
-        world.vote(name, thaw(name, dev))
-        yield world.state()
-    if state.setting.staggered.on and dev.voted and dev.saved is None and not dev.hold_next:
-        world = World(state)
-        world.hurry(name, dev)
-        yield world.state()
-    if commit.committed() is not None:
-        world = World(state)
-        world.commit(name, commit)
-        yield world.state()
+def _post(
+    wires: tuple[Wire, ...], source: str, sent: tuple[tuple[str, int], ...], dead: tuple[str, ...]
+) -> tuple[Wire, ...]:
+    """``wires`` with more on them."""
+    queues = dict(wires)
+    for target, message in sent:
+        if target not in dead:
+            queues[source, target] = (*queues.get((source, target), ()), message)
+    return tuple(sorted(queues.items()))
 
 
 def explore(
@@ -428,27 +462,5 @@ def explore(
     copying: bool = False,
 ) -> tuple[int, int]:
     """Walk every state. Returns (states, ends). Raises Violation, also for a stuck state."""
-    first = start(Setting(topology, staggered, go_on, copying))
-    seen = {first}
-    frontier = [first]
-    ends = 0
-    while frontier:
-        state = frontier.pop()
-        moves = list(successors(state, rounds))
-        if not moves:  # a state that only a death can leave is an end
-            ends += 1
-            _check_end(state, rounds)
-        for following in [*moves, *bereft(state, deaths)]:
-            known = len(seen)
-            seen.add(following)
-            if len(seen) > known:
-                frontier.append(following)
-    return len(seen), ends
-
-
-def _check_end(state: State, rounds: int) -> None:
-    if state.over:
-        return
-    live = [dev for name, dev in state.devices if name not in state.dead]
-    if len({dev.round for dev in live}) > 1 or any(dev.round < rounds and not dev.holding for dev in live):
-        raise Violation(f"stuck: {live}")
+    walk = Walk(Setting(topology, rounds, staggered, go_on, copying), deaths)
+    return walk.run(), walk.ends

@@ -1,16 +1,17 @@
-"""States of the commit model: who holds what, what a device keeps of a round, what is on the wires. Tuples
-all, so that states can be counted.
+"""What the model check walks through: who holds what, what a device and the daemon know, what is on the
+wires.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 
 import msgspec
 
-from oobleckd.core.decide import Verdict
-from oobleckd.planner.plan import Detours, Layers, Layout, Range, Route, Segment, standing_routes
+from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
 
 DEVICES = ("A", "B", "C")
 
@@ -28,11 +29,6 @@ class Topology:
         return [(layer,) for layer in range(len(self.routes[0]))]
 
     @cached_property
-    def micro_batches(self) -> frozenset[int]:
-        """All of a step."""
-        return frozenset(range(len(self.routes)))
-
-    @cached_property
     def layout(self) -> Layout:
         """As the daemon deployed it at epoch 1."""
         routes = tuple(
@@ -42,53 +38,11 @@ class Topology:
         holdings = {device: Layers.of(Range(layer, layer + 1)) for device, layer in self.held.items()}
         return Layout(1, len(self.uses), holdings, routes)
 
-    def owed(
-        self, device: str, dead: frozenset[str] = frozenset(), detours: bytes = b"", round_: int = 0
-    ) -> frozenset[int]:
-        """What a device computes in a round on standing routes that touch no dead device."""
-        return frozenset(
-            route.micro_batch
-            for route in self.standing(detours, round_)
-            if route.touches([device]) and not route.touches(dead)
-        )
-
-    def standing(self, detours: bytes, round_: int) -> tuple[Route, ...]:
-        """The standing routes of a round."""
-        found = msgspec.msgpack.decode(detours, type=Detours) if detours else None
-        return standing_routes(self.layout, found, round_)
-
 
 REPLICATED_AND_NOT = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("B", "C")))
 THREE_REPLICAS = Topology({"A": 0, "B": 0, "C": 0}, (("A",), ("B",), ("C",)))
 WITH_A_REDUNDANT_LAYER = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("A", "C")))
 """``B`` holds layer 0 and has no route: it contributes nothing, reduces, votes and updates."""
-
-
-class Dev(msgspec.Struct, frozen=True, cache_hash=True):
-    """One device: what the engine keeps of a round, and its frozen ``Commit``."""
-
-    epoch: int = 1
-    answered: int = 1
-    round: int = 0
-    live: frozenset[str] = frozenset(DEVICES)
-    voted: bool = False
-    last: bool = False
-    votes: frozenset[str] = frozenset()
-    early: frozenset[tuple[int, int, str]] = frozenset()
-    owed: frozenset[int] = frozenset()
-    done: frozenset[int] = frozenset()
-    sent: bool = False
-    got: frozenset[tuple[str, frozenset[int]]] = frozenset()
-    ahead: frozenset[tuple[int, int, str, frozenset[int]]] = frozenset()
-    donor: str = ""
-    reduced: bool = False
-    holding: bool = False
-    hold_next: bool = False
-    dead: frozenset[str] = frozenset()
-    detours: bytes = b""
-    weights: tuple[int, str] = (0, "")
-    saved: tuple[int, str] | None = None
-    copies: frozenset[tuple[int, str, frozenset[int]]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -104,32 +58,41 @@ class Staggered:
 FLUSHED = Staggered()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Setting:
     """What is the same in all states of a walk. ``go_on``: the job goes on without its dead; ``copying``:
     sums are copied to the next holder.
     """
 
     topology: Topology = REPLICATED_AND_NOT
+    rounds: int = 1
     staggered: Staggered = FLUSHED
     go_on: bool = False
     copying: bool = False
-    verdicts: dict[object, Verdict] = field(default_factory=dict)
-    """The daemon's, which are pure functions of what it knows: many ways lead to the same one."""
 
 
-class State(msgspec.Struct, frozen=True, cache_hash=True):
-    """The whole world. ``wires``: (source, target) -> messages on their way, in order.
+def key_of(value: object) -> Hashable:
+    """What is equal for equal states, however they came about."""
+    match value:
+        case set() | frozenset():
+            return frozenset(map(key_of, value))
+        case dict():
+            # In what order buckets were reduced and votes came is the same state.
+            return frozenset((key, key_of(of)) for key, of in value.items())
+        case list() | tuple() | deque():
+            return tuple(map(key_of, value))
+        case msgspec.Struct():
+            return _hashed(value, value.__struct_fields__)
+    if is_dataclass(value):
+        return _hashed(value, tuple(field.name for field in fields(value)))
+    assert isinstance(value, Hashable)
+    return value
 
-    ``detours``: around those ``settled``, without whom the job goes on.
-    """
 
-    setting: Setting
-    devices: tuple[tuple[str, Dev], ...]
-    wires: tuple[tuple[tuple[str, str], tuple[object, ...]], ...] = ()
-    dead: frozenset[str] = frozenset()
-    epoch: int = 1
-    progress: tuple[tuple[str, bytes], ...] = ()
-    over: bool = False
-    detours: bytes = b""
-    settled: frozenset[str] = frozenset()
+def _hashed(value: object, names: tuple[str, ...]) -> Hashable:
+    """The value itself where it can be looked up, which is cheaper."""
+    try:
+        hash(value)
+    except TypeError:
+        return tuple(key_of(getattr(value, name)) for name in names)
+    return value

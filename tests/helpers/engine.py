@@ -35,7 +35,7 @@ from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.models import ModelSpec, load_spec
 from oobleckd.worker.reconfigure.deploy import Deployment
 from oobleckd.worker.round.gather import Gathering
-from oobleckd.worker.round.tasks import Order, order_of
+from oobleckd.worker.round_machine.tasks import Order, order_of
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
@@ -243,7 +243,7 @@ class World:
 
     def _held_early(self) -> bool:
         executors = [self.nodes[device].executor for device in self.live()]
-        return all(e.holding for e in executors) and not all(e.finished for e in executors)
+        return all(e.holding for e in executors) and not all(e.machine.finished for e in executors)
 
     def _resume(self) -> None:
         """Detours stay: the same layout from this boundary."""
@@ -309,7 +309,7 @@ class World:
         yield
         executor = self.nodes[device].executor
         mine = [control for control in self.controls if control[0] == device]
-        if mine and mine[0] in self.reports and executor.speculative is None and self.random.random() < 0.7:
+        if mine and mine[0] in self.reports and executor.early is None and self.random.random() < 0.7:
             self.controls.remove(mine[0])
             self.answered_meanwhile += 1
             mine[0][1](executor)
@@ -380,4 +380,4 @@ class World:
 def flag_all(world: World, flags: Flags) -> None:
     """Ask every live device for ``flags`` at its next vote."""
     for device in world.live():
-        world.nodes[device].executor.flags = msgspec.structs.replace(flags)
+        world.nodes[device].executor.machine.flags = msgspec.structs.replace(flags)

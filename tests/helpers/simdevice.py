@@ -28,17 +28,17 @@ from oobleckd.protocol.messages import (
     StepDone,
     ToWorker,
 )
-from oobleckd.protocol.parts import Counters, DeviceInfo, Outcome, Vote
+from oobleckd.protocol.parts import Counters, DeviceInfo
 from oobleckd.worker.checkpointing.snapshot import Share
 from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.device.device import DeviceProcess
 from oobleckd.worker.device.executor import Executor
-from oobleckd.worker.round.commit import Commit, ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.round.passes import Passes
-from oobleckd.worker.round.round import RoundSpec
-from oobleckd.worker.round.tasks import Order, Step
+from oobleckd.worker.round_machine.commands import CommitRound, RoundSpec
+from oobleckd.worker.round_machine.commit import Commit, ReplicasDisagree
+from oobleckd.worker.round_machine.tasks import Order, Step
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import DeviceTimer
@@ -131,11 +131,11 @@ class SimDevice(DeviceProcess):
 
     @property
     def dead(self) -> frozenset[str]:
-        return self.executor.dead if self.executor else frozenset()
+        return self.executor.machine.dead if self.executor else frozenset()
 
     @property
     def commit(self) -> Commit:
-        return self.executor.commit if self.executor else Commit(self.name)
+        return self.executor.machine.commit if self.executor else Commit(self.name)
 
     @property
     def counters(self) -> Counters:
@@ -148,7 +148,7 @@ class SimDevice(DeviceProcess):
     @property
     def order(self) -> Order:
         """The planner's, for every round."""
-        return self.executor.order if self.executor else ()
+        return self.executor.machine.order if self.executor else ()
 
     @property
     def planned(self) -> Collection[Step]:
@@ -165,10 +165,7 @@ class SimDevice(DeviceProcess):
             return "no job"
         now, reducer = self.executor.now, self.executor.reducer
         left = [*now.board.forward, *now.board.in_flight, *now.board.weights]
-        return (
-            f"reduced={sorted(reducer.reduced)} left={left} "
-            f"speculative={self.executor.speculative is not None}"
-        )
+        return f"reduced={sorted(reducer.reduced)} left={left} phase={self.executor.machine.phase}"
 
     # ------------------------------------------------------------------ the loop
 
@@ -385,28 +382,30 @@ class SimExecutor(Executor):
             writer=SimWriter(sim), check_inputs=sim.reading.check,
         )  # fmt: skip
         self.context = replace(self.context, timer=DeviceTimer(lambda: sim.world.now))
-        self.reducer = SimReducer(sim.name, store, sim.messenger, job.num_micro_batches, job.train.exact)
-        self.reducer.world, self.reducer.step = sim.world, lambda: self.counters.step
+        self.now = self._passes(self.machine.now)
+
+    def _reducer(self, released: Any) -> SimReducer:
+        exact = self.job.train.exact
+        return SimReducer(self.sim.world, self.machine, self.store, self.messenger, exact=exact)
 
     def adopt(self, layout: Layout, counters: Counters, order: Order = ()) -> None:
         super().adopt(layout, counters, order)
         assert self.store.weights()[0] == counters.applied, "stale state"
 
-    def _passes(self, spec: RoundSpec, *, forward_only: bool = False) -> Passes:
-        return SimPasses(self.sim, self.context, spec, self.reducer, forward_only=forward_only)
+    def _passes(self, spec: RoundSpec, returned: Any = None) -> Passes:
+        return SimPasses(self.sim, self.context, spec, self.copies, returned)
 
-    def _apply(self, scale: float) -> None:
-        assert self.reducer.complete, "an update of what is not reduced"
-        scale += self.sim.world.texts.spoilt(self.job_id, self.counters.round)
+    def _apply(self, counters: Counters, scale: float) -> None:
+        assert len(self.reducer.reduced) == len(self.store.buckets), "an update of what is not reduced"
+        scale += self.sim.world.texts.spoilt(self.job_id, counters.round)
         for state in self.store.buckets.values():
-            assert state.exponents[0] == self.counters.applied, f"updated twice: {state.exponents}"
-            state.exponents = updated(state.exponents, self.counters.step, scale)
-            self.faults.reach("update", self.counters.round)
+            assert state.exponents[0] == counters.applied, f"updated twice: {state.exponents}"
+            state.exponents = updated(state.exponents, counters.step, scale)
+            self.faults.reach("update", counters.round)
 
-    def _update(self, vote: Vote) -> Outcome:
-        world, was = self.sim.world, self.counters
+    def _update(self, command: CommitRound) -> None:
+        world, vote = self.sim.world, command.vote
         assert sorted(vote.losses) == list(range(world.num_micro_batches)), "losses are incomplete"
         assert sorted(vote.norms) == list(range(len(world.buckets))), "norms are incomplete"
-        outcome = super()._update(vote)
-        world.checks.committed(self.sim, was, outcome, self.store.weights())
-        return outcome
+        super()._update(command)
+        world.checks.committed(self.sim, command.was, command.outcome, self.store.weights())

@@ -8,13 +8,14 @@ state that was taken back, or from another round.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oobleckd.planner.plan import BACKWARD, FORWARD
 from oobleckd.worker.round.passes import Passes
-from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.round.round import ComputeContext, Pieces, RoundSpec, Work
-from oobleckd.worker.round.tasks import Task
+from oobleckd.worker.round.round import ComputeContext, Pieces, Work
+from oobleckd.worker.round.sum_copies import Copies
+from oobleckd.worker.round_machine.commands import RoundSpec
+from oobleckd.worker.round_machine.tasks import Kind, Task
 from tests.helpers.simstore import CPU, Gradient
 
 if TYPE_CHECKING:
@@ -52,29 +53,19 @@ class Token:
 
 
 class SimPasses(Passes):
-    """``advance`` begins a task; it is run when its time is over."""
+    """``run`` begins a task; it has run when its time is over."""
 
     def __init__(
-        self,
-        sim: SimDevice,
-        context: ComputeContext,
-        spec: RoundSpec,
-        reducer: Reducer,
-        *,
-        forward_only: bool,
+        self, sim: SimDevice, context: ComputeContext, spec: RoundSpec, copies: Copies, returned: Any = None
     ) -> None:
-        super().__init__(context, spec, reducer, forward_only=forward_only)
+        super().__init__(context, spec, copies, returned)
         self.sim = sim
 
-    def advance(self) -> bool:
-        found = self.board.next(self.has_input)
-        if found is None:
-            return self._advance_redundant()
+    def run(self, kind: Kind, task: Task) -> None:
         self.sim.followed += bool(self.board.order)
-        self.under_way = self.halted.pop(found, None) or self._begun(*found)
+        self.under_way = self.halted.pop((kind, task), None) or self._begun(kind, task)
         self.began = self.context.timer.now()
         self._compute(self.under_way)
-        return True
 
     def _compute(self, work: Work) -> None:
         if work.compute():
@@ -93,9 +84,9 @@ class SimPasses(Passes):
         else:
             self._compute(work)
 
-    def _advance_redundant(self) -> bool:
+    def advance_redundant(self) -> bool:
         """A layer ahead takes its time, too, in which nothing else is begun."""
-        ran = super()._advance_redundant()
+        ran = super().advance_redundant()
         self.sim.ahead += ran
         if ran:
             piece = self.pieces.pop()
@@ -157,7 +148,7 @@ class SimPasses(Passes):
             elif wanted:
                 self._add(work.task, layer, [])
             self._reach("backward")
-            self.contribute()
+            self._contribute()
         if self.board.apart:
             self.debts[work.task] = owed
         self.board.ran_backward(work.task)
@@ -171,7 +162,7 @@ class SimPasses(Passes):
             assert token == made, "what W completes was made from other weights"
             self._add(work.task, layer, [])
             self._reach("weights")
-            self.contribute()
+            self._contribute()
         self.board.ran_weights(work.task)
 
     def _note(self, task: Task, layer: int, *, misread: bool) -> None:

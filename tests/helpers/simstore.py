@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,10 @@ import torch
 
 from oobleckd.planner.plan import Layers
 from oobleckd.worker import sums
-from oobleckd.worker.round.reduce import Contribution, Reduced, Reducer
+from oobleckd.worker.round.messenger import Messenger
+from oobleckd.worker.round.reduce import Reduced, Reducer
+from oobleckd.worker.round_machine.exchange import Contribution
+from oobleckd.worker.round_machine.machine import RoundMachine
 from oobleckd.worker.state.bucket_files import DamagedCheckpoint
 from oobleckd.worker.state.optimizer import clip_scale
 from oobleckd.worker.state.store import BucketState, Store
@@ -150,18 +153,23 @@ class SimSum:
 
 
 class SimReducer(Reducer):
-    """The worker's reducer; norms are the world's. ``step`` tells the present one."""
+    """The worker's reducer; norms are the world's."""
 
-    world: World
     store: SimStore
-    step: Callable[[], int]
+
+    def __init__(
+        self, world: World, machine: RoundMachine, store: SimStore, messenger: Messenger, *, exact: bool
+    ) -> None:
+        super().__init__(machine.exchange, store, messenger, exact=exact)
+        self.world, self.machine = world, machine
 
     def _sum(self, bucket: int) -> Any:
         return SimSum()
 
     def _finish(self, bucket: int, what: Contribution, total: Any) -> Reduced:
         bad = what.nan or what.overflow
-        wrong = 1e-9 if bucket in self.store.misadded or self.device in self.world.rounds_apart else 0.0
+        apart = self.exchange.device in self.world.rounds_apart
+        wrong = 1e-9 if bucket in self.store.misadded or apart else 0.0
         self.store.misadded.discard(bucket)
-        norms = (0.0,) if bad else (self.world.norm(bucket, self.step()) + wrong,)
+        norms = (0.0,) if bad else (self.world.norm(bucket, self.machine.counters.step) + wrong,)
         return Reduced(what, total, [], norms, self.store.buckets[bucket].exponents)

@@ -17,6 +17,7 @@ CODE = ("console", "oobleckd", "planner", "worker")
 
 SAME_NAME: dict[str, str] = {
     "Manifest": "what manifest.json has: of a checkpoint, and of prepared tokens",
+    "Tell": "one meaning, a message to be sent: a command of the core's, and of the round machine's",
 }
 """Classes that two modules have by one name, and why each pair may."""
 

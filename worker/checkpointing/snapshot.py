@@ -23,7 +23,7 @@ from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Bucket
-from oobleckd.worker.round.commit import outcome_of
+from oobleckd.worker.round_machine.commit import outcome_of
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.host_copy import Hosted
 from oobleckd.worker.state.store import BucketState, Store

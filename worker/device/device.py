@@ -73,10 +73,10 @@ from oobleckd.worker.models import load_spec
 from oobleckd.worker.reconfigure.deploy import KINDS, Deployment, expected, outgoing
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
-from oobleckd.worker.round.commit import ReplicasDisagree
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportMessenger
-from oobleckd.worker.round.tasks import order_of
+from oobleckd.worker.round_machine.commit import ReplicasDisagree
+from oobleckd.worker.round_machine.tasks import order_of
 from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage, phase_of
 from oobleckd.worker.runtime.deaths import death_in_full
 from oobleckd.worker.runtime.errors import UserError, at_the_end, ends_the_process
@@ -169,9 +169,7 @@ class DeviceProcess:
         # To wait for the running task's end was most of the time from a loss to the decision, 60 to 85 ms;
         # with a look between layers it is 20 to 26. Nothing is half done while a layer computes.
         # (D-recovery-013)
-        busy = self.deployment is not None or (
-            self.executor is not None and self.executor.speculative is not None
-        )
+        busy = self.deployment is not None or (self.executor is not None and self.executor.early is not None)
         if not busy and isinstance(report := self.mailbox.next_control(), Report):
             self.mailbox.remove_control(report)
             self._guarded(report)
@@ -317,7 +315,7 @@ class DeviceProcess:
     # ------------------------------------------------------------------ layouts
 
     def _deploy(self, message: Deploy) -> None:
-        if self.executor is not None and message.epoch <= self.executor.commit.answered:
+        if self.executor is not None and message.epoch <= self.executor.machine.answered:
             return
         if message.job != self.job_id:
             self._release()
@@ -434,7 +432,7 @@ class DeviceProcess:
         if self.deployment is not None and self.deployment.message.epoch == message.layout:
             self._adopt(message.layout)
         executor = self.executor
-        if executor is None or executor.layout.epoch != message.layout or executor.commit.frozen:
+        if executor is None or executor.layout.epoch != message.layout or executor.machine.frozen:
             return
         # The round makes a Resume that is said twice harmless, so the daemon may repeat it whenever a
         # connection may have taken one along. (D-recovery-024)
@@ -455,11 +453,11 @@ class DeviceProcess:
 
     def _flag(self, message: Flag) -> None:
         executor = self.executor
-        if executor is None or message.epoch < executor.commit.answered:
+        if executor is None or message.epoch < executor.machine.answered:
             return
         known = message.round >= executor.saving.begun  # else one was begun since this was said
-        executor.flags |= Flags(
-            message.flags.hold, message.flags.checkpoint and known, full=message.flags.full
+        executor.machine.flag(
+            Flags(message.flags.hold, message.flags.checkpoint and known, full=message.flags.full)
         )
 
     def _release_of(self, message: Release) -> None:
@@ -505,7 +503,7 @@ class DeviceProcess:
         nobody's error.
         """
         executor, deployment = self.executor, self.deployment
-        heard = executor.commit.answered if executor is not None else 0
+        heard = executor.machine.answered if executor is not None else 0
         epoch = max(heard, deployment.message.epoch if deployment is not None else 0)
         phase = phase or phase_of(self.activity.failed_in(error))
         death = death_in_full(error, phase, self.job_id, epoch, self.torch_device, self._idle_bytes)
@@ -536,7 +534,7 @@ class DeviceProcess:
             pid=os.getpid(),
             job=self.job_id,
             layout=executor.layout.epoch if executor else 0,
-            epoch=executor.commit.answered if executor else 0,
+            epoch=executor.machine.answered if executor else 0,
             step=counters.step,
             round=counters.round,
             holding=executor is not None and (executor.holding or executor.misread),

@@ -1,50 +1,66 @@
-"""The heart of a device: walks the tasks of a round, reduces, votes, commits, and starts over.
+"""The heart of a device: runs what its round machine asks for, with torch, sums and messages.
 
-Owns one device's training of one job between two deployments. Reads top to bottom: ``advance`` does one piece
-of work (a vote, a contribution, a task, a commit) and says whether there was any; the device's loop calls it
-until there is none and then sleeps until a tensor message or a control message arrives. Decisions come in
-through ``decide`` between two pieces of work, never inside one; reports through ``report``, also while a
-layer computes (``yielding_lock``).
+Owns one device's training of one job between two deployments. ``oobleckd.worker.round_machine`` decides, this
+obeys: ``advance`` asks for one piece of work (a contribution, a vote, a task, a commit), does it and says
+whether there was any; the device's loop calls it until there is none and then sleeps until a tensor message
+or a control message arrives. Decisions come in through ``decide`` between two pieces of work, never inside
+one; reports through ``report``, also while a layer computes (``yielding_lock``).
 
 Owns neither processes nor sockets (``device``, ``messenger``), nor what a layer computes (``models``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
+from functools import partial
+from typing import assert_never
 
 import msgspec
 
-from oobleckd.planner.plan import Detours, Layout, Route, standing_routes
+from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Decide, FromWorker, Held, Progress
-from oobleckd.protocol.parts import Counters, Flags, Outcome, Vote
+from oobleckd.protocol.messages import Decide, FromWorker, Held
+from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
 from oobleckd.worker.checkpointing.writer import InlineWriter, Writer
 from oobleckd.worker.data.corpus import Corpus
-from oobleckd.worker.device.early_update import (
-    SpeculativeUpdate,
-    UpdatePredictor,
-    goes_through,
-    restore,
-    save,
-)
+from oobleckd.worker.device.early_update import EarlyUpdate, goes_through, restore, save
 from oobleckd.worker.device.integrity import Check
 from oobleckd.worker.device.report import step_done
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
-from oobleckd.worker.round.commit import Commit, ReplicasDisagree, outcome_of
 from oobleckd.worker.round.gather import KIND as SUMS
-from oobleckd.worker.round.gather import Contribution
 from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.op_times import Round, op_times
-from oobleckd.worker.round.passes import Passes
+from oobleckd.worker.round.passes import Passes, Returned
 from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.round.round import ComputeContext, RoundClock, RoundSpec
+from oobleckd.worker.round.round import ComputeContext, RoundClock
 from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
 from oobleckd.worker.round.sum_copies import Copies
-from oobleckd.worker.round.tasks import NO_LAYERS, Order
 from oobleckd.worker.round.update import apply_update, global_norm
+from oobleckd.worker.round_machine.commands import (
+    BeginRound,
+    CastVote,
+    Command,
+    CommitRound,
+    Contribute,
+    Distrust,
+    EnterExchange,
+    Hold,
+    InheritSums,
+    RollBack,
+    RoundSpec,
+    RunTask,
+    SendVote,
+    TakeUp,
+    Tell,
+    UpdateEarly,
+    WriteLast,
+)
+from oobleckd.worker.round_machine.commit import ReplicasDisagree
+from oobleckd.worker.round_machine.exchange import Contribution
+from oobleckd.worker.round_machine.machine import RoundMachine, Rules
+from oobleckd.worker.round_machine.tasks import Order, Task
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import timer_of
@@ -54,11 +70,14 @@ from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
-NO_DONORS: Mapping[int, str] = {}
-
 
 class Executor:
-    """One device's engine for one job."""
+    """One device's engine for one job: ``machine`` has its state, and this what goes with it.
+
+    ``now``: the passes of the present round; ``early``: an update made before all votes were in, and the
+    passes of the round behind it. ``returned``: what was taken for a round that was begun in vain.
+    ``misread``: what it reads has changed, so nothing more is to come of it.
+    """
 
     def __init__(
         self,
@@ -88,26 +107,12 @@ class Executor:
             device, job_id, job, store, corpus, writer or InlineWriter(tell, faults), check_inputs
         )
         self.misread = False  # what it reads has changed: nothing more is to come of it
-        self.layout = Layout(0, store.spec.num_layers, {}, ())
-        self.dead: frozenset[str] = frozenset()
-        self.detours: Detours | None = None
-        self.counters = Counters()
-        self.flags = Flags()
-        self.holding, self.hold_next = True, False
-        self.commit = Commit(device)
         self.check = Check(device, job_id, job, store, self.activity)
-        guarded = bool(self.check.every)
-        self.reducer = Reducer(
-            device,
-            store,
-            messenger,
-            job.num_micro_batches,
-            job.train.exact,
-            guarded=guarded,
-            released=released,
-        )
-        self.copies = Copies(device, job.schedule.sum_copies, messenger, self.reducer)
-        self.order: Order = ()
+        uses = [bucket.uses for bucket in store.spec.buckets]
+        self.machine = RoundMachine(device, Rules.of(job), uses, partial(goes_through, job))
+        self.reducer = self._reducer(released)
+        self.copies = Copies(self.machine.copies, messenger, self.reducer)
+        self.checkpoint_due = False
         self.sample_every = 0  # op times are told of rounds whose number it divides
         self.context = ComputeContext(
             device,
@@ -120,12 +125,40 @@ class Executor:
             released,
             timer=timer_of(store.device),
         )
-        self.late = False
-        self.now = self._passes(self._spec_of(self.counters))
-        self.speculative: SpeculativeUpdate | None = None
         self.returned: dict[Key, TensorMessage] = {}
-        self.predictor = UpdatePredictor()
+        self.now = self._passes(self.machine.now)
+        self.early: EarlyUpdate | None = None
         self.precopy_source: PreCopySource | None = None
+
+    def _reducer(self, released: Released) -> Reducer:
+        return Reducer(
+            self.machine.exchange,
+            self.store,
+            self.messenger,
+            exact=self.job.train.exact,
+            guarded=bool(self.check.every),
+            released=released,
+        )
+
+    def _passes(self, spec: RoundSpec, returned: Returned | None = None) -> Passes:
+        return Passes(self.context, spec, self.copies, returned)
+
+    # ------------------------------------------------------------------ what others ask
+
+    @property
+    def counters(self) -> Counters:
+        """The round that is next, or under way."""
+        return self.machine.counters
+
+    @property
+    def holding(self) -> bool:
+        """Whether the device stands at a boundary."""
+        return self.machine.holding
+
+    @property
+    def layout(self) -> Layout:
+        """The one in force; of epoch 0 before the first."""
+        return self.machine.layout
 
     # ------------------------------------------------------------------ layouts and boundaries
 
@@ -134,84 +167,25 @@ class Executor:
 
         ``order``: what the planner would have this device do in every round; empty: whatever is ready.
         """
-        self.order = order
-        self.layout, self.dead, self.detours, self.counters = layout, frozenset(), None, counters
-        self.holding, self.hold_next = True, False
-        self.flags = Flags()
-        self.late, self.speculative, self.returned = False, None, {}
+        self.early, self.returned = None, {}
         self.end_precopy()
+        commands = self.machine.adopt(layout, counters, order)
         self.reducer.adopt()
-        self.copies.adopt(layout.epoch)
-        self.commit.adopt(layout.epoch, counters.round, layout.holdings)
-        self._begin()
+        self._obey(commands)
 
     def resume(self) -> None:
         """Run from a boundary. After a rollback to the final checkpoint nothing is left to run."""
-        # Too many steps in a row were skipped: each device counts for itself, as the daemon may be away and
-        # is not in the path of a step. The count travels with the counters. (D-training-001)
-        if self.over:
+        if self.machine.over:
             self.saving.check_inputs(self.counters, hurry=True)
-            self.hold()
-            return
-        self.holding = False
+        self._obey(self.machine.resume())
         self.now.clock = RoundClock()
-
-    @property
-    def finished(self) -> bool:
-        """Whether the job's last step is committed here."""
-        return self.counters.step >= self.job.train.steps
-
-    @property
-    def over(self) -> bool:
-        """Whether no round follows: the last step is committed, or too many in a row were skipped."""
-        return self.finished or self.job.stopped_by(self.counters.skipped_in_row)
-
-    def _begin(self, passes: Passes | None = None, donors: Mapping[int, str] = NO_DONORS) -> None:
-        """Set up the next round: standing routes that touch no dead device. ``passes``: what was done of it
-        already.
-        """
-        self.now = passes or self._passes(self._spec_of(self.counters))
-        self.messenger.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < self.now.tag)
-        self.now.board.forward_only = False
-        self.now.contribute, self.now.copy_sums = self._between_layers, self._copy_sums
-        self.reducer.begin(self.counters.round, self.now.board)
-        self.copies.begin(self.counters.round)
-        self._enter(donors)
-
-    def _passes(self, spec: RoundSpec, *, forward_only: bool = False) -> Passes:
-        return Passes(self.context, spec, self.reducer, forward_only=forward_only)
-
-    def _spec_of(self, counters: Counters, returned: dict[Key, TensorMessage] | None = None) -> RoundSpec:
-        """A round on the standing routes that touch no dead device."""
-        standing = standing_routes(self.layout, self.detours, counters.round)
-        routes = tuple(route for route in standing if not route.touches(self.dead))
-        order = () if self.dead else self.order
-        redundant = self.layout.redundant.get(self.device, NO_LAYERS)
-        return RoundSpec(counters, self._tag(counters.round), routes, order, returned or {}, redundant)
-
-    def _tag(self, round_: int) -> int:
-        """What names ``round_`` in the keys of data.
-
-        Where the round before did not go through, others may have begun it with weights that were taken back:
-        what they sent then must not be taken for what they send now. All devices know whether it did from the
-        same votes.
-        """
-        return 2 * round_ + (self.late and round_ == self.counters.round)
-
-    def _standing(self) -> tuple[Route, ...]:
-        """The routes of the present round, if nothing more fails."""
-        return standing_routes(self.layout, self.detours, self.counters.round)
-
-    def _enter(self, donors: Mapping[int, str]) -> None:
-        self.reducer.enter(self.commit.epoch, self.layout, self.commit.live, donors)
-        self.copies.enter(self.layout, self.commit.live)
 
     def begin_precopy(self, precopy_source: PreCopySource) -> None:
         """Send pre-copies from now on. Until a round is committed the weights are those before it, but where
         they were updated early.
         """
         self.precopy_source = precopy_source
-        if self.speculative is None:
+        if self.early is None:
             precopy_source.begin(self.counters, self.store)
             self.faults.reach("ahead", self.counters.round)
 
@@ -230,297 +204,242 @@ class Executor:
         if self.holding or self.misread or self.saving.writer.blocks:
             return False
         heard = self._hear()
-        if not self.commit.frozen:
-            if self._contribute():
-                return True
-            if self.reducer.complete and self.commit.own is None:
-                self._vote()
-                return True
-            vote = self.commit.committed()
-            if vote is not None:
-                if self._commit(vote):
-                    self.hold()
-                return True
-        ahead = self.speculative.next_round if self.speculative else None
-        if self.now.advance() or (ahead is not None and ahead.advance()) or heard:
+        commands = self.machine.next(self.now.has_input, self._early_has_input)
+        if commands:
+            self._obey(commands)
+            return True
+        if self.now.advance_redundant() or heard:
             return True
         # Samples of the next step are drawn now that there is time: at the step's end everybody would wait
         # for them.
         self.corpus.of_step(self.counters.step + 1)
         return False
 
+    def _early_has_input(self, task: Task, kind: str) -> bool:
+        return self.early is not None and self.early.passes.has_input(task, kind)
+
     def _hear(self) -> bool:
-        """Take in contributions and votes; whether there were any."""
+        """Take in contributions, votes and copies of sums; whether there were any."""
         heard = False
-        here = (self.commit.epoch, self.counters.round)
         for key in self.messenger.waiting():
             if key[0] == "V":
                 message = self.messenger.take(key)
                 assert message is not None
                 vote = msgspec.msgpack.decode(message.meta, type=Vote)
-                heard |= self.commit.hear(str(key[3]), int(key[1]), int(key[2]), vote)
+                heard |= self.machine.commit.hear(str(key[3]), int(key[1]), int(key[2]), vote)
             elif key[0] in COPY_KINDS:
-                heard |= self.copies.hear(key, self.dead)
-            elif key[0] == SUMS and not self.commit.frozen:
-                at = (int(key[1]), int(key[2]))
-                if at[0] > here[0] or at[1] > here[1]:
-                    continue  # from a peer that is ahead
-                message = self.messenger.take(key)
-                assert message is not None
-                if at == here:
-                    what = msgspec.msgpack.decode(message.meta, type=Contribution)
-                    self.reducer.hear(int(key[3]), str(key[4]), what, message.tensors)
-                    heard = True
+                heard |= self.copies.hear(key)
+            elif key[0] == SUMS:
+                heard |= self._hear_sums(key)
         return heard
 
-    def _contribute(self) -> bool:
-        if self.commit.frozen or not self.reducer.contribute():
+    def _hear_sums(self, key: Key) -> bool:
+        fence = self.machine.fence(int(key[1]), int(key[2]))
+        if fence == "later":
             return False
-        self.faults.reach("reduce", self.counters.round)
-        return True
+        message = self.messenger.take(key)
+        assert message is not None
+        if fence == "now":
+            what = msgspec.msgpack.decode(message.meta, type=Contribution)
+            self.reducer.hear(int(key[3]), str(key[4]), what, message.tensors, added=message.added)
+        return fence == "now"
 
-    def _between_layers(self) -> None:
-        """Of a backward pass. Peers are not kept waiting for the word that their copies have arrived."""
-        self._contribute()
-        self.copies.hear_all(self.dead)
+    def _obey(self, commands: Iterable[Command]) -> None:
+        # The machine is in the state after them already, so they are obeyed in order and to their end before
+        # it is asked again. (D-recovery-027)
+        for command in commands:
+            self._do(command)
 
-    def _copy_sums(self) -> None:
-        # What was inherited since the last decision is in the ledger, and not yet in the sums.
-        if not self.commit.frozen:
-            self.copies.send()
+    def _do(self, command: Command) -> None:  # noqa: C901, PLR0912 - one line a command
+        match command:
+            case RunTask():
+                passes = self.early.passes if command.early and self.early is not None else self.now
+                passes.run(command.kind, command.task)
+            case Contribute():
+                self.reducer.contribute(command)
+                self.faults.reach("reduce", self.counters.round)
+            case CastVote():
+                self._vote()
+            case SendVote():
+                self._send_vote(command)
+            case UpdateEarly():
+                self._update_early(command)
+            case RollBack():
+                self._roll_back()
+            case CommitRound():
+                self._commit(command)
+            case BeginRound():
+                self._begin(command)
+            case EnterExchange():
+                self._enter()
+            case InheritSums():
+                self.copies.inherit(command.device, command.what)
+            case TakeUp():
+                self.now.take_up(command)
+            case Distrust():
+                self.tell(self.check.corrupted(self.machine.epoch, self.counters, command.odds))
+            case WriteLast():
+                self.write_checkpoint()
+            case Hold():
+                self._hold()
+            case Tell():
+                self.tell(command.message)
+            case _:
+                assert_never(command)
+
+    # ------------------------------------------------------------------ votes
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
         self.context.timer.settle()
-        # Whether to stop or to write must be the same for all, so it is the union of the votes: a device
-        # that decided alone could leave a checkpoint incomplete. (D-checkpoints-003)
-        flags = self.flags | Flags(writing=self.saving.writer.busy)
-        shared = [bucket for bucket, holders in self.reducer.holders.items() if len(holders) > 1]
         # Digests travel in the votes, before the update: then what came of a flipped bit is in nobody's
         # weights. (D-corruption-001)
-        digests = self.check.digests(self.counters.step, shared)
-        compared = self.check.every > 0
-        self.commit.cast(msgspec.structs.replace(vote, flags=flags, digests=digests, compared=compared))
+        digests = self.check.digests(self.counters.step, self.machine.exchange.shared)
+        vote = msgspec.structs.replace(vote, digests=digests, compared=self.check.every > 0)
         self.now.drop_redundant()
-        self._send_vote()
+        send, *early = self.machine.cast(vote, writing=self.saving.writer.busy)
+        self._do(send)
         self.faults.reach("reduced", self.counters.round)
-        if self._may_hurry(vote):
-            self._hurry()
+        self._obey(early)
 
-    def _send_vote(self) -> None:
-        meta = msgspec.msgpack.encode(self.commit.own)
-        key = ("V", self.commit.epoch, self.counters.round, self.device)
-        for peer in sorted(self.commit.live - {self.device}):
+    def _send_vote(self, command: SendVote) -> None:
+        meta = msgspec.msgpack.encode(command.vote)
+        key = ("V", command.epoch, command.round, self.device)
+        for peer in command.peers:
             self.messenger.send(peer, key, [], meta)
 
-    # ------------------------------------------------------------------ staggered update
+    # ------------------------------------------------------------------ early updates
 
-    def _may_hurry(self, own: Vote) -> bool:
-        """Whether to go on with the next round before the votes for this one are in.
-
-        Not while an attempt of this one has yet to pass through layers that are reduced already: it needs the
-        weights as they are.
-        """
-        last = self.counters.step + 1 >= self.job.train.steps
-        stops = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
-        clean = not (own.nan or own.overflow) and self.now.board.idle
-        return (
-            self.job.schedule.update == "staggered"
-            and clean
-            and not stops
-            and self.predictor.expects_a_commit
-        )
-
-    def _hurry(self) -> None:
+    def _update_early(self, command: UpdateEarly) -> None:
         """Update, and begin the next round, as if all votes were in and let the round through."""
         began = self.context.timer.now()
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
             saved = save(self.store)
             self.faults.reach("backup", self.counters.round)
-            self._apply(1.0)
+            self._apply(self.counters, 1.0)
         self.now.note("U", None, began, early=True)
         self.now.clock.early = True
-        # Forward passes alone: weight gradients before the commit would need sums of their own, as large as
-        # the model's, for the few moments until the votes are in. (D-schedules-007)
-        following = self._spec_of(self.counters.after("applied"))
-        self.speculative = SpeculativeUpdate(saved, self._passes(following, forward_only=True))
+        self.early = EarlyUpdate(saved, self._passes(command.following))
 
-    def _take_back(self) -> dict[Key, TensorMessage]:
-        """Be where the device was before its speculative update. Returns what it was sent for the round that
-        it had begun.
+    def _roll_back(self) -> None:
+        """Be where the device was before its early update. What it was sent for the round that it had begun
+        is kept.
         """
-        if self.speculative is None:
-            return {}
-        speculative, self.speculative = self.speculative, None
+        assert self.early is not None, "there is an early update to take back"
+        early, self.early = self.early, None
         self.store.settle()
-        restore(self.store, speculative.saved)
-        return speculative.next_round.taken
+        restore(self.store, early.saved)
+        self.returned |= early.passes.taken
 
     # ------------------------------------------------------------------ commit
 
-    def _commit(self, vote: Vote, donors: Mapping[int, str] = NO_DONORS) -> bool:
-        """The round's one commit point has passed: roll forward. Returns whether to stop here. ``donors``: of
-        buckets in the next round.
-        """
-        self.late = not goes_through(self.job, vote)
-        self.predictor.saw(not self.late)
-        speculative = self.speculative
-        if speculative is not None:
-            self.faults.reach("validate", self.counters.round)
-        if speculative is not None and self.late:
-            # What was taken for the round that was begun early is kept: who has committed already will not
-            # send it again. (D-schedules-006)
-            self.returned = self._take_back()
-        due = self.saving.decide(vote, self.counters)
-        passes, was, began = self.now, self.counters, self.context.timer.now()
+    def _commit(self, command: CommitRound) -> None:
+        """Roll forward: update, and tell."""
+        was, passes, began = command.was, self.now, self.context.timer.now()
+        if command.early or command.taken_back:
+            self.faults.reach("validate", was.round)
+        if command.taken_back:
+            self._roll_back()
+        self.checkpoint_due = self.saving.decide(command.vote, was).begins
         with self.activity.doing("U", units=max(1, len(self.store.layers))):
-            self._update(vote)
-        if self.speculative is None:
+            self._update(command)
+        if not command.early:
             passes.note("U", None, began)
-        hold = self.hold_next or vote.flags.hold or self.over
         if self.precopy_source is not None:
             with self.activity.doing("copy", units=0):
-                self.precopy_source.committed(was, self.counters, self.store, self.reducer.reduced, hold=hold)
+                self.precopy_source.committed(
+                    was, self.counters, self.store, self.reducer.reduced, hold=command.hold
+                )
                 self.faults.reach("ahead", was.round)
-        self.commit.advance(vote)
-        done, later = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
-        self.flags = Flags(
-            later.hold and not done.hold,
-            later.checkpoint and not done.checkpoint,
-            full=later.full and not done.full,
-        )
-        self.hold_next = False
-        self._begin(self._begun(hold=hold), donors)
-        if due.begins:
-            self.write_checkpoint()
-        self._tell_op_times(passes, was)
-        return hold
+        self._tell_op_times(passes, command)
 
-    def _begun(self, *, hold: bool) -> Passes:
-        """The next round: the one begun in a hurry, or a new one, which is given again what was taken for
-        that one.
-        """
-        speculative, self.speculative = self.speculative, None
-        if speculative is not None and not hold:
-            speculative.next_round.clock, speculative.next_round.taken = RoundClock(), {}
-            return speculative.next_round
-        returned = self.returned if speculative is None else speculative.next_round.taken
-        self.returned = {}
-        return self._passes(self._spec_of(self.counters, returned))
-
-    def _update(self, vote: Vote) -> Outcome:
-        """Update, tell, and count the round."""
-        self.faults.reach("commit", self.counters.round)
-        outcome = outcome_of(vote)
+    def _update(self, command: CommitRound) -> None:
+        """Update, and tell of the round."""
+        was, vote = command.was, command.vote
+        self.faults.reach("commit", was.round)
         norm = lr = 0.0
-        if outcome == "applied":
-            norm, lr = global_norm(vote), lr_at(self.counters.step, self.job)
-            if self.speculative is None:
-                self._apply(clip_scale(norm, self.job.optimizer.clip_norm))
-        elif outcome == "repeated":
+        if command.outcome == "applied":
+            norm, lr = global_norm(vote), lr_at(was.step, self.job)
+            if not command.early:
+                self._apply(was, clip_scale(norm, self.job.optimizer.clip_norm))
+        elif command.outcome == "repeated":
             over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
             self.store.squeeze(over)
-        taken_back = self.now.clock.early and self.speculative is None
         self.tell(
             step_done(
-                self.device, self.job_id, self.commit.epoch, self.counters, vote, outcome, (norm, lr),
-                self.corpus, self.now.clock, self.context.timer, self.saving.due, taken_back=taken_back,
-                fingerprints=self.check.told(self.counters.step, vote),
+                self.device, self.job_id, command.epoch, was, vote, command.outcome, (norm, lr),
+                self.corpus, self.now.clock, self.context.timer, self.saving.due,
+                taken_back=self.now.clock.early and not command.early,
+                fingerprints=self.check.told(was.step, vote),
             )
         )  # fmt: skip
-        self.counters = self.counters.after(outcome)
-        self.faults.reach("updated", self.counters.round - 1)
-        return outcome
+        self.faults.reach("updated", was.round)
 
-    def _apply(self, scale: float) -> None:
-        """Make the update of the present round, with ``scale`` times its gradients."""
+    def _apply(self, counters: Counters, scale: float) -> None:
+        """Make the update of the round that ``counters`` begin, with ``scale`` times its gradients."""
         self.store.settle()
-        apply_update(self.job, self.store, self.reducer.reduced, scale, self.counters, self.faults)
+        apply_update(self.job, self.store, self.reducer.reduced, scale, counters, self.faults)
 
-    def _tell_op_times(self, passes: Passes, was: Counters) -> None:
-        """Of the round ``was``, if it is one of those that are told."""
-        of = Round(self.device, self.job_id, self.commit.epoch, self.layout.epoch, was)
+    def _begin(self, command: BeginRound) -> None:
+        """Set up the next round: the one begun early, or a new one, which is given again what was taken for
+        that one.
+        """
+        early, self.early = self.early, None
+        if command.begun:
+            assert early is not None
+            early.passes.clock, early.passes.taken = RoundClock(), {}
+            self.now = early.passes
+        else:
+            if early is not None:
+                self.returned |= early.passes.taken
+            returned, self.returned = self.returned, {}
+            self.now = self._passes(command.spec, returned)
+        self.messenger.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < command.spec.tag)
+        self.reducer.begin()
+        self.copies.begin()
+
+    def _enter(self) -> None:
+        self.reducer.enter()
+        # Begun when the sums of the committed round are gone: a copy of the state takes their room.
+        if self.checkpoint_due:
+            self.checkpoint_due = False
+            self.write_checkpoint()
+
+    def _tell_op_times(self, passes: Passes, command: CommitRound) -> None:
+        """Of the round, if it is one of those that are told."""
+        of = Round(self.device, self.job_id, command.epoch, self.layout.epoch, command.was)
         message = op_times(of, passes.pieces, self.sample_every, self.context.timer, repaired=passes.repaired)
         if message is not None:
             self.tell(message)
 
-    def hold(self) -> None:
-        """Stop before the present round and say so."""
-        self.holding = True
-        last = self.finished or self.saving.begun == self.counters.round
+    def _hold(self) -> None:
+        machine = self.machine
+        last = machine.finished or self.saving.begun == machine.counters.round
         digests = self.check.of_state() if last else {}
-        self.tell(Held(self.device, self.commit.epoch, self.counters, self.finished, digests))
+        self.tell(Held(self.device, machine.epoch, machine.counters, machine.finished, digests))
 
     def distrust(self, error: ReplicasDisagree | SumsChanged) -> None:
         """Bits are wrong here or elsewhere: say so, and go no further until the daemon knows what to do."""
-        self.holding = True
+        self.machine.stand()
         found = (error.odds, "") if isinstance(error, ReplicasDisagree) else ((), str(error))
-        self.tell(self.check.corrupted(self.commit.epoch, self.counters, *found))
+        self.tell(self.check.corrupted(self.machine.epoch, self.counters, *found))
 
     def write_checkpoint(self) -> None:
         """Begin to write this device's share of the state at this boundary."""
-        live = frozenset(self.layout.holdings) - self.dead
+        machine = self.machine
         with self.activity.doing("checkpoint", units=0):
-            self.saving.begin(self.layout, live, self.counters, last=self.finished)
+            self.saving.begin(machine.layout, machine.live, machine.counters, last=machine.finished)
 
     # ------------------------------------------------------------------ failures
 
     def report(self, epoch: int, dead: Collection[str]) -> None:
         """Devices died (docs/recovery.md, A failure, 2). Answers ``Progress``; stale reports are ignored."""
-        odds = self.commit.disagreements()
-        if not self.commit.report(epoch):
-            return
-        # The dead device may be the corrupted one; with it gone no device will collect every vote, so report
-        # now.
-        if odds:
-            self.tell(self.check.corrupted(self.commit.epoch, self.counters, odds))
-        self.copies.hear_all(self.dead)
-        self.dead |= frozenset(dead)
-        frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
-        # At every report, also where the round will commit: then a failure meets a round as it was, which
-        # is the one rule that is model-checked. It costs a copy and some forward passes. (D-schedules-005)
-        self.returned |= self._take_back()
-        self.now.board.freeze(frozen)
-        # The ledger of the dead goes into the report with this device's own, so the daemon sees done work
-        # and the decision needs no rule for copies. (D-recovery-018)
-        self.copies.inherit(self.dead)
-        if self.dead:
-            self.now.board.forget_order()
-        self.tell(
-            Progress(
-                self.device,
-                epoch,
-                self.counters,
-                {layer: tuple(sorted(done)) for layer, done in self.now.board.done.items()},
-                tuple(self.reducer.reduced),
-                self.commit.heard(),
-                self.commit.last,
-                self.holding,
-                # What neighbours still hold decides which hops are done again: with activations and
-                # gradients both kept, it is the dead stage's own work and nothing else. (D-recovery-011)
-                self.now.board.hops(frozen, self.now.has_input, self.now.boundary_cache.has),
-            )
-        )
-        self.faults.reach("frozen", self.counters.round)
+        self.copies.hear_all()
+        commands = self.machine.report(epoch, dead, self.now.has_input, self.now.boundary_cache.has)
+        self._obey(commands)
+        if commands:
+            self.faults.reach("frozen", self.counters.round)
 
     def decide(self, message: Decide) -> None:
         """What all survivors do now (docs/recovery.md, A failure, 4). Stale decisions are ignored."""
-        live = frozenset(self.layout.holdings) - self.dead
-        if not self.commit.decide(message.epoch, live):
-            return
-        self.detours = message.detours
-        if self.counters.round < message.round:
-            assert message.commit is not None
-            self._commit(message.commit, message.donors)
-        else:
-            self._enter(message.donors)
-        frozen = {route.micro_batch for route in self._standing() if route.touches(self.dead)}
-        self.now.add(message.routes, frozen)
-        if message.hold_now or self.over:
-            if self.finished:
-                self.write_checkpoint()  # the dead may have had a bucket to write: its heir does it now
-            self.hold()
-            return
-        self.hold_next, self.holding = message.hold, False
-        if self.commit.own is not None:
-            self._send_vote()
+        self._obey(self.machine.decide(message))

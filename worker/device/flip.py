@@ -32,7 +32,7 @@ def flip(how: How, reducer: Reducer) -> bool:
         case _:
             part = next(part for (bucket, _), part in reducer.parts.items() if bucket == first)
             memory = part.memory()
-            if memory is None or first in reducer.contributed:
+            if memory is None or first in reducer.exchange.contributed:
                 return False
             _flip(memory)
     return True

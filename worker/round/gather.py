@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-import msgspec
 from torch import Tensor
 
 from oobleckd.worker import sums
@@ -31,36 +30,17 @@ _AT_A_TIME = 2
 _LARGE_BYTES = 1 << 20
 
 
-class Contribution(msgspec.Struct, frozen=True):
-    """What travels with a holder's sums of a bucket.
-
-    ``ledger``: use -> micro-batches in them. ``nan`` and ``overflow``: whether there was one in a term.
-    ``losses``: micro-batch -> loss, where a use is the head.
-    """
-
-    ledger: dict[int, tuple[int, ...]]
-    nan: bool
-    overflow: bool
-    losses: dict[int, float]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is in the sums: they are zeros, and do not travel."""
-        return not any(self.ledger.values())
-
-
 @dataclass(slots=True)
 class Gathered:
     """What ``sources`` have contributed to a bucket so far: by key, float64 integers (``exact``) or float32.
 
     Integers are added up as they come, in whatever order, so that of many holders' sums no more than one
     waits in memory, 8 bytes a parameter. Float sums wait, as their order matters. Any thread may add tensors;
-    what they are is the executor's to hear.
+    what they are is the exchange's to hear.
     """
 
     sources: tuple[str, ...]
     exact: bool
-    whats: dict[str, Contribution] = field(default_factory=dict)
     _terms: dict[str, Sequence[Tensor]] = field(default_factory=dict)
     _added: set[str] = field(default_factory=set)
     _ours: bool = False  # the one term is nobody else's: it may be added to in place
@@ -91,11 +71,6 @@ class Gathered:
                 self._terms[first], self._ours = sums.total([before, tensors]), True
             return True
 
-    def hear(self, source: str, what: Contribution) -> bool:
-        """Note what the sums of ``source`` are, which are here; whether that was the last source."""
-        self.whats[source] = what
-        return len(self.whats) == len(self.sources)
-
     def total(self) -> list[Tensor]:
         """The sum of all sources by key; floats are added in the sources' order."""
         with self._lock:
@@ -119,7 +94,7 @@ class Gathering:
         if gathered is None or not message.tensors:
             return message
         added = gathered.add(str(key[4]), message.tensors, lent=True)
-        return TensorMessage(key, message.source, message.meta, []) if added else message
+        return TensorMessage(key, message.source, message.meta, [], added=True) if added else message
 
 
 def key_of(epoch: int, round_: int, bucket: int, source: str) -> Key:

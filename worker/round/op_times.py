@@ -17,7 +17,7 @@ import msgspec
 from oobleckd.planner.plan import BACKWARD, FORWARD
 from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
-from oobleckd.worker.round.tasks import Task
+from oobleckd.worker.round_machine.tasks import Task
 from oobleckd.worker.runtime.timing import DeviceTimer, Moment
 
 MAX_OPS = 20_000

@@ -8,63 +8,58 @@ a round begins and ends (``executor``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, Route
+from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING
 from oobleckd.worker.models import Batch, gradients, input_gradients, seed_layer
 from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.op_times import Piece
-from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round.redundant_forward import RedundantForwards
-from oobleckd.worker.round.round import ComputeContext, Debts, Graph, Pieces, RoundClock, RoundSpec, Work
-from oobleckd.worker.round.tasks import NO_LAYERS, Board, Kind, Task
+from oobleckd.worker.round.round import ComputeContext, Debts, Graph, Pieces, RoundClock, Work
+from oobleckd.worker.round.sum_copies import Copies
+from oobleckd.worker.round_machine.commands import RoundSpec, TakeUp
+from oobleckd.worker.round_machine.tasks import Kind, Task
 from oobleckd.worker.runtime.timing import Moment
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
+Returned = Mapping[Key, TensorMessage]
+
 
 class Passes:
-    """The forward and backward passes of the round of ``spec``. With ``forward_only`` it stops after the
-    forward ones.
+    """The forward and backward passes of the round of ``spec``, whose sums go to the reducer of ``copies``.
 
     Activations between hops and their gradients are (batch, sequence, hidden), losses float32 scalars, weight
-    gradients float32 of the parameters' shapes. ``pieces``: what was done in it, and when; ``repaired``:
-    attempts in it make up for a loss.
+    gradients float32 of the parameters' shapes. ``returned``: messages that were taken for the round in vain.
+    ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
     """
 
     def __init__(
-        self, context: ComputeContext, spec: RoundSpec, reducer: Reducer, *, forward_only: bool = False
+        self, context: ComputeContext, spec: RoundSpec, copies: Copies, returned: Returned | None = None
     ) -> None:
-        self.context, self.counters, self.tag, self.reducer = context, spec.counters, spec.tag, reducer
-        self.board = Board(context.device, context.job.schedule.apart, forward_only=forward_only)
-        limit_bytes = context.job.schedule.redundant_bytes
-        redundant = spec.redundant if limit_bytes else NO_LAYERS
-        self.board.begin(sorted(context.store.layers), spec.routes, spec.order, redundant)
+        self.context, self.counters, self.tag, self.board = context, spec.counters, spec.tag, spec.board
+        self.copies, self.reducer = copies, copies.reducer
         self.graphs: dict[Task, Graph] = {}
         self.debts: dict[Task, Debts] = {}
         self.under_way: Work | None = None
         self.halted: dict[tuple[Kind, Task], Work] = {}
         self.boundary_cache = BoundaryCache(context.job.schedule.boundary_bytes)
-        self.redundant_forwards = RedundantForwards(limit_bytes, context.redundant_bytes)
+        self.redundant_forwards = RedundantForwards(
+            context.job.schedule.redundant_bytes, context.redundant_bytes
+        )
         self.redundant_work: Work | None = None
-        self.returned = spec.returned
+        self.returned: dict[Key, TensorMessage] = dict(returned or {})
         self.taken: dict[Key, TensorMessage] = {}
         self.clock = RoundClock()
         self.pieces: list[Piece] = []
         self.repaired = False
-        self.contribute: Callable[[], object] = lambda: None
-        self.copy_sums: Callable[[], object] = lambda: None
 
     # ------------------------------------------------------------------ tasks
 
-    def advance(self) -> bool:
-        """Run one task to its end, or until a report freezes its micro-batch; False if none is ready."""
-        found = self.board.next(self.has_input)
-        if found is None:
-            return self._advance_redundant()
-        kind, task = found
+    def run(self, kind: Kind, task: Task) -> None:
+        """Run a task to its end, or until a report freezes its micro-batch."""
         began = self.context.timer.now()
         with self.context.activity.doing(
             kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)
@@ -72,7 +67,6 @@ class Passes:
             work = self.halted.pop((kind, task), None)
             self._run(work or self._begun(kind, task))
         self.clock.busy.append((began, self.note(kind, task, began)))
-        return True
 
     def note(self, kind: str, task: Task | None, began: Moment, *, early: bool = False) -> Moment:
         """Note that work of ``kind`` on ``task`` (None: on the whole round) has ended, or halts, which began
@@ -221,7 +215,7 @@ class Passes:
                 if self._is_frozen(work):
                     yield
             self._reach("backward")
-            self.contribute()
+            self._contribute()
         if self.board.apart:
             self.debts[work.task] = debts
         self.board.ran_backward(work.task)
@@ -229,7 +223,7 @@ class Passes:
             assert g is not None
             self._pass_on(work.task, "B", g)
         if not self.board.apart:
-            self.copy_sums()
+            self.copies.send()
 
     def _weights(self, work: Work) -> Pieces:
         for layer, found, owed in self.debts.pop(work.task):
@@ -241,9 +235,9 @@ class Passes:
             if self._is_frozen(work):
                 yield
             self._reach("weights")
-            self.contribute()
+            self._contribute()
         self.board.ran_weights(work.task)
-        self.copy_sums()
+        self.copies.send()
 
     # ------------------------------------------------------------------ redundant forward passes
 
@@ -254,7 +248,7 @@ class Passes:
         if task in self.board.redundant and not self.redundant_forwards.expect(task, x):
             self.board.skip_redundant(task)
 
-    def _advance_redundant(self) -> bool:
+    def advance_redundant(self) -> bool:
         """Compute one layer of a forward pass ahead, as nothing else is ready; False if there is
         none to run.
         """
@@ -345,6 +339,14 @@ class Passes:
         self.reducer.add(layer, task.route.micro_batch, by_bucket)
         self.clock.gradients += task.route.again(task.position) >= BACKWARD
 
+    def _contribute(self) -> None:
+        """Send what is complete, between two layers. Peers are not kept waiting for the word that their
+        copies have arrived, either.
+        """
+        if self.reducer.contribute_ready():
+            self._reach("reduce")
+        self.copies.hear_all()
+
     def _pass_on(self, task: Task, kind: str, tensor: Tensor) -> None:
         tensor = tensor.contiguous()
         self._send(task, kind, tensor)
@@ -357,20 +359,20 @@ class Passes:
 
     # ------------------------------------------------------------------ failures
 
-    def add(self, routes: Iterable[Route], frozen: Collection[int]) -> None:
-        """Take up new attempts of the ``frozen`` micro-batches.
+    def take_up(self, command: TakeUp) -> None:
+        """Go on with new attempts of frozen micro-batches.
 
         What was done in the attempt before is taken over where the new route says so (graphs, halted backward
         passes, gradients that have arrived), and dropped elsewhere.
         """
-        routes = tuple(routes)
-        self.repaired = self.repaired or bool(routes)
+        frozen = command.frozen
+        self.repaired = self.repaired or command.repairs
         graphs, debts = self.graphs, self.debts
         halted, self.halted = self.halted, {}
         self.redundant_forwards.freeze(frozen)
         self.graphs = {task: graph for task, graph in graphs.items() if task.route.micro_batch not in frozen}
         self.debts = {task: debt for task, debt in debts.items() if task.route.micro_batch not in frozen}
-        for task, before in self.board.add(routes).items():
+        for task, before in command.resumed.items():
             for kind in ("B", "I", "W"):
                 if work := halted.get((kind, before)):
                     work.task = task

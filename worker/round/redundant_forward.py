@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from oobleckd.planner.plan import Range
-from oobleckd.worker.round.tasks import Task
+from oobleckd.worker.round_machine.tasks import Task
 
 _Packed = Tensor | tuple[Tensor, torch.device]
 """A saved tensor, or its copy in the host's memory and where it is to be again."""

@@ -1,4 +1,4 @@
-"""The values of one round on a device: what it is given, what it is run with, and what it cost.
+"""The values of one round on a device: what it is run with, and what it cost.
 
 Owns values only. Running the round is ``passes``'s.
 """
@@ -12,19 +12,17 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from oobleckd.planner.plan import Layers, Range, Route
+from oobleckd.planner.plan import Range
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import Counters
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Owed
 from oobleckd.worker.round.messenger import Messenger
-from oobleckd.worker.round.tasks import NO_LAYERS, Kind, Order, Task
+from oobleckd.worker.round_machine.tasks import Kind, Task
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import DeviceTimer, Moment
 from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
-from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
 Debts = list[tuple[int, list[Tensor | None], Owed]]
@@ -81,17 +79,3 @@ class ComputeContext:
     released: Released = nullcontext
     redundant_bytes: dict[Range, int] = field(default_factory=dict)
     timer: DeviceTimer = field(default_factory=DeviceTimer)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSpec:
-    """A round to be run: ``tag`` names it in the keys of data; ``returned``: messages that were taken for it
-    in vain; ``redundant``: the layers that this device holds for others.
-    """
-
-    counters: Counters
-    tag: int
-    routes: tuple[Route, ...]
-    order: Order = ()
-    returned: dict[Key, TensorMessage] = field(default_factory=dict)
-    redundant: Layers = NO_LAYERS

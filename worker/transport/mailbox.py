@@ -24,12 +24,14 @@ class TensorMessage:
     """What ``source`` sent under ``key``: ``tensors``, owned by the receiver, and ``meta``.
 
     The tensors are in CPU memory if they came by the transport, and where they were if they came by a group.
+    ``added``: the thread that read them has added them up, and they are gone.
     """
 
     key: Key
     source: str
     meta: bytes
     tensors: list[Tensor]
+    added: bool = False
 
 
 class Mailbox:

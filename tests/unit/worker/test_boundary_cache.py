@@ -7,7 +7,7 @@ import torch
 
 from oobleckd.planner.plan import Range, Route, Segment
 from oobleckd.worker.round.boundary_cache import BoundaryCache
-from oobleckd.worker.round.tasks import Task
+from oobleckd.worker.round_machine.tasks import Task
 
 CPU = torch.device("cpu")
 TASKS = [Task(Route(mb, 1, (Segment("a/0", Range(0, 1)),)), 0) for mb in range(3)]

@@ -1,122 +1,122 @@
-"""The commit rule, model-checked: every interleaving of three devices and their deaths."""
+"""The round machine, model-checked as it runs in production: every interleaving of three devices and their
+deaths.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
-from msgspec.structs import replace
 
-from oobleckd.worker.round.commit import Commit
-from tests.helpers import commit_model
-from tests.helpers.commit_states import REPLICATED_AND_NOT, THREE_REPLICAS, WITH_A_REDUNDANT_LAYER, Staggered
+from oobleckd.worker.round_machine.copies import Fate, SumCopies
+from tests.helpers import plants
+from tests.helpers.commit_model import Device, Violation, explore
+from tests.helpers.commit_states import (
+    REPLICATED_AND_NOT,
+    THREE_REPLICAS,
+    WITH_A_REDUNDANT_LAYER,
+    Staggered,
+    Topology,
+)
+
+UPDATES = {
+    "flushed": Staggered(),
+    "staggered": Staggered(on=True),
+    "staggered in vain": Staggered(on=True, through=False),
+}
 
 
-def test_no_interleaving_of_one_step_and_one_death_breaks_the_rule() -> None:
-    states, ends = commit_model.explore(deaths=1, rounds=1)
-    assert states > 10_000
+@pytest.mark.parametrize(
+    ("topology", "update", "go_on"),
+    [
+        (REPLICATED_AND_NOT, "staggered", True),
+        (REPLICATED_AND_NOT, "flushed", False),
+        (WITH_A_REDUNDANT_LAYER, "flushed", True),
+        (WITH_A_REDUNDANT_LAYER, "staggered", False),
+        (WITH_A_REDUNDANT_LAYER, "staggered in vain", True),
+    ],
+)
+def test_no_interleaving_of_two_steps_and_one_death_breaks_the_rule(
+    topology: Topology, update: str, go_on: bool
+) -> None:
+    states, ends = explore(1, 2, topology, go_on=go_on, staggered=UPDATES[update])
+    assert states > 40_000
     assert ends > 100
 
 
-def test_no_interleaving_breaks_a_job_that_goes_on_re_routed() -> None:
-    states, ends = commit_model.explore(deaths=1, rounds=1, go_on=True)
-    assert states > 10_000
+def test_no_interleaving_of_one_step_and_two_deaths_breaks_the_rule() -> None:
+    states, ends = explore(2, 1, THREE_REPLICAS)
+    assert states > 50_000
+    assert ends > 10
+
+
+def test_no_interleaving_breaks_copies_of_sums() -> None:
+    states, ends = explore(1, 2, copying=True)
+    assert states > 80_000
     assert ends > 100
 
 
-@pytest.mark.parametrize("staggered", [Staggered(), Staggered(on=True)], ids=["flushed", "staggered"])
-@pytest.mark.parametrize("go_on", [False, True])
-def test_no_interleaving_breaks_a_holder_without_routes(go_on: bool, staggered: Staggered) -> None:
-    states, ends = commit_model.explore(1, 1, WITH_A_REDUNDANT_LAYER, go_on=go_on, staggered=staggered)
-    assert states > 5_000
-    assert ends > 50
+LONGER = [
+    *((1, 3, REPLICATED_AND_NOT, update, go_on, False) for update in UPDATES for go_on in (False, True)),
+    *((1, 3, WITH_A_REDUNDANT_LAYER, update, go_on, False) for update in UPDATES for go_on in (False, True)),
+    *((2, 2, THREE_REPLICAS, update, False, False) for update in UPDATES),
+    (2, 2, THREE_REPLICAS, "flushed", True, False),
+    (1, 3, REPLICATED_AND_NOT, "staggered", False, True),
+    (2, 1, THREE_REPLICAS, "flushed", True, True),
+    (2, 2, THREE_REPLICAS, "staggered", False, True),
+]
 
 
-@pytest.mark.parametrize("through", [False, True])
-def test_no_interleaving_breaks_a_staggered_update(through: bool) -> None:
-    states, ends = commit_model.explore(deaths=1, rounds=1, staggered=Staggered(on=True, through=through))
-    assert states > 20_000
-    assert ends > 100
+@pytest.mark.slow
+@pytest.mark.parametrize(("deaths", "rounds", "topology", "update", "go_on", "copying"), LONGER)
+def test_longer_histories(
+    deaths: int, rounds: int, topology: Topology, update: str, go_on: bool, copying: bool
+) -> None:
+    states, _ = explore(deaths, rounds, topology, go_on=go_on, staggered=UPDATES[update], copying=copying)
+    assert states > 80_000
 
 
-@pytest.mark.parametrize("go_on", [False, True])
-def test_no_interleaving_breaks_copies_of_sums(go_on: bool) -> None:
-    states, ends = commit_model.explore(deaths=1, rounds=1, go_on=go_on, copying=True)
-    assert states > 20_000
-    assert ends > 100
+# ---------------------------------------------------------------------- planted bugs
+
+
+@pytest.mark.parametrize("plant", plants.IN_THE_MACHINE, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: plants.Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Violation):
+        explore(2, 1, THREE_REPLICAS)
 
 
 def test_a_copy_that_comes_after_the_answer_and_counts_breaks_the_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The decision was made without it, and another replica computes the micro-batch again."""
-    keep = commit_model.World.keep
+    fate = SumCopies.fate
 
-    def late(self: commit_model.World, source: str, target: str, round_: int, ledger: frozenset[int]) -> None:
-        keep(self, source, target, round_, ledger)
-        dev = self.devices[target]
-        if source in dev.dead and round_ == dev.round:
-            self.devices[target] = replace(dev, done=dev.done | ledger)
+    def late(self: SumCopies, source: str, layout: int, round_: int) -> Fate:
+        dead, self.dead = self.dead, frozenset()
+        found = fate(self, source, layout, round_)
+        self.dead = dead
+        return found
 
-    monkeypatch.setattr(commit_model.World, "keep", late)
-    with pytest.raises(commit_model.Violation):
-        commit_model.explore(1, 1, THREE_REPLICAS, copying=True)
+    hear = Device.hear
+
+    def heard(self: Device, source: str, message: tuple) -> object:
+        sent = hear(self, source, message)
+        ledger = self.machine.now.board.ledger
+        for what in self.machine.copies.inherit(self.machine.dead).values():
+            for layer, micro_batches in what.done.items():
+                for micro_batch in micro_batches:
+                    ledger.inherit(layer, micro_batch)
+        return sent
+
+    monkeypatch.setattr(SumCopies, "fate", late)
+    monkeypatch.setattr(Device, "hear", heard)
+    with pytest.raises(Violation):
+        explore(1, 1, THREE_REPLICAS, copying=True)
 
 
 def test_an_early_update_that_a_report_leaves_in_place_breaks_the_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The interrupted round would be mended with the weights of the next."""
-    report = commit_model.World.report
-
-    def keep(self: commit_model.World, name: str, epoch: int, dead: frozenset[str]) -> None:
-        before = self.devices[name]
-        report(self, name, epoch, dead)
-        self.devices[name] = replace(self.devices[name], weights=before.weights, saved=before.saved)
-
-    monkeypatch.setattr(commit_model.World, "report", keep)
-    with pytest.raises(commit_model.Violation, match="with weights"):
-        commit_model.explore(deaths=1, rounds=1, staggered=Staggered(on=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("staggered", [Staggered(), Staggered(on=True)], ids=["flushed", "staggered"])
-@pytest.mark.parametrize("go_on", [False, True])
-@pytest.mark.parametrize("copying", [False, True], ids=["uncopied", "copied"])
-@pytest.mark.parametrize(
-    ("deaths", "rounds", "topology"),
-    [(1, 2, REPLICATED_AND_NOT), (2, 1, THREE_REPLICAS)],
-    ids=["two steps", "two deaths"],
-)
-def test_longer_histories(
-    deaths: int,
-    rounds: int,
-    topology: commit_model.Topology,
-    go_on: bool,
-    staggered: Staggered,
-    copying: bool,
-) -> None:
-    states, _ = commit_model.explore(
-        deaths, rounds, topology, go_on=go_on, staggered=staggered, copying=copying
-    )
-    assert states > 100_000
-
-
-def test_without_the_fence_after_an_answer_the_rule_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that goes on to contribute, vote or commit after it has answered a report."""
-    monkeypatch.setattr(Commit, "frozen", property(lambda _: False))
-    with pytest.raises(commit_model.Violation):
-        commit_model.explore(deaths=1, rounds=1)
-
-
-def test_taking_decisions_of_lower_epochs_breaks_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decide(self: Commit, epoch: int, live: Iterable[str]) -> bool:
-        if epoch <= self.epoch:
-            return False
-        self.epoch, self.answered = epoch, max(epoch, self.answered)
-        self.live, self.votes = frozenset(live), {}
-        return True
-
-    monkeypatch.setattr(Commit, "decide", decide)
-    with pytest.raises(commit_model.Violation):
-        commit_model.explore(2, 1, THREE_REPLICAS)
+    monkeypatch.setattr(Device, "_roll_back", lambda _self: None)
+    with pytest.raises(Violation, match="weights"):
+        explore(1, 2, staggered=Staggered(on=True))

@@ -15,7 +15,7 @@ from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import Corrupted, FromWorker, StepDone
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.flip import flip
-from oobleckd.worker.round.commit import ReplicasDisagree
+from oobleckd.worker.round_machine.commit import ReplicasDisagree
 from oobleckd.worker.sums.guard import SumsChanged
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, scheduled

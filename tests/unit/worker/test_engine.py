@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from oobleckd.planner.plan import Layout
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
+from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.boundary_cache import BoundaryCache
-from oobleckd.worker.round.gather import Contribution
 from oobleckd.worker.round.reduce import Reduced, Reducer
+from oobleckd.worker.round_machine.exchange import Contribution
 from oobleckd.worker.runtime.faults import POINTS
 from oobleckd.worker.tools import reference as reference_run
-from tests.helpers.engine import World
+from tests.helpers.engine import World, flag_all
 from tests.helpers.engine_jobs import (
     ELSEWHERE,
     GOAL,
@@ -96,14 +95,12 @@ def test_what_is_reduced_is_not_reduced_again(
     given: set[int] = set()
 
     def counted(self: Reducer, bucket: int, what: Contribution, total: list[Tensor]) -> Reduced:
-        finished[self.device, self.round, bucket] += 1
+        finished[self.exchange.device, self.exchange.round, bucket] += 1
         return finish(self, bucket, what, total)
 
-    def watched(
-        self: Reducer, epoch: int, layout: Layout, live: frozenset[str], donors: Mapping[int, str]
-    ) -> None:
-        given.update(donors)
-        enter(self, epoch, layout, live, donors)
+    def watched(self: Reducer) -> None:
+        given.update(self.exchange.donors)
+        enter(self)
 
     monkeypatch.setattr(Reducer, "_finish", counted)
     monkeypatch.setattr(Reducer, "enter", watched)
@@ -253,11 +250,11 @@ def test_nan_in_a_gradient_skips_the_update_and_counts_the_step(
 def test_a_flag_that_comes_after_the_vote_waits_for_the_next_round(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 1, tmp_path)
     executor = world.nodes["a0/0"].executor
-    while executor.commit.own is None:
+    while executor.machine.commit.own is None:
         for device in world.live():
             world.nodes[device].executor.advance()
             world.deliver_late()
-    executor.flags = Flags(hold=True)
+    executor.machine.flags = Flags(hold=True)
     world.run()
     assert world.layout.epoch == 2, "all held once before the end, so they were laid out anew"
     check(world, reference)
@@ -266,7 +263,7 @@ def test_a_flag_that_comes_after_the_vote_waits_for_the_next_round(reference, tm
 def test_a_micro_batch_counted_twice_is_noticed(reference, tmp_path: Path) -> None:
     world = World(reference[0], STAGES, 1, tmp_path)
     board = world.nodes["a0/0"].executor.now.board
-    board.done[0].add(1)  # micro-batch 1 belongs to the other pipeline
+    board.ledger.done[0].add(1)  # micro-batch 1 belongs to the other pipeline
     with pytest.raises(AssertionError, match="counted"):
         world.run()
 
@@ -294,3 +291,22 @@ def test_who_is_told_to_go_on_at_the_end_says_that_it_is_there(reference, tmp_pa
     node.executor.resume()
     assert node.executor.holding
     assert [message.finished for message in node.told] == [True]
+
+
+def test_a_checkpoint_is_begun_when_the_sums_of_its_round_are_gone(
+    reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the state takes their room: both at once is memory that nobody planned."""
+    write, totals = Executor.write_checkpoint, []
+
+    def watched(self: Executor) -> None:
+        totals.append(len(self.reducer.reduced))
+        write(self)
+
+    monkeypatch.setattr(Executor, "write_checkpoint", watched)
+    world = World(reference[0], STAGES, 0, tmp_path)
+    flag_all(world, Flags(checkpoint=True))
+    world.run()
+    check(world, reference)
+    assert len(totals) >= len(world.nodes)
+    assert not any(totals)

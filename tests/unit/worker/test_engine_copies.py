@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from oobleckd.protocol.job import Schedule
-from oobleckd.worker.round.reduce import Reducer, SumCopy
+from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round.sum_copies import Copies
+from oobleckd.worker.round_machine.copies import SumCopy
 from oobleckd.worker.transport.mailbox import TensorMessage
 from tests.helpers.engine import Died, World
 from tests.helpers.engine_jobs import STAGES, Reference, check, job, random_deaths, stays_re_routed
@@ -61,7 +62,9 @@ def copying(many: Reference, tmp_path: Path, seed: int, schedule: dict[str, Any]
 def test_copies_do_not_show(many, tmp_path: Path, manner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
     send = Copies._send
-    monkeypatch.setattr(Copies, "_send", lambda self, *args: (sent.append(self.device), send(self, *args)))
+    monkeypatch.setattr(
+        Copies, "_send", lambda self, *args: (sent.append(self.plan.device), send(self, *args))
+    )
     world = copying(many, tmp_path, 1, SCHEDULES[manner])
     world.run()
     check(world, many)

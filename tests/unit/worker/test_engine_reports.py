@@ -59,13 +59,13 @@ def test_a_report_while_gradients_are_added_up(
     def watched_add(
         self: Reducer, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]
     ) -> None:
-        if (self.device, layer) == ("b1/0", doomed_at) and not world.dead:
+        if (self.exchange.device, layer) == ("b1/0", doomed_at) and not world.dead:
             world.kill("b0/0")
         add(self, layer, micro_batch, grads)
 
     def watched_halts(self: Passes, work: Work) -> bool:
         found = halts(self, work)
-        if found and work.task.route.micro_batch in self.board.done[doomed_at]:
+        if found and work.task.route.micro_batch in self.board.ledger.done[doomed_at]:
             halted.add(doomed_at)
         return found
 

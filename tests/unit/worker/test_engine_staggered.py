@@ -65,9 +65,9 @@ def test_no_early_update_while_tasks_of_the_round_are_left(tmp_path: Path) -> No
     they are.
     """
     world = World(job(tmp_path, {"update": "staggered"}), STAGES, 0, tmp_path)
-    executor = world.nodes["a0/0"].executor
-    executor.predictor.saw(True)
+    machine = world.nodes["a0/0"].executor.machine
+    machine.predictor.saw(True)
     vote = Vote({}, {}, nan=False, overflow=False, flags=Flags())
-    assert not executor._may_hurry(vote)
-    executor.now.board.begin((), ())
-    assert executor._may_hurry(vote)
+    assert not machine._may_hurry(vote)
+    machine.now.board.begin((), ())
+    assert machine._may_hurry(vote)

@@ -16,9 +16,9 @@ import torch
 from oobleckd.ctl.compare import read_steps
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.parts import Outcome
-from oobleckd.worker.round.commit import outcome_of
-from oobleckd.worker.round.gather import Contribution
 from oobleckd.worker.round.reduce import Reduced, Reducer
+from oobleckd.worker.round_machine.commit import outcome_of
+from oobleckd.worker.round_machine.exchange import Contribution, Exchange
 from oobleckd.worker.tools.reference import ReferenceRecorder, run
 
 
@@ -58,7 +58,7 @@ def test_who_wants_to_goes_on_to_the_end(tmp_path: Path) -> None:
     ("loss", "outcome"), [(2.0, "applied"), (math.inf, "skipped"), (math.nan, "skipped")]
 )
 def test_a_loss_that_is_not_finite_skips_a_step_whose_gradients_are(loss: float, outcome: Outcome) -> None:
-    reducer = Reducer("n0/0", store=None, messenger=None, num_micro_batches=1, exact=True)  # type: ignore[arg-type]
+    reducer = Reducer(Exchange("n0/0", [(0,)], 1), store=None, messenger=None, exact=True)  # type: ignore[arg-type]
     what = Contribution({0: (0,)}, nan=False, overflow=False, losses={0: loss})
     reducer.reduced = {0: Reduced(what, [torch.zeros(1)], [torch.zeros(1)], (0.0,), (0,))}
     assert outcome_of(reducer.vote()) == outcome

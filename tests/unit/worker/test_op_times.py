@@ -15,7 +15,7 @@ from oobleckd.protocol.messages import FromWorker, OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
 from oobleckd.worker.round import op_times
 from oobleckd.worker.round.op_times import Piece, Round, sampled, told
-from oobleckd.worker.round.tasks import Task
+from oobleckd.worker.round_machine.tasks import Task
 from oobleckd.worker.runtime.timing import DeviceTimer
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check

@@ -83,10 +83,10 @@ def test_it_begins_anywhere_in_a_round(
 
         def counted(self: Executor, rig: PreCopyRig = rig, left: list[int] = left) -> bool:
             left[0] -= self is rig.executor
-            if left[0] == 0 and self is rig.executor and not self.finished:
-                early.add(self.speculative is not None)
+            if left[0] == 0 and self is rig.executor and not self.machine.finished:
+                early.add(self.early is not None)
                 precopy_source = rig.begin()
-                assert precopy_source.began == (self.speculative is None)
+                assert precopy_source.began == (self.early is None)
             return advance(self)
 
         monkeypatch.setattr(Executor, "advance", counted)
@@ -227,7 +227,7 @@ def test_what_has_not_left_when_all_hold_is_no_part_of_it(reference, tmp_path: P
     rig = PreCopyRig(world, "b1/0")
     precopy_source, _ = rig.begin(), Slow(rig, left)
     for node in world.nodes.values():
-        node.executor.flags |= Flags(hold=True)
+        node.executor.machine.flag(Flags(hold=True))
     world._held_early = lambda: False  # type: ignore[method-assign]
     world.run()
     executor = rig.executor

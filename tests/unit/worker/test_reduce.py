@@ -9,27 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from oobleckd.worker.round.gather import Contribution, Gathered, Gathering, Intake, key_of
+from oobleckd.worker.round.gather import Gathered, Gathering, Intake, key_of
 from oobleckd.worker.transport.mailbox import Mailbox, TensorMessage
 from oobleckd.worker.transport.wire import WireError
 
 HOLDERS = ("a/0", "b/0", "c/0")
 
 
-def contribution(*micro_batches: int) -> Contribution:
-    return Contribution({0: micro_batches}, nan=False, overflow=False, losses={})
-
-
 def integers(seed: int) -> list[Tensor]:
     made = torch.Generator().manual_seed(seed)
     return [torch.randint(-(2**50), 2**50, (5,), generator=made).double() for _ in range(2)]
-
-
-def heard(gathered: Gathered, source: str, what: Contribution, tensors: list[Tensor]) -> bool:
-    """As the executor takes a contribution in."""
-    if not what.is_empty:
-        gathered.add(source, tensors)
-    return gathered.hear(source, what)
 
 
 @pytest.mark.parametrize("lent", [False, True])
@@ -42,7 +31,6 @@ def test_integers_are_added_as_they_come_and_none_waits(order: tuple[int, ...], 
     waiting: list[weakref.ref[Tensor]] = []
     for number, index in enumerate(order):
         assert gathered.add(HOLDERS[index], terms[index], lent=lent)
-        assert gathered.hear(HOLDERS[index], contribution(index)) == (number == 2)
         if number > 0:
             waiting += [weakref.ref(tensor) for tensor in terms[index]]
             terms[index] = []
@@ -65,9 +53,8 @@ def test_of_lent_integers_not_even_the_first_are_kept() -> None:
 def test_float_sums_wait_for_their_order(lent: bool) -> None:
     terms = {holder: [torch.tensor([value])] for holder, value in zip(HOLDERS, (1e8, 1.0, -1e8), strict=True)}
     gathered = Gathered(HOLDERS, exact=False)
-    for number, holder in reversed(list(enumerate(HOLDERS))):
+    for holder in reversed(HOLDERS):
         gathered.add(holder, terms[holder], lent=lent)
-        gathered.hear(holder, contribution(number))
     assert gathered.total()[0] == (terms["a/0"][0] + terms["b/0"][0]) + terms["c/0"][0]
 
 
@@ -82,8 +69,7 @@ def test_a_holder_counts_once_and_a_stranger_not_at_all() -> None:
 
 def test_who_has_computed_nothing_adds_nothing() -> None:
     gathered = Gathered(("a/0", "b/0"), exact=True)
-    assert not heard(gathered, "a/0", contribution(), [])
-    assert heard(gathered, "b/0", contribution(0, 1), [torch.ones(2).double()])
+    gathered.add("b/0", [torch.ones(2).double()])
     assert gathered.total()[0].tolist() == [1.0, 1.0]
 
 
@@ -115,9 +101,12 @@ def test_a_reader_adds_what_belongs_to_the_open_exchange_and_passes_on_all_else(
         assert mailbox.take(message.key) is message
     first, second = mailbox.take(key_of(2, 6, 0, "b/0")), mailbox.take(key_of(2, 6, 0, "b/0"))
     assert first is not None
-    assert (first.tensors, first.meta) == ([], b"ledger")
+    assert (first.tensors, first.meta, first.added) == ([], b"ledger", True)
     assert second is not None
-    assert len(second.tensors) == 1  # sent twice: the executor has heard of it already
+    assert (len(second.tensors), second.added) == (
+        1,
+        False,
+    )  # sent twice: the executor has heard of it already
 
 
 def test_sums_that_do_not_fit_are_refused() -> None:

@@ -16,7 +16,7 @@ from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.planner.schedule import format_ops
 from oobleckd.planner.schedules.dispatch import READY_FIRST, RULES, RULES_FUSED, dispatch
 from oobleckd.planner.schedules.jobshop import Shop, shop_of, step_ops
-from oobleckd.worker.round.tasks import Board, Order, Step, Task, order_of
+from oobleckd.worker.round_machine.tasks import Board, Order, Step, Task, order_of
 
 
 def chain(micro_batch: int, devices: str, mask: tuple[int, ...] | None = None) -> Route:

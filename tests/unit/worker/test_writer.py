@@ -22,7 +22,7 @@ from oobleckd.protocol.parts import Counters, Flags, Vote
 from oobleckd.worker.checkpointing.snapshot import Due, Share, due_after, take_share
 from oobleckd.worker.checkpointing.writer import BackgroundWriter, InlineWriter
 from oobleckd.worker.models import load_spec
-from oobleckd.worker.round.commit import outcome_of
+from oobleckd.worker.round_machine.commit import outcome_of
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.bucket_files import CannotWrite

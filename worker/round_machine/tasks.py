@@ -1,6 +1,6 @@
 """What a device has to compute in a round: forward and backward tasks of the routes that cross it.
 
-Pure. Owns which task runs next and which layers' gradients a device still owes; does not run anything.
+Pure. Owns which task runs next; asks the ``ledger`` what is owed, and does not run anything.
 Ready-first with priority backward > forward > weight gradients and at most ``segments - position``
 micro-batches in flight: that is 1F1B (ENGINE facts in docs/design.md), and it needs no fixed order that a
 failure could make impossible. A decoupled backward is different: what waits for nobody should be done when
@@ -31,6 +31,7 @@ from typing import Literal
 from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, WEIGHTS, HopState, Layers, Range, Route
 from oobleckd.planner.reroute.redundant import ahead
 from oobleckd.planner.schedule import parse_ops
+from oobleckd.worker.round_machine.ledger import Ledger
 
 Kind = Literal["F", "B", "I", "W"]
 Step = tuple[Kind, int, int]
@@ -108,11 +109,10 @@ class Board:
 
     ``apart``: the backward is decoupled, so a task is run as F, I, W and not as F, B. ``weights``: those
     whose W is still to be run. ``forward_only``: backwards wait. ``frozen``: micro-batches whose next attempt
-    is awaited. ``done``: layer -> micro-batches whose weight gradients are in this device's sums.
-    ``reached``: how far each task is, those of frozen micro-batches too. ``order``: what is to be run next as
-    the planner had it; when it is empty, whatever is ready. ``redundant``: other devices' hops whose forward
-    pass may be run ahead here, for the case that they die, when there is nothing else to do;
-    ``redundant_done``: those where it was. ``changes``: how often what is owed or done has changed.
+    is awaited. ``ledger``: what this device owes of the round. ``reached``: how far each task is, those of
+    frozen micro-batches too. ``order``: what is to be run next as the planner had it; when it is empty,
+    whatever is ready. ``redundant``: other devices' hops whose forward pass may be run ahead here, for the
+    case that they die, when there is nothing else to do; ``redundant_done``: those where it was.
     """
 
     device: str
@@ -126,9 +126,7 @@ class Board:
     redundant_done: list[Task] = field(default_factory=list)
     order: deque[Step] = field(default_factory=deque)
     frozen: set[int] = field(default_factory=set)
-    done: dict[int, set[int]] = field(default_factory=dict)
-    owed: dict[int, set[int]] = field(default_factory=dict)
-    changes: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
 
     def begin(
         self,
@@ -143,9 +141,7 @@ class Board:
         self.forward, self.in_flight, self.weights = [], [], []
         self.redundant, self.redundant_done = [], []
         self.reached, self.order, self.frozen = {}, deque(order), set()
-        self.done = {layer: set() for layer in layers}
-        self.owed = {layer: set() for layer in self.done}
-        self.changes += 1
+        self.ledger = Ledger.of(layers)
         self.add(routes)
         if redundant.ranges:
             self.redundant = [
@@ -176,11 +172,10 @@ class Board:
                 self._place(task, reached)
                 for layer in segment.layers.layers():
                     if route.wants(layer):
-                        self.owed[layer].add(route.micro_batch)
+                        self.ledger.owe(layer, route.micro_batch)
             for task in own.values():
                 del self.reached[task]
         self.frozen = set()
-        self.changes += 1
         return resumed
 
     def _place(self, task: Task, reached: int) -> None:
@@ -230,9 +225,7 @@ class Board:
         self.weights = [task for task in self.weights if task.route.micro_batch not in micro_batches]
         self.redundant = [task for task in self.redundant if task.route.micro_batch not in micro_batches]
         self.frozen |= set(micro_batches)
-        for layer, done in self.done.items():
-            self.owed[layer] -= set(micro_batches) - done
-        self.changes += 1
+        self.ledger.excuse(micro_batches)
 
     def forget_order(self) -> None:
         """From here on run whatever is ready: the planner did not foresee what is to be done now."""
@@ -297,30 +290,10 @@ class Board:
         self.reached[task] = WEIGHTS
         self._follow("W", task)
 
-    def count(self, layer: int, micro_batch: int) -> None:
-        """Note that the weight gradients of (micro-batch, layer) went into the sums; asserts that it is
-        exactly once.
-        """
-        assert micro_batch not in self.done[layer], (
-            f"layer {layer} of micro-batch {micro_batch} counted twice"
-        )
-        assert micro_batch in self.owed[layer], f"layer {layer} of micro-batch {micro_batch} was not owed"
-        self.done[layer].add(micro_batch)
-        self.changes += 1
-
-    def inherit(self, layer: int, micro_batch: int) -> None:
-        """Count what a dead device had counted, which is in this one's sums now."""
-        self.owed[layer].add(micro_batch)
-        self.count(layer, micro_batch)
-
     @property
     def idle(self) -> bool:
         """Whether no task is left."""
         return not (self.forward or self.in_flight or self.weights)
-
-    def complete(self, layer: int) -> bool:
-        """Whether everything that this device owes to ``layer`` is in its sums."""
-        return self.owed[layer] <= self.done[layer]
 
     @property
     def _backward(self) -> Kind:

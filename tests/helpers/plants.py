@@ -1,0 +1,94 @@
+"""Bugs to be planted in the round machine: the model check finds each of them, and so do the simulated
+worlds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from oobleckd.protocol.parts import Vote
+from oobleckd.worker.round_machine.commit import Commit
+from oobleckd.worker.round_machine.machine import Fence, RoundMachine
+from oobleckd.worker.round_machine.phases import PHASES, Allowed
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def a_vote_counts_twice(patch: pytest.MonkeyPatch) -> None:
+    """What one peer says counts as the word of another one, too."""
+    hear = Commit.hear
+
+    def heard(self: Commit, device: str, epoch: int, round_: int, vote: Vote) -> bool:
+        counts = hear(self, device, epoch, round_, vote)
+        if device in self.votes:
+            others = sorted(self.live - self.votes.keys() - {self.device})
+            self.votes |= dict.fromkeys(others[:1], vote)
+        return counts
+
+    patch.setattr(Commit, "hear", heard)
+
+
+def old_messages_count(patch: pytest.MonkeyPatch) -> None:
+    """Sums and votes of older epochs are taken for those of the present one."""
+    hear, fence = Commit.hear, RoundMachine.fence
+
+    def heard(self: Commit, device: str, epoch: int, round_: int, vote: Vote) -> bool:
+        return hear(self, device, max(epoch, self.answered), round_, vote)
+
+    def fenced(self: RoundMachine, epoch: int, round_: int) -> Fence:
+        return fence(self, max(epoch, self.epoch), round_)
+
+    patch.setattr(Commit, "hear", heard)
+    patch.setattr(RoundMachine, "fence", fenced)
+
+
+def an_update_before_all_votes(patch: pytest.MonkeyPatch) -> None:
+    """A round commits with the votes that are here."""
+
+    def committed(self: Commit) -> Vote | None:
+        if self.frozen or self.own is None:
+            return None
+        return Vote.union(self.votes[device] for device in sorted(self.live & self.votes.keys()))
+
+    patch.setattr(Commit, "committed", committed)
+
+
+def old_decisions_are_obeyed(patch: pytest.MonkeyPatch) -> None:
+    """A decision counts although a report of a higher epoch was answered since."""
+
+    def decide(self: Commit, epoch: int, live: Iterable[str]) -> bool:
+        if epoch <= self.epoch:
+            return False
+        self.epoch, self.answered = epoch, max(epoch, self.answered)
+        self.live, self.votes = frozenset(live), {}
+        return True
+
+    patch.setattr(Commit, "decide", decide)
+
+
+def answered_and_still_updating(patch: pytest.MonkeyPatch) -> None:
+    """Who has answered a report goes on contributing, voting and committing under the old epoch."""
+    patch.setattr(Commit, "frozen", property(lambda _: False))
+    patch.setitem(PHASES, "asked", Allowed(computes=True, commits=True, then=tuple(PHASES)))
+    patch.setitem(PHASES, "computing", Allowed(computes=True, commits=True, then=tuple(PHASES)))
+    patch.setitem(PHASES, "voted", Allowed(computes=True, commits=True, then=tuple(PHASES)))
+    patch.setitem(PHASES, "early", Allowed(computes=True, commits=True, then=tuple(PHASES)))
+    report = RoundMachine.report
+
+    def reported(self: RoundMachine, *args: object) -> object:
+        commands = report(self, *args)  # type: ignore[arg-type]
+        self.exchange.open = True
+        return commands
+
+    patch.setattr(RoundMachine, "report", reported)
+
+
+IN_THE_MACHINE: tuple[Plant, ...] = (
+    a_vote_counts_twice,
+    old_messages_count,
+    an_update_before_all_votes,
+    old_decisions_are_obeyed,
+    answered_and_still_updating,
+)

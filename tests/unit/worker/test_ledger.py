@@ -1,0 +1,80 @@
+"""The ledger: what is owed is counted once, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from oobleckd.worker.round_machine.ledger import Ledger
+
+
+def ledger_of(owed: dict[int, list[int]]) -> Ledger:
+    ledger = Ledger.of(owed)
+    for layer, micro_batches in owed.items():
+        for micro_batch in micro_batches:
+            ledger.owe(layer, micro_batch)
+    return ledger
+
+
+def test_what_is_owed_is_counted_and_then_the_layer_is_complete() -> None:
+    ledger = ledger_of({0: [1, 0], 2: []})
+    assert (ledger.complete(0), ledger.complete(2)) == (False, True)
+    ledger.count(0, 1)
+    assert (ledger.complete(0), ledger.totals) == (False, (1, 2))
+    ledger.count(0, 0)
+    assert (ledger.complete(0), ledger.totals) == (True, (2, 2))
+    assert ledger.counted([0, 2]) == {0: (0, 1), 2: ()}
+
+
+def test_nothing_is_counted_twice() -> None:
+    ledger = ledger_of({0: [0, 1]})
+    ledger.count(0, 0)
+    with pytest.raises(AssertionError):
+        ledger.count(0, 0)
+    assert ledger.counted([0]) == {0: (0,)}
+
+
+@pytest.mark.parametrize(("layer", "micro_batch"), [(0, 1), (1, 0)])
+def test_only_what_is_owed_is_counted(layer: int, micro_batch: int) -> None:
+    ledger = ledger_of({0: [0], 1: [1]})
+    with pytest.raises(AssertionError):
+        ledger.count(layer, micro_batch)
+    assert ledger.totals == (0, 2)
+
+
+def test_an_excuse_keeps_what_is_done_and_takes_the_rest() -> None:
+    ledger = ledger_of({0: [0, 1, 2], 1: [0, 1, 2]})
+    ledger.count(0, 1)
+    ledger.excuse({1, 2})
+    assert (ledger.owed, ledger.counted([0, 1])) == ({0: {0, 1}, 1: {0}}, {0: (1,), 1: ()})
+    with pytest.raises(AssertionError):  # a result that comes too late
+        ledger.count(1, 1)
+    ledger.owe(1, 1)
+    ledger.count(1, 1)
+    with pytest.raises(AssertionError):  # what stayed in the sums, computed once more
+        ledger.count(0, 1)
+
+
+def test_what_is_inherited_is_owed_and_done_at_once_and_never_computed_too() -> None:
+    ledger = ledger_of({0: [0]})
+    ledger.inherit(0, 7)
+    assert (ledger.totals, ledger.complete(0)) == ((1, 2), False)
+    for again in (ledger.inherit, ledger.count):
+        with pytest.raises(AssertionError):
+            again(0, 7)
+
+
+def test_every_change_shows_in_the_number_of_changes() -> None:
+    """By it others know that nothing has changed since they looked last."""
+    ledger, seen = ledger_of({0: []}), []
+    for change in (
+        lambda: ledger.owe(0, 0),
+        lambda: ledger.count(0, 0),
+        lambda: ledger.excuse({0}),
+        lambda: ledger.inherit(0, 1),
+    ):
+        seen.append(ledger.changes)
+        change()
+    seen.append(ledger.changes)
+    assert seen == sorted(set(seen))
+    ledger.complete(0), ledger.counted([0]), ledger.totals
+    assert ledger.changes == seen[-1]
