@@ -17,7 +17,7 @@ CELLS = 11
 _MINUTE_S, _HOUR_S, _DAY_S, _YEAR_S = 60, 3600, 86_400, 365 * 86_400
 _SAME_S = 5e-7  # less than anybody measures: what rounding leaves of a difference
 _NO_S = ("s", "x", "z", "ch", "sh")
-_IRREGULAR = {"is": "are", "has": "have", "was": "were", "does": "do", "begins": "begin"}
+_IRREGULAR = {"epoch": "epochs", "is": "are", "has": "have", "was": "were", "does": "do", "begins": "begin"}
 _AGES = ((2 * _MINUTE_S, 1, 0), (10 * _MINUTE_S, _MINUTE_S, 1), (3 * _HOUR_S, _MINUTE_S, 0),
     (8 * _HOUR_S, _HOUR_S, _MINUTE_S), (2 * _DAY_S, _HOUR_S, 0), (8 * _DAY_S, _DAY_S, _HOUR_S),
     (2 * _YEAR_S, _DAY_S, 0), (math.inf, _YEAR_S, _DAY_S))  # fmt: skip

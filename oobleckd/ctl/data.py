@@ -21,15 +21,25 @@ import msgspec
 
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobs import read_job
-from oobleckd.ctl.output import USAGE, Failure, emit_fields, emit_item, emit_line, emit_page, fail, note
+from oobleckd.ctl.output import (
+    USAGE,
+    Failure,
+    emit_fields,
+    emit_item,
+    emit_line,
+    emit_page,
+    emit_table,
+    fail,
+    note,
+)
 from oobleckd.ctl.programs import run_worker
 from oobleckd.prepare.build import PrepareProgress, prepare
 from oobleckd.prepare.objects import is_url
 from oobleckd.prepare.sources import root_of
-from oobleckd.prepare.stats import DataStats, stats_of
+from oobleckd.prepare.stats import DataStats, MixtureStats, mixture_stats, stats_of
 from oobleckd.prepare.tokenizer import file_of, opened
 from oobleckd.prepare.wanted import find, look_at, wanted_of
-from oobleckd.protocol.job import Data, Job, table_of
+from oobleckd.protocol.job import Data, Job, in_source, jobs_of_sources, table_of, with_parts
 from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from oobleckd.protocol.text import visible
 from oobleckd.tokens.errors import DataError
@@ -45,7 +55,7 @@ _PHASES = {"read": "reading", "tokenize": "tokenizing", "join": "joining"}
 
 
 class PreparedData(msgspec.Struct, frozen=True):
-    """What ``-o json`` prints. ``new``: it was made just now."""
+    """What ``-o json`` prints. ``new``: it was made just now; ``source``: of several, its name."""
 
     folder: str
     digest: str
@@ -60,6 +70,7 @@ class PreparedData(msgspec.Struct, frozen=True):
     files: int
     num_bad_rows: int
     bad_rows: tuple[BadRow, ...]
+    source: str = ""
 
 
 @click.group()
@@ -84,16 +95,19 @@ def prepare_command(file: Path, num_jobs: int | None) -> None:
     """Make the tokens of the text of FILE, a job.toml. Prints the folder with them.
 
     What is done stays, whatever ends this: run it again, and it goes on. Text, tokenizer and settings name
-    the folder: where they are those of before, nothing is left to do.
+    the folder: where they are those of before, nothing is left to do. Of several sources each is prepared by
+    itself.
     """
-    job = _of_prepared(file)
-    with translated(file), _shown() as told:
-        try:
-            made = prepare(job, num_jobs or len(os.sched_getaffinity(0)), told)
-        except KeyboardInterrupt:
-            note("what is done stays: run it again, and it goes on")
-            raise
-    _say(made.folder, made.manifest, new=made.new)
+    for name, part in jobs_of_sources(_of_prepared(file)):
+        if not part.data.is_prepared:
+            continue
+        with translated(file, name), _shown() as told:
+            try:
+                made = prepare(part, num_jobs or len(os.sched_getaffinity(0)), told)
+            except KeyboardInterrupt:
+                note("what is done stays: run it again, and it goes on")
+                raise
+        _say(name, made.folder, made.manifest, new=made.new)
 
 
 @data.command()
@@ -104,10 +118,15 @@ def stats(file: Path) -> None:
     job = with_prepared(read_job(file), file)
     if job.data.is_bytes:
         fail(
-            f"{file}: data.source = {job.data.source!r} is trained on as bytes: there are no tokens to count",
+            f"{file}: {_source_words(job.data)} is trained on as bytes: there are no tokens to count",
             "name a data.tokenizer, or a source of tokens",
             USAGE,
         )
+    if job.data.sources:
+        with translated(file):
+            mixed = mixture_stats(job)
+        _say_mixture(mixed)
+        return
     with translated(file):
         told = stats_of(job)
     if wants_json():
@@ -146,32 +165,40 @@ def show(file: Path, step: int, micro_batch: int | None) -> None:
 
 
 def with_prepared(job: Job, source: Path) -> Job:
-    """``job`` with the folder of its prepared data, where it trains on such. Raises Failure where there is
+    """``job`` with the folders of its prepared data, where it trains on such. Raises Failure where there is
     none.
     """
-    if not job.data.is_prepared:
-        return job
-    found = found_for(job, source)
-    if found is None:
+    job, lacks = _found(job, source)
+    if lacks:
         fail(
-            f"{source}: data.path: {job.data.path} is not prepared, or was changed since",
+            f"{source}: {lacks} is not prepared, or was changed since",
             f"run `oobleckctl data prepare {source}` once, on any machine that sees it",
             USAGE,
         )
-    return found
+    return job
 
 
 def found_for(job: Job, source: Path) -> Job | None:
     """The same with None where there is no such folder; what stands in the way of making one is a Failure."""
-    if job.data.prepared:
-        return job
-    with translated(source):
-        wanted = wanted_of(job)
-        found = find(wanted)
-        if found is None:
-            look_at(wanted)
-            return None
-    return msgspec.structs.replace(job, data=msgspec.structs.replace(job.data, prepared=str(found.folder)))
+    job, lacks = _found(job, source)
+    return None if lacks else job
+
+
+def _found(job: Job, file: Path) -> tuple[Job, str]:
+    """The job with the folders that are there, and what is not prepared, the first of it."""
+    found, lacks = [], ""
+    for name, part in jobs_of_sources(job):
+        folder = part.data.prepared
+        if part.data.is_prepared and not folder:
+            with translated(file, name):
+                wanted = wanted_of(part)
+                made = find(wanted)
+                if made is None:
+                    look_at(wanted)
+            lacks = lacks or ("" if made else in_source(name, f"data.path: {part.data.path}"))
+            folder = str(made.folder) if made else ""
+        found.append(msgspec.structs.replace(part.data, prepared=folder))
+    return msgspec.structs.replace(job, data=with_parts(job.data, found)), lacks
 
 
 def is_here(data: Data) -> bool:
@@ -182,13 +209,13 @@ def is_here(data: Data) -> bool:
 
 
 @contextmanager
-def translated(source: Path) -> Iterator[None]:
-    """What is wrong with data becomes the end of the command."""
+def translated(file: Path, name: str = "") -> Iterator[None]:
+    """What is wrong with data becomes the end of the command; ``name``: of a source of several."""
     try:
         yield
     except DataError as error:
-        where = f"{source}: " if error.problem.startswith("data.") else ""
-        raise Failure(f"{where}{error.problem}", error.hint, USAGE) from error
+        where = f"{file}: " if error.problem.startswith("data.") else ""
+        raise Failure(f"{where}{in_source(name, error.problem)}", error.hint, USAGE) from error
 
 
 def _of_prepared(file: Path) -> Job:
@@ -196,7 +223,7 @@ def _of_prepared(file: Path) -> Job:
     if not job.data.is_prepared:
         text = ", or name a data.tokenizer" if job.data.source == "text" else ""
         fail(
-            f"{file}: data.source = {job.data.source!r} is trained on as it is: there is nothing to prepare",
+            f"{file}: {_source_words(job.data)} is trained on as it is: there is nothing to prepare",
             f'submit it; or set data.source = "jsonl", "parquet" or "arrow"{text}',
             USAGE,
         )
@@ -206,7 +233,11 @@ def _of_prepared(file: Path) -> Job:
 # --------------------------------------------------------------------------- what is printed
 
 
-def _say(folder: Path, manifest: Manifest, *, new: bool) -> None:
+def _source_words(data: Data) -> str:
+    return "every data.source" if data.sources else f"data.source = {data.source!r}"
+
+
+def _say(source: str, folder: Path, manifest: Manifest, *, new: bool) -> None:
     bad = manifest.bad_rows
     for row in bad[:_MAX_NAMED]:
         note(f"left out: {row.file}{f':{row.line}' if row.line else ''}: {row.why}")
@@ -218,12 +249,12 @@ def _say(folder: Path, manifest: Manifest, *, new: bool) -> None:
             PreparedData(
                 str(folder), manifest.digest, new, manifest.documents, manifest.tokens, manifest.dtype,
                 manifest.largest, manifest.vocabulary, manifest.eos, manifest.bos, len(manifest.sources),
-                manifest.num_bad_rows, bad,
+                manifest.num_bad_rows, bad, source,
             ),
         )  # fmt: skip
         return
     emit_line(str(folder))
-    how = "" if new else "was prepared before: "
+    how = f"{f'{source}: ' if source else ''}{'' if new else 'was prepared before: '}"
     note(
         f"{how}{count(manifest.documents, 'document')}, {count(manifest.tokens, 'token')} of {manifest.dtype}"
     )
@@ -246,6 +277,50 @@ def _words_of(job: Job, told: DataStats) -> dict[str, str]:
         "padding": f"{short(100 * told.padding)} %",
         "left out": count(told.bad_rows, "row") if told.bad_rows else "",
     }
+
+
+def _say_mixture(told: MixtureStats) -> None:
+    if wants_json():
+        emit_item("MixtureStats", told)
+        return
+    rows = [
+        (
+            each.name,
+            f"{each.data.documents:,}" if each.data.documents else "",
+            f"{each.data.tokens:,}",
+            f"{each.data.sequences:,}",
+            f"{each.samples:,}",
+            _percent(each.share),
+            short(each.epochs),
+            f"in step {each.limit_step:,}" if each.limit_step else "",
+        )
+        for each in told.sources
+    ]
+    emit_table(("SOURCE", "DOCUMENTS", "TOKENS", "SEQUENCES", "SAMPLES", "SHARE", "EPOCHS", "LIMIT"), rows)
+    if len(told.stages) == 1 and not any(each.limit_step for each in told.sources):
+        return
+    emit_line()
+    names = [each.name for each in told.sources]
+    emit_table(
+        ("STEPS", *(name.upper() for name in names)),
+        [
+            (
+                f"{stage.first:,} to {stage.last:,}",
+                *(_share_words(stage.wanted[name], stage.shares[name]) for name in names),
+            )
+            for stage in told.stages
+        ],
+    )
+
+
+def _share_words(wanted: float, share: float) -> str:
+    """What a source has; and where that shows, what its weight asks for."""
+    told, asked = _percent(share), _percent(wanted)
+    return told if told == asked else f"{told} of {asked}"
+
+
+def _percent(share: float) -> str:
+    return f"{short(100 * share)} %"
 
 
 def _samples(job: Job, source: Path, step: int, micro_batch: int) -> SampleRows:
@@ -283,10 +358,11 @@ def _lines_of(
     told: SampleRows, index: int, row: SampleRow, decode: Callable[[Sequence[int]], str]
 ) -> Iterator[str]:
     """A row for people: a head, and a line for each stretch of one document."""
+    of = f"of {row.source}, " if row.source else ""
     asked = f"the loss asks for {count(len(row.asked), 'token')} of {len(row.tokens):,}"
     yield click.style(
         f"step {told.step}, micro-batch {told.micro_batch}, row {index}: sample {row.sample} "
-        f"(pass {row.epoch + 1}, from token {row.start:,} on); {asked}",
+        f"({of}pass {row.epoch + 1}, from token {row.start:,} on); {asked}",
         bold=True,
     )
     for border, following in pairwise([*(row.borders or (Border(0, -1),)), Border(len(row.tokens), -1)]):

@@ -56,9 +56,18 @@ def _tables() -> Iterator[str]:
     for field in msgspec.structs.fields(job.Job):
         kind = hints[field.name]
         if _is_table(kind):
-            yield _table(
-                f"`[{field.encode_name}]`", _first_paragraph(kind), kind, msgspec.structs.fields(kind)
-            )
+            inner = msgspec.structs.fields(kind)
+            yield _table(f"`[{field.encode_name}]`", _first_paragraph(kind), kind, inner)
+            yield from _arrays_of_tables(field.encode_name, kind)
+
+
+def _arrays_of_tables(table: str, kind: type[msgspec.Struct]) -> Iterator[str]:
+    """The tables of which a key of ``table`` may have several."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in msgspec.structs.fields(kind):
+        for each in structs_in(hints[field.name]):
+            title = f"`[[{table}.{field.encode_name}]]`"
+            yield _table(title, _first_paragraph(each), each, msgspec.structs.fields(each))
 
 
 def _is_table(kind: Any) -> bool:

@@ -34,7 +34,7 @@ from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
 from oobleckd.prepare.objects import is_url
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.job import FROM_CHECKPOINT, Data, Job, JobError
+from oobleckd.protocol.job import FROM_CHECKPOINT, Data, Job, JobError, with_parts
 from oobleckd.words import being, count, seconds, size, skipped
 
 View = TypeVar("View")
@@ -70,23 +70,39 @@ def _with_paths(job: Job, source: Path) -> Job:
 
 
 def _data_with_paths(data: Data, source: Path) -> Data:
+    if isinstance(data.source, tuple):
+        parts = [
+            _with_path(data.only(table), source, f"data.source[{index}].path")
+            for index, table in enumerate(data.source)
+        ]
+        return with_parts(_with_folders(data), parts)
+    return _with_path(_with_folders(data), source, "data.path")
+
+
+def _with_folders(data: Data) -> Data:
     changed = {
         key: str(Path(text).expanduser().absolute())
         for key in ("tokenizer", "cache", "prepared")
         if (text := getattr(data, key)) and text != FROM_CHECKPOINT
     }
+    return msgspec.structs.replace(data, **changed)
+
+
+def _with_path(data: Data, source: Path, key: str) -> Data:
+    changed = {}
+    if data.prepared:
+        changed["prepared"] = str(Path(data.prepared).expanduser().absolute())
     if is_url(data.path):
         if not data.is_prepared:
             fail(
-                f"{source}: data.path: {data.path} is in a store, and data.source = {data.source!r} is "
-                "trained on as it is",
+                f"{source}: {key}: {data.path} is in a store, and {data.source!r} is trained on as it is",
                 "copy it into a folder that every node sees; `data prepare` alone reads from stores",
                 USAGE,
             )
     elif data.path and data.is_prepared:  # may name many files by a pattern
         changed["path"] = str(Path(data.path).expanduser().absolute())
     elif data.path and not (data.source == "megatron" and Path(f"{data.path}.bin").expanduser().exists()):
-        changed["path"] = _existing("data.path", data.path, source)
+        changed["path"] = _existing(key, data.path, source)
     elif data.path:
         changed["path"] = str(Path(f"{data.path}.bin").expanduser().absolute())
     return msgspec.structs.replace(data, **changed)
@@ -235,7 +251,7 @@ def _show_plan(job: Job, file: Path) -> None:
         "job": job.name,
         "file": str(file),
         "model": f"{job.model.family}{' from ' if job.model.checkpoint else ''}{job.model.checkpoint}",
-        "data": f"{job.data.source} {job.data.path}".strip(),
+        "data": job.data.words(),
         "steps": f"{train.steps:,} of {sequences}",
         "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
         "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",

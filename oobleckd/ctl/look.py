@@ -15,7 +15,7 @@ import msgspec
 from oobleckd.ctl.output import USAGE, Failure, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.prepare.objects import is_url
-from oobleckd.protocol.job import FROM_CHECKPOINT, Job, table_of
+from oobleckd.protocol.job import FROM_CHECKPOINT, Data, Job, jobs_of_sources, table_of, with_parts
 from oobleckd.protocol.modelnotes import Looked, data_words, words
 
 _NEEDED = ("torch", "transformers")
@@ -36,9 +36,10 @@ def look(job: Job, source: Path, *, folder: bool = True) -> None:
     if job.data.is_prepared:
         job, here = _with_prepared(job, source)
     else:
-        here = job.data.source == "stdlib" or Path(job.data.path).exists()
-        if not here:
-            note(f"data.path: {job.data.path} is not on this machine, so nobody has looked at it")
+        gone = [part.data.path for _, part in jobs_of_sources(job) if not _is_there(part.data)]
+        here = not gone
+        if gone:
+            note(f"data.path: {gone[0]} is not on this machine, so nobody has looked at it")
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "job.toml"
         file.write_text(to_toml(table_of(job)), encoding="utf-8")
@@ -63,8 +64,10 @@ def _with_prepared(job: Job, source: Path) -> tuple[Job, bool]:
     """
     from oobleckd.ctl.data import found_for, is_here  # no other job needs what comes with it
 
-    if not is_here(job.data):
-        there = job.data.prepared or job.data.path
+    data = [part.data for _, part in jobs_of_sources(job)]
+    gone = [each for each in data if not (is_here(each) if each.is_prepared else _is_there(each))]
+    if gone:
+        there = gone[0].prepared or gone[0].path
         note(f"data.path: {there} is not on this machine, so nobody has looked at it")
         return job, False
     found = found_for(job, source)
@@ -76,13 +79,22 @@ def _with_prepared(job: Job, source: Path) -> tuple[Job, bool]:
 
 def _from_here(job: Job) -> Job:
     """With paths that mean the same in any folder."""
-    data, model = job.data, job.model
+    parts = [_data_from_here(part.data) for _, part in jobs_of_sources(job)]
+    data, model = with_parts(_data_from_here(job.data), parts), job.model
+    if model.checkpoint:
+        model = msgspec.structs.replace(model, checkpoint=str(Path(model.checkpoint).expanduser().absolute()))
+    return msgspec.structs.replace(job, data=data, model=model)
+
+
+def _data_from_here(data: Data) -> Data:
     changed = {
         key: str(Path(text).expanduser().absolute())
         for key in ("path", "tokenizer", "cache", "prepared")
         if (text := getattr(data, key)) and text != FROM_CHECKPOINT and not is_url(text)
     }
-    data = msgspec.structs.replace(data, **changed)
-    if model.checkpoint:
-        model = msgspec.structs.replace(model, checkpoint=str(Path(model.checkpoint).expanduser().absolute()))
-    return msgspec.structs.replace(job, data=data, model=model)
+    return msgspec.structs.replace(data, **changed)
+
+
+def _is_there(data: Data) -> bool:
+    """Whether the files of a source that is not prepared lie on this machine."""
+    return data.source == "stdlib" or Path(data.path).exists()

@@ -215,7 +215,7 @@ def _stops(job: Job, steps: Sequence[StepFact]) -> bool:
 
 
 def to_toml(table: dict[str, object], path: str = "") -> str:
-    """TOML of a table of strings, numbers, booleans, lists of them, and tables; None is left out."""
+    """TOML of a table of strings, numbers, booleans, tables, and lists of these; None is left out."""
     plain = {key: value for key, value in table.items() if not isinstance(value, dict) and value is not None}
     lines = [f"[{path}]"] if path and plain else []
     lines += [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
@@ -236,4 +236,7 @@ def _value(value: object) -> str:
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        inner = [f"{_key(key)} = {_value(each)}" for key, each in value.items() if each is not None]
+        return f"{{ {', '.join(inner)} }}"
     return msgspec.json.encode(value).decode()

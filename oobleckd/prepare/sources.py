@@ -280,7 +280,7 @@ def _parts_of(kind: Kind, file: SourcePath) -> Iterator[Part]:
                 yield Part(str(file), 0, 0, size)
             case "parquet":
                 yield from _row_groups(file)
-            # Where nothing is mapped, its batches are known once all of it was read. (D-data-017)
+            # Where nothing is mapped, its batches are known once all of it was read. (D-data-019)
             case "arrow" if isinstance(file, StoredObject):
                 yield Part(str(file), 0, sys.maxsize, size)
             case "arrow":

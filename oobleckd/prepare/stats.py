@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from oobleckd.protocol.job import Job
+from oobleckd.protocol.job import Job, in_source, jobs_of_sources
+from oobleckd.protocol.mixtures import weights_of
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import file_of, index_of, read_tokens
 from oobleckd.tokens.index import read_index
 from oobleckd.tokens.manifest import INDEX, read_manifest
+from oobleckd.tokens.mixture import Mixture, planned
 
 
 class DataStats(msgspec.Struct, frozen=True):
@@ -38,9 +41,83 @@ class DataStats(msgspec.Struct, frozen=True):
     padding: float = 0.0
 
 
+class SourceStats(msgspec.Struct, frozen=True):
+    """One of several sources. ``samples``: that the job draws of it; ``share``: of all; ``epochs``: passes
+    that it makes over it. ``limit_step``: the step, from 1, in which it reaches its limit; 0: it does not.
+    """
+
+    name: str
+    samples: int
+    share: float
+    epochs: float
+    limit_step: int
+    data: DataStats
+
+
+class StageStats(msgspec.Struct, frozen=True):
+    """Steps ``first`` to ``last``, from 1: of each source by name, the share that its weight asks for, and
+    the one that it has.
+    """
+
+    first: int
+    last: int
+    wanted: dict[str, float]
+    shares: dict[str, float]
+
+
+class MixtureStats(msgspec.Struct, frozen=True):
+    """Of a job on several sources."""
+
+    sources: tuple[SourceStats, ...]
+    stages: tuple[StageStats, ...]
+
+
+def mixture_stats(job: Job) -> MixtureStats:
+    """Also where a limit is too low for the job. Raises DataError."""
+    told = []
+    for name, part in jobs_of_sources(job):
+        try:
+            told.append(stats_of(part))
+        except DataError as error:
+            raise DataError(in_source(name, error.problem), error.hint) from error
+    mixture, train = planned(job, [each.sequences for each in told]), job.train
+    upto = mixture.end if mixture.over is None else mixture.over
+    drawn = mixture.counts(upto)
+    sources = tuple(
+        SourceStats(
+            source.name,
+            samples,
+            samples / upto if upto else 0.0,
+            samples / each.sequences,
+            0 if limit.reached is None else limit.reached // train.global_batch + 1,
+            each,
+        )
+        for source, samples, limit, each in zip(job.data.sources, drawn, mixture.limits, told, strict=True)
+    )
+    return MixtureStats(sources, tuple(_stages(job, mixture, upto)))
+
+
+def _stages(job: Job, mixture: Mixture, upto: int) -> Iterator[StageStats]:
+    names, batch = [source.name for source in job.data.sources], job.train.global_batch
+    stages = weights_of(job.data.sources, job.data.stage)
+    for (first, weights), following in zip(
+        stages, [*(step for step, _ in stages[1:]), job.train.steps + 1], strict=True
+    ):
+        begin, end = min((first - 1) * batch, upto), min((following - 1) * batch, upto)
+        had = [
+            after - before for before, after in zip(mixture.counts(begin), mixture.counts(end), strict=True)
+        ]
+        yield StageStats(
+            first,
+            following - 1,
+            {name: weight / sum(weights) for name, weight in zip(names, weights, strict=True)},
+            {name: each / max(1, end - begin) for name, each in zip(names, had, strict=True)},
+        )
+
+
 def stats_of(job: Job) -> DataStats:
-    """Raises DataError."""
-    path = Path(job.data.prepared) if job.data.is_prepared else file_of(Path(job.data.path), job.data.source)
+    """Of a job on one source. Raises DataError."""
+    path = Path(job.data.prepared) if job.data.is_prepared else file_of(Path(job.data.path), job.data.kind)
     try:
         return _prepared(job, path) if job.data.is_prepared else _ready_made(job, path)
     except OSError as error:
@@ -60,7 +137,7 @@ def _prepared(job: Job, folder: Path) -> DataStats:
 
 
 def _ready_made(job: Job, file: Path) -> DataStats:
-    tokens = read_tokens(file, job.data.dtype, job.data.source)
+    tokens = read_tokens(file, job.data.dtype, job.data.kind)
     index = index_of(file)
     starts = read_index(index).document_starts() if index is not None else np.zeros(1, np.int64)
     return _counted(job, file, len(tokens), tokens.dtype.name, starts)

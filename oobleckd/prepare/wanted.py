@@ -79,7 +79,7 @@ def wanted_of(job: Job) -> WantedData:
     """What ``job`` wants; looks at names and sizes, and at the tokenizer. Raises DataError."""
     data = job.data
     assert data.is_prepared
-    kind = _KINDS[data.source]
+    kind = _KINDS[data.kind]
     cache = cache_of(data)
     tokenizer = tokenizer_of(job)
     dtype = _dtype_of(data, tokenizer.size)
@@ -127,7 +127,7 @@ def digest_of(settings: str, sources: Sequence[SourceFile]) -> str:
     """
     whole = hashlib.sha256(settings.encode())
     for source in sources:
-        # Nobody reads a bucket twice, once for its digest. (D-data-016)
+        # Nobody reads a bucket twice, once for its digest. (D-data-018)
         told = msgspec.json.encode((source.path, source.size, source.etag)) if source.etag else b""
         whole.update(told or bytes.fromhex(source.sha256))
     return whole.hexdigest()[:_DIGITS]

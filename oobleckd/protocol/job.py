@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import difflib
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
+from oobleckd.protocol.mixtures import DataSource, DataStage, DTypeName, SourceKind, wrong_with
 from oobleckd.protocol.units import parse_rate, parse_size
 from oobleckd.protocol.unreadable import misfit
 from oobleckd.protocol.wishes import wish_of
@@ -37,6 +39,7 @@ job.toml calls them.
 _ROWS = frozenset({"jsonl", "parquet", "arrow"})
 """Sources that are prepared before they can be trained on."""
 _OF_PREPARED = ("tokenizer", "eos", "bos", "on_bad_row", "cache", "prepared")
+_OF_SOURCE = frozenset({"data", "data.path", "data.column", "data.dtype", "data.prepared"})
 _NAMES_DATA = ("source", "path", "tokenizer", "column", "eos", "bos")
 FROM_CHECKPOINT = "model.checkpoint"
 """In place of a tokenizer's path: that beside the weights."""
@@ -45,6 +48,7 @@ _MIN_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
 
 
 SEE = "docs/job-toml.md explains every key"
+_SEVERAL = "what belongs to one of several sources stands in its own [[data.source]] table"
 
 
 class JobError(ValueError):
@@ -88,19 +92,19 @@ class Data(_Table, frozen=True):
     """Where the text comes from. Samples of a step are a pure function of seed and step."""
 
     source: Annotated[
-        Literal["stdlib", "text", "tokens", "jsonl", "parquet", "arrow", "megatron", "npy", "llmc", "bin"],
+        SourceKind | tuple[DataSource, ...],
         Meta(
             description="stdlib: source files of the Python standard library, as bytes. text: every file "
             "under path, as bytes, or with a tokenizer as its tokens. jsonl, parquet, arrow: rows with a "
             "column of text, which `oobleckctl data prepare` tokenizes once (docs/data.md). tokens: path is "
             "a file of token numbers of any of the kinds that follow, by its content. megatron: Megatron's "
             ".bin beside its .idx. npy: numpy's .npy. llmc: one with llm.c's header. bin: little-endian "
-            "numbers and nothing else (dtype)."
+            "numbers and nothing else (dtype). Several: a table `[[data.source]]` for each, below."
         ),
     ] = "stdlib"
     path: Annotated[str, Meta(description="File or folder of the source; unused for stdlib.")] = ""
     dtype: Annotated[
-        Literal["auto", "uint8", "uint16", "int32", "uint32", "int64"],
+        DTypeName,
         Meta(
             description="What a file of token numbers has. auto: what its own header says, and without one "
             "uint16; a file that looks like uint32 "
@@ -151,21 +155,59 @@ class Data(_Table, frozen=True):
             "it in the cache."
         ),
     ] = ""
+    stage: Annotated[
+        tuple[DataStage, ...],
+        Meta(description="Other weights of several sources from a step on: `[[data.stage]]`, below."),
+    ] = ()
+
+    @property
+    def sources(self) -> tuple[DataSource, ...]:
+        """The tables of several; of a single one there are none."""
+        return self.source if isinstance(self.source, tuple) else ()
+
+    @property
+    def kind(self) -> SourceKind:
+        """Of a single source."""
+        assert not isinstance(self.source, tuple)
+        return self.source
 
     @property
     def is_prepared(self) -> bool:
-        """Whether it is trained on as prepared, in a folder of its own."""
+        """Whether it is trained on as prepared, in a folder of its own. Of several sources: any of them."""
+        if self.sources:
+            return any(self.only(source).is_prepared for source in self.sources)
         return self.source in _ROWS or (self.source == "text" and bool(self.tokenizer or self.prepared))
 
     @property
     def is_bytes(self) -> bool:
-        """Whether its tokens are the bytes of files."""
+        """Whether its tokens are the bytes of files. Of several sources: of all of them."""
+        if self.sources:
+            return all(self.only(source).is_bytes for source in self.sources)
         return self.source in {"stdlib", "text"} and not self.is_prepared
 
     @property
     def is_ready_made(self) -> bool:
         """Whether it is a file of token numbers that somebody else made."""
-        return not self.is_prepared and not self.is_bytes
+        return not self.sources and not self.is_prepared and not self.is_bytes
+
+    def only(self, source: DataSource) -> Data:
+        """What a job has that trains on ``source`` of several alone."""
+        is_text = source.kind in _ROWS or (source.kind == "text" and bool(self.tokenizer))
+        return msgspec.structs.replace(
+            self if is_text else Data(mask_token=self.mask_token),
+            source=source.kind,
+            path=source.path,
+            dtype=source.dtype,
+            column=source.column,
+            prepared=source.prepared,
+            stage=(),
+        )
+
+    def words(self) -> str:
+        """In short, for people."""
+        if self.sources:
+            return f"{count(len(self.sources), 'source')}: {', '.join(each.name for each in self.sources)}"
+        return f"{self.kind} {self.path}".strip()
 
 
 class Train(_Table, frozen=True):
@@ -441,8 +483,43 @@ class Job(_Table, frozen=True):
 
 
 def same_data(one: Data, other: Data) -> bool:
-    """Whether two jobs name the same data, whatever lies there."""
-    return all(getattr(one, name) == getattr(other, name) for name in _NAMES_DATA)
+    """Whether two jobs name the same data, whatever lies there and however it is mixed."""
+    return _named(one) == _named(other)
+
+
+def _named(data: Data) -> list[tuple[object, ...]]:
+    each = [data.only(source) for source in data.sources] or [data]
+    return [tuple(getattr(one, name) for name in _NAMES_DATA) for one in each]
+
+
+def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:
+    """Of each source its name and a job on it alone; of a single one "" and the job itself."""
+    if not job.data.sources:
+        return (("", job),)
+    return tuple(
+        (source.name, msgspec.structs.replace(job, data=job.data.only(source))) for source in job.data.sources
+    )
+
+
+def with_parts(data: Data, parts: Sequence[Data]) -> Data:
+    """``data`` with paths and folders as the ``parts`` have them, one for each source."""
+    if not isinstance(data.source, tuple):
+        return parts[0]
+    tables = tuple(
+        msgspec.structs.replace(source, path=part.path, prepared=part.prepared)
+        for source, part in zip(data.source, parts, strict=True)
+    )
+    return msgspec.structs.replace(data, source=tables)
+
+
+def in_source(name: str, problem: str) -> str:
+    """What is wrong with the job of a source, said of the whole job; ``name`` "": it is the whole job."""
+    if not name:
+        return problem
+    key, colon, rest = problem.partition(": ")
+    if not colon or key not in _OF_SOURCE:
+        return problem
+    return f"data.source {name!r}: {rest if key in {'data', 'data.path'} else problem.removeprefix('data.')}"
 
 
 def reject_old_names(raw: dict[str, Any]) -> None:
@@ -550,11 +627,49 @@ def _check_link(resources: Resources) -> None:
 
 
 def _check_data(job: Job) -> None:
+    if isinstance(job.data.source, tuple):
+        _check_mixture(job)
+        return
+    if job.data.stage:
+        raise JobError("data.stage", "is of several sources, and there is one", _SEVERAL)
+    _check_source(job)
+
+
+def _check_mixture(job: Job) -> None:
+    data, usual = job.data, Data()
+    for key in ("path", "column", "dtype", "prepared"):
+        if getattr(data, key) != getattr(usual, key):
+            raise JobError(f"data.{key}", "is of one source, and there are tables of several", _SEVERAL)
+    if wrong := wrong_with(data.sources, data.stage, job.train.steps):
+        raise JobError(f"data.{wrong.key}", wrong.problem, wrong.hint)
+    parts = jobs_of_sources(job)
+    for index, (_, part) in enumerate(parts):
+        try:
+            _check_source(part)
+        except JobError as error:
+            path = error.path
+            if path in _OF_SOURCE:
+                path = f"data.source[{index}].{path.removeprefix('data.')}"
+            raise JobError(path, error.problem, error.hint) from error
+    for key in () if data.is_prepared else _OF_PREPARED:
+        if getattr(data, key) != getattr(usual, key):
+            raise JobError(
+                f"data.{key}", "is of text that is prepared, and no source is such", "leave it out"
+            )
+    odd = [name for name, part in parts if part.data.is_bytes]
+    if odd and len(odd) < len(parts):
+        other = next(name for name, part in parts if not part.data.is_bytes)
+        raise JobError(
+            "data.source",
+            f"{odd[0]!r} is read as bytes, and {other!r} as tokens, which are other numbers",
+            "name a data.tokenizer, and no source of kind stdlib",
+        )
+
+
+def _check_source(job: Job) -> None:
     data = job.data
     if data.source != "stdlib" and not data.path:
-        raise JobError(
-            "data.path", f"is missing, and data.source = {data.source!r} needs it", "name a file or folder"
-        )
+        raise JobError("data.path", f"is missing, and {data.source!r} needs it", "name a file or folder")
     if data.is_bytes and data.dtype != "auto":
         raise JobError(
             "data.dtype",
@@ -653,6 +768,17 @@ def _reject_unknown(raw: dict[str, Any], table: type[msgspec.Struct], path: str)
             close = difflib.get_close_matches(key, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(names)}"
             raise JobError(where, "unknown key", hint)
-        kind = fields[key].type
-        if isinstance(kind, type) and issubclass(kind, _Table) and isinstance(value, dict):
-            _reject_unknown(value, kind, where)
+        kind = _table_in(fields[key].type)
+        if kind is None:
+            continue
+        for index, row in enumerate(value) if isinstance(value, list) else [(-1, value)]:
+            if isinstance(row, dict):
+                _reject_unknown(row, kind, f"{where}[{index}]" if index >= 0 else where)
+
+
+def _table_in(kind: Any) -> type[msgspec.Struct] | None:
+    """The table that a key has one or several of; None where it has a plain value."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind
+    found = (_table_in(each) for each in get_args(kind))
+    return next((each for each in found if each is not None), None)

@@ -20,7 +20,8 @@ class Border(msgspec.Struct, frozen=True):
 class SampleRow(msgspec.Struct, frozen=True):
     """A row of a micro-batch. ``sample``: its number in the whole run; ``epoch``: which pass over the data,
     from 0; ``start``: its first token in all of the data's. ``inputs``: what the model is shown; ``asked``:
-    positions whose token it has to name; ``borders``: none where the data has no documents.
+    positions whose token it has to name; ``borders``: none where the data has no documents; ``source``: of
+    several, its name.
     """
 
     sample: int
@@ -30,6 +31,7 @@ class SampleRow(msgspec.Struct, frozen=True):
     inputs: tuple[int, ...]
     asked: tuple[int, ...]
     borders: tuple[Border, ...] = ()
+    source: str = ""
 
 
 class SampleRows(msgspec.Struct, frozen=True):

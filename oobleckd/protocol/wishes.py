@@ -23,6 +23,7 @@ _STEPS = "docs/observability.md#prometheus"
 
 _TOKENIZER = Wish("data.tokenizer is a folder with a tokenizer.json, or such a file", _DATA)
 _SOURCES = Wish("data is local files (data.source, data.path): no data sets by name, no streams", _DATA)
+_MIXED = Wish("several sources are tables [[data.source]], each with its weight", f"{_DATA}#mix-sources")
 _EVAL = Wish("nothing is evaluated while training", _LOOP)
 _LOGGER = Wish("there is no logger to set: figures are read from the daemon", _STEPS)
 _COMPILE = Wish("models are not compiled", _LOOP)
@@ -43,8 +44,12 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
         tokenizer_name vocab_file merges_file add_special_tokens
     """),
     (_SOURCES, """
-        dataset datasets dataset_name dataset_path hf_dataset streaming mixture jsonl parquet num_workers
+        dataset dataset_name dataset_path hf_dataset streaming jsonl parquet num_workers
         shuffle packing data_collator
+    """),
+    (_MIXED, """
+        datasets mixture mix data_mix data_mixture mixture_weights weights probabilities blend data_blend
+        sources curriculum annealing
     """),
     (_EVAL, """
         eval evaluation validation eval_every eval_steps eval_interval eval_iters eval_strategy

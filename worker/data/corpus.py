@@ -1,9 +1,7 @@
 """Samples: which tokens micro-batch i of step t has, a pure function of (seed, step, micro-batch).
 
-The corpus is cut into non-overlapping windows of one sequence. Every pass over it visits all windows in an
-order of its own, a seeded permutation that is computed and never stored (a Feistel network with cycle
-walking, Black and Rogaway 2002), so no window is read twice within a pass. Owns no tokenizer: text is
-trained on as bytes.
+Each source of a job has rows, and an ``order`` says which row of which source a sample is. Owns how sources
+are opened, and no tokenizer: text that was not prepared is trained on as bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,21 +23,30 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.inputs import Input
-from oobleckd.protocol.job import Job
+from oobleckd.protocol.job import Job, in_source, jobs_of_sources
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import Tokens as _Tokens
 from oobleckd.tokens.files import file_of, read_tokens
+from oobleckd.tokens.mixture import mixture_of
 from oobleckd.tokens.vocabulary import check_largest, check_vocabulary
 from oobleckd.words import count
-from oobleckd.worker.data.inputs import Opened, Signature, joined, opened_while, signature_at, signature_of
+from oobleckd.worker.data.inputs import (
+    Opened,
+    Signature,
+    joined,
+    opened_while,
+    signature_at,
+    signature_of,
+    together,
+)
 from oobleckd.worker.data.masking import Masking
+from oobleckd.worker.data.order import Place, SampleOrder
 from oobleckd.worker.data.prepared import open_prepared
+from oobleckd.worker.data.windows import Windows, of_job
 from oobleckd.worker.models import MASKED, Batch, load_config
 from oobleckd.worker.runtime.errors import UserError
 
 _NOT_STDLIB = frozenset({"site-packages", "dist-packages", "__pycache__"})
-_NUM_FEISTEL_ROUNDS = 6
-_MASK64 = (1 << 64) - 1
 # A file that changed within the last 3 s may change once more within the same tick of its file system's
 # clock, unseen. (D-data-010)
 _TICK_NS = 3_000_000_000  # more than of any file system, FAT's 2 s included
@@ -48,35 +54,15 @@ NOTHING = Opened(Input("data", "", 0, 0))
 """Of a corpus that was not read from files."""
 
 
-class Misread(UserError):
-    """What a device is about to train on is not what it was when it was prepared."""
-
-
 class Corpus:
-    """All tokens of a job's data, in windows of ``sequence`` tokens."""
+    """The rows of a job's sources, in an ``order``. ``inputs``: the files that they are mapped from."""
 
     def __init__(
-        self, tokens: _Tokens, job: Job, name: str, masking: Masking | None = None,
-        inputs: Opened = NOTHING, check: Callable[[_Tokens], None] | None = None,
-        first: Callable[[int, int], None] | None = None,
+        self, sources: Sequence[Windows], order: SampleOrder, job: Job, masking: Masking | None = None,
+        inputs: Opened = NOTHING,
     ) -> None:  # fmt: skip
-        """``inputs``: the files that the tokens are mapped from. ``check``: looks at the tokens of each batch
-        (None: all were looked at); ``first``: looks at the bytes of tokens before they are read.
-        """
-        train = job.train
-        self.inputs, self._check, self._first = inputs, check, first
-        # Of the plain kind: to cut a window out of numpy's mapped one takes ten times as long.
-        self._tokens = tokens.view(np.ndarray)
-        self._name = name
-        self._sequence, self._micro_batch, self._global_batch = (
-            train.sequence,
-            train.micro_batch,
-            train.global_batch,
-        )
-        self._seed = train.seed
-        self._masking = masking
-        self.num_windows = len(tokens) // train.sequence
-        self._order: tuple[int, Permutation] | None = None
+        self.inputs, self.sources, self._order, self._masking = inputs, tuple(sources), order, masking
+        self._micro_batch, self._global_batch = job.train.micro_batch, job.train.global_batch
         self._drawn: dict[int, tuple[tuple[int, ...], ...]] = {}
 
     def batch(self, step: int, micro_batch: int) -> Batch:
@@ -86,15 +72,16 @@ class Corpus:
 
     def tokens(self, step: int, micro_batch: int) -> Tensor:
         """Tokens of a micro-batch, int64 (micro_batch_size, sequence). Raises Misread, UserError."""
-        windows = [sample % self.num_windows for sample in self.sample_ids(step, micro_batch)]
-        rows = np.stack([self._window(window) for window in windows])
-        if self._check is not None:
-            with _of_job("data"):
-                self._check(rows)
+        places = [self.place(sample) for sample in self.sample_ids(step, micro_batch)]
+        rows = np.stack([self.sources[place.source].row(place.row) for place in places])
         return torch.from_numpy(rows.astype(np.int64))
 
+    def place(self, sample: int) -> Place:
+        """Where the sample of that number lies."""
+        return self._order.place(sample)
+
     def sample_ids(self, step: int, micro_batch: int) -> tuple[int, ...]:
-        """The samples of a micro-batch: pass * windows + window, so an id comes once in a whole run."""
+        """The samples of a micro-batch, by numbers that come once in a whole run."""
         return self.of_step(step)[micro_batch]
 
     def of_step(self, step: int) -> tuple[tuple[int, ...], ...]:
@@ -103,7 +90,7 @@ class Corpus:
         """
         if step not in self._drawn:
             firsts = range(step * self._global_batch, (step + 1) * self._global_batch, self._micro_batch)
-            drawn = (tuple(self._sample(first + i) for i in range(self._micro_batch)) for first in firsts)
+            drawn = (tuple(self._order(first + i) for i in range(self._micro_batch)) for first in firsts)
             kept = {number: samples for number, samples in self._drawn.items() if number == step - 1}
             self._drawn = {**kept, step: tuple(drawn)}
         return self._drawn[step]
@@ -115,66 +102,46 @@ class Corpus:
         """
         return self.inputs.part.whole
 
-    def _window(self, window: int) -> _Tokens:
-        start = window * self._sequence
-        if self._first is not None:
-            with _of_job("data", Misread):
-                self._first(start, start + self._sequence)
-        return self._tokens[start : start + self._sequence]
-
-    def _sample(self, ordinal: int) -> int:
-        number, position = divmod(ordinal, self.num_windows)
-        if self._order is None or self._order[0] != number:
-            self._order = number, Permutation(self.num_windows, f"{self._seed}:{number}")
-        return number * self.num_windows + self._order[1](position)
-
-
-@dataclass(slots=True)
-class Permutation:
-    """A seeded permutation of ``range(size)``: call it with a position.
-
-    A Feistel network permutes the smallest power of four that is not below ``size``; positions that fall
-    outside are sent through again until they fall inside, fewer than four times on average.
-    """
-
-    size: int
-    keys: tuple[int, ...]
-    half_bits: int
-
-    def __init__(self, size: int, seed: str) -> None:
-        self.size = size
-        self.half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-        digest = hashlib.blake2b(f"order:{seed}".encode(), digest_size=8 * _NUM_FEISTEL_ROUNDS).digest()
-        self.keys = tuple(int.from_bytes(digest[i : i + 8], "big") for i in range(0, len(digest), 8))
-
-    def __call__(self, position: int) -> int:
-        """Where ``position`` goes."""
-        position = self._network(position)
-        while position >= self.size:
-            position = self._network(position)
-        return position
-
-    def _network(self, value: int) -> int:
-        mask = (1 << self.half_bits) - 1
-        left, right = value >> self.half_bits, value & mask
-        for key in self.keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
-        return left << self.half_bits | right
-
-
-def _mix(value: int) -> int:
-    """A well-mixed 64-bit hash (the finalizer of splitmix64, Steele et al. 2014)."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK64
-    return value ^ (value >> 31)
-
 
 def open_corpus(job: Job) -> Corpus:
     """The corpus of ``job``, mapped into memory. Raises UserError when it is missing or does not fit."""
+    found = []
+    for name, part in jobs_of_sources(job):
+        with of_source(name):
+            found.append(_open(part))
+    order, inputs = order_of(job, [windows.count for windows, _ in found]), found[0][1]
+    if names := [source.name for source in job.data.sources]:
+        inputs = together(job.name, list(zip(names, (held for _, held in found), strict=True)))
+    masking = masking_of(job, load_config(job).vocab_size)
+    return Corpus([windows for windows, _ in found], order, job, masking, inputs)
+
+
+def order_of(job: Job, rows: Sequence[int]) -> SampleOrder:
+    """The order of a job whose sources have so many ``rows``. Raises UserError where they do not last."""
+    if not job.data.sources:
+        return SampleOrder(job.train.seed, rows)
+    try:
+        mixture = mixture_of(job, rows)
+    except DataError as error:
+        raise UserError(error.problem, error.hint) from error
+    return SampleOrder(job.train.seed, rows, [source.name for source in job.data.sources], mixture)
+
+
+@contextmanager
+def of_source(name: str) -> Iterator[None]:
+    """What is wrong with a source of several is said of that one."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(in_source(name, error.problem), error.hint) from error
+
+
+def _open(job: Job) -> tuple[Windows, Opened]:
+    """Of a job on one source."""
     if job.data.is_prepared:
         return _open_prepared(job)
     name = job.data.path
-    match job.data.source:
+    match job.data.kind:
         case "stdlib":
             name = "the standard library"
             inputs, tokens = _joined(stdlib_files, name, Path(sysconfig.get_path("stdlib")))
@@ -189,37 +156,26 @@ def open_corpus(job: Job) -> Corpus:
     vocab_size = load_config(job).vocab_size
     spare, text = spare_of(job), job.data.is_bytes
     checked = partial(check_vocabulary, name=name, vocab_size=vocab_size, spare=spare, text=text)
-    masking = masking_of(job, vocab_size)
     if not inputs.small:  # to look at all of it takes minutes
-        return Corpus(tokens, job, name, masking, inputs, partial(checked, part=True))
-    with _of_job("data"):
+        return Windows(tokens, job.train.sequence, partial(checked, part=True)), inputs
+    with of_job("data"):
         checked(tokens)
-    return Corpus(tokens, job, name, masking, inputs)
+    return Windows(tokens, job.train.sequence), inputs
 
 
-def _open_prepared(job: Job) -> Corpus:
+def _open_prepared(job: Job) -> tuple[Windows, Opened]:
     """Of what was prepared: what is to be known of its tokens its manifest says."""
     name = job.data.prepared
     if not name:
         raise UserError(
             f"data.path: {job.data.path} is not prepared", "run `oobleckctl data prepare` on the job first"
         )
-    with _of_job("data.prepared"), _readable("data.prepared", name):
+    with of_job("data.prepared"), _readable("data.prepared", name):
         found = open_prepared(Path(name))
     check_length(job, name, found.manifest.tokens)
-    vocab_size = load_config(job).vocab_size
-    with _of_job("data"):
-        check_largest(found.manifest, name, vocab_size, spare_of(job))
-    return Corpus(found.tokens, job, name, masking_of(job, vocab_size), found.inputs, first=found.first)
-
-
-@contextmanager
-def _of_job(key: str, kind: type[UserError] = UserError) -> Iterator[None]:
-    """What is wrong with a file is wrong with ``key`` of the job."""
-    try:
-        yield
-    except DataError as error:
-        raise kind(f"{key}: {error.problem}", error.hint) from error
+    with of_job("data"):
+        check_largest(found.manifest, name, load_config(job).vocab_size, spare_of(job))
+    return Windows(found.tokens, job.train.sequence, first=found.first), found.inputs
 
 
 @contextmanager
@@ -249,7 +205,7 @@ def spare_of(job: Job) -> int:
 
 def _held(file: Path, read: Callable[[Path], _Tokens]) -> tuple[Opened, _Tokens]:
     """``file``, held open, and its tokens."""
-    with _of_job("data.path"), _readable("data.path", str(file)):
+    with of_job("data.path"), _readable("data.path", str(file)):
         return opened_while(file, str(file), lambda: read(file))
 
 

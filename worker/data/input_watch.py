@@ -22,7 +22,7 @@ import msgspec
 
 from oobleckd.protocol.inputs import Input, same
 from oobleckd.protocol.parts import Counters
-from oobleckd.worker.data.inputs import Opened, Signature, opened, signature_at
+from oobleckd.worker.data.inputs import Opened, Signature, signature_at
 from oobleckd.worker.runtime.errors import ends_the_process
 
 LOOK_S = 1.0
@@ -124,7 +124,7 @@ class Eyes:
         if ours == [each[:3] for each in there if each is not None]:
             return "back", inputs.paths[0]
         try:
-            with_other = opened(inputs.paths, inputs.part.place)
+            with_other = inputs.again()
         except OSError:
             return "gone", inputs.paths[0]
         return ("back" if same(with_other.part, inputs.part) else "other"), inputs.paths[0]

@@ -65,6 +65,9 @@ class Opened:
     ``watched``: whether that is worth a look (a copy of our own has no path that a user knows). None is open
     where all bytes are in this process' own memory. ``fresh``: whether who opens it anew finds the same
     files, by a stat.
+
+    ``groups``: of several sources, how many files each has, and its digest where that is none; ``names``: of
+    all these files, which may have the same one.
     """
 
     part: Input
@@ -74,6 +77,8 @@ class Opened:
     watched: bool = True
     seen: tuple[Signature, ...] = ()
     fresh: Callable[[], bool] = lambda: True
+    names: tuple[str, ...] = ()
+    groups: tuple[tuple[int, str], ...] = ()
     _closed: bool = field(default=False, repr=False)
 
     @property
@@ -97,27 +102,44 @@ class Opened:
 
     def blocks(self) -> Input:
         """The same without the digest of all bytes."""
-        named = [path.name if len(self.paths) > 1 else "" for path in self.paths]
+        named = self.names or [path.name if len(self.paths) > 1 else "" for path in self.paths]
         return identity(self.part.kind, self.part.place, named, self.sizes, self._read)
 
     def digest(self, between: Callable[[], object] = lambda: None) -> str:
         """Size and SHA-256 of all bytes that were there when it was opened, as they are now. ``between``:
         called after each piece; may raise.
         """
-        whole, count = hashlib.sha256(), 0
-        for data in self._pieces():
-            whole.update(data)
-            count += len(data)
-            between()
-        return f"{count}-{whole.hexdigest()}"
+        if not self.groups:
+            return self._digest_of(range(len(self.sizes)), between)
+        wholes, first = [], 0
+        for files, known in self.groups:
+            wholes.append(self._digest_of(range(first, first + files), between) if files else known)
+            first += files
+        return _whole_of(wholes)
 
-    def _pieces(self) -> Iterator[bytes]:
-        for index, size in enumerate(self.sizes):
-            for start in range(0, size, _PIECE):
-                yield self._read(index, start, min(_PIECE, size - start))
+    def again(self) -> Opened:
+        """What lies at the paths by now, opened in the same way. Raises OSError."""
+        found = opened(self.paths, self.part.place, self.part.kind, self.part)
+        found.names, found.groups, found.part = self.names, self.groups, self.part
+        found.part = found.quick()
+        return found
+
+    def _digest_of(self, files: Sequence[int], between: Callable[[], object]) -> str:
+        whole, count = hashlib.sha256(), 0
+        for index in files:
+            for start in range(0, self.sizes[index], _PIECE):
+                data = self._read(index, start, min(_PIECE, self.sizes[index] - start))
+                whole.update(data)
+                count += len(data)
+                between()
+        return f"{count}-{whole.hexdigest()}"
 
     def _read(self, index: int, start: int, count: int) -> bytes:
         return os.pread(self.handles[index], count, start)
+
+    def give(self) -> None:
+        """Another one has its files, and closes them."""
+        self._closed = True
 
     def close(self) -> None:
         """Let go of the files; what is mapped stays."""
@@ -165,6 +187,29 @@ def opened_while(
             return held, made
         held.close()
     raise OSError(f"{path} is replaced again and again")
+
+
+def together(place: str, held: Sequence[tuple[str, Opened]]) -> Opened:
+    """The files of several sources, by name, as one; who held them does so no more."""
+    parts = [each for _, each in held]
+    wholes = [each.part.whole for each in parts]
+    found = Opened(
+        Input("data", place, sum(each.part.files for each in parts), sum(sum(each.sizes) for each in parts)),
+        tuple(path for each in parts for path in each.paths),
+        tuple(handle for each in parts for handle in each.handles),
+        tuple(size for each in parts for size in each.sizes),
+        all(each.watched for each in parts),
+        tuple(seen for each in parts for seen in each.seen),
+        lambda: all(each.fresh() for each in parts),
+        tuple(f"{name}/{path.name}" for name, each in held for path in each.paths),
+        tuple((len(each.handles), each.part.whole) for each in parts),
+    )
+    for each in parts:
+        each.give()
+    found.part = found.blocks()
+    if all(wholes):
+        found.part = _with_whole(found.part, _whole_of(wholes))
+    return found
 
 
 def joined(
@@ -221,6 +266,12 @@ def _chosen(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
             count = min(left, ends[index] - at)
             yield index, at - (ends[index] - sizes[index]), count
             at, left = at + count, left - count
+
+
+def _whole_of(wholes: Sequence[str]) -> str:
+    """Size and digest of several sources, by those of each."""
+    size = sum(int(whole.partition("-")[0]) for whole in wholes)
+    return f"{size}-{hashlib.sha256(' '.join(wholes).encode()).hexdigest()}"
 
 
 def _with_whole(found: Input, whole: str) -> Input:

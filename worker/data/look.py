@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from oobleckd.protocol.job import Job
+from oobleckd.protocol.job import Job, jobs_of_sources
 from oobleckd.protocol.modelnotes import DataNote
 from oobleckd.tokens import foreign
 from oobleckd.tokens.errors import DataError
@@ -23,7 +23,9 @@ from oobleckd.worker.data.corpus import (
     check_length,
     files_in,
     masking_of,
+    of_source,
     open_corpus,
+    order_of,
     spare_of,
     stdlib_files,
 )
@@ -38,24 +40,41 @@ _PLAIN = frozenset({"", "text"})
 def look_at(job: Job, vocab_size: int) -> tuple[DataNote, ...]:
     """What is to be said of the text of ``job``. Raises UserError where no device would take it."""
     masking_of(job, vocab_size)
+    notes: list[DataNote] = []
+    rows = []
+    for name, part in jobs_of_sources(job):
+        with of_source(name):
+            said, tokens = _look_at_source(part, vocab_size)
+        notes += said
+        rows.append(tokens // job.train.sequence)
+    order_of(job, rows)
+    return tuple(notes)
+
+
+def _look_at_source(job: Job, vocab_size: int) -> tuple[tuple[DataNote, ...], int]:
+    """Of a job on one source, and how many tokens that has."""
     path = Path(job.data.path)
     if job.data.source == "stdlib":
         name = "the standard library"
-        _look_at_files(job, name, Path(sysconfig.get_path("stdlib")), stdlib_files(), vocab_size)
-        return ()
+        files = stdlib_files()
+        return (), _look_at_files(job, name, Path(sysconfig.get_path("stdlib")), files, vocab_size)
     if job.data.is_bytes and path.is_dir():
         files = files_in(path)
-        _look_at_files(job, job.data.path, path, files, vocab_size)
-        return _notes(path, files)
-    open_corpus(job).inputs.close()
-    return _notes(path.parent, [path]) if job.data.is_bytes else ()
+        tokens = _look_at_files(job, job.data.path, path, files, vocab_size)
+        return _notes(path, files), tokens
+    corpus = open_corpus(job)
+    corpus.inputs.close()
+    tokens = corpus.sources[0].count * job.train.sequence
+    return (_notes(path.parent, [path]) if job.data.is_bytes else ()), tokens
 
 
-def _look_at_files(job: Job, name: str, root: Path, files: Sequence[Path], vocab_size: int) -> None:
+def _look_at_files(job: Job, name: str, root: Path, files: Sequence[Path], vocab_size: int) -> int:
+    """How many bytes they have."""
     try:
-        check_length(job, name, sum(file.stat().st_size for file in files))
+        num_bytes = sum(file.stat().st_size for file in files)
+        check_length(job, name, num_bytes)
         if vocab_size - spare_of(job) > np.iinfo(np.uint8).max:
-            return
+            return num_bytes
         largest = np.zeros(1, np.uint8)
         for file in files:
             largest = np.maximum(largest, _largest(file))
@@ -68,6 +87,7 @@ def _look_at_files(job: Job, name: str, root: Path, files: Sequence[Path], vocab
         check_vocabulary(largest, name, vocab_size, spare_of(job), text=True)
     except DataError as error:
         raise UserError(f"data: {error.problem}", error.hint) from error
+    return num_bytes
 
 
 def _largest(file: Path) -> int:

@@ -27,8 +27,9 @@ from oobleckd.protocol.job import Job, JobError
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
 from oobleckd.protocol.modelnotes import words
 from oobleckd.protocol.parts import Counters, bits_of
-from oobleckd.worker.data.corpus import Misread, open_corpus
+from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.input_watch import LOOK_S, Eyes
+from oobleckd.worker.data.windows import Misread
 from oobleckd.worker.device.context import arithmetic, device_model
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.traits import traits

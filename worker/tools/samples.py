@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oobleckd.host.jobfile import load_job
-from oobleckd.protocol.job import Job, JobError
+from oobleckd.protocol.job import Job, JobError, jobs_of_sources
 from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import file_of, index_of
@@ -30,23 +30,26 @@ from oobleckd.worker.runtime.errors import UserError
 def samples(job: Job, step: int, micro_batch: int) -> SampleRows:
     """Rows of micro-batch ``micro_batch`` of step ``step``, counted from 1. Raises UserError, DataError."""
     corpus, sequence = open_corpus(job), job.train.sequence
-    starts = _document_starts(job)
+    parts = jobs_of_sources(job)
+    starts = {index: _document_starts(part) for index, (_, part) in enumerate(parts)}
     batch = corpus.batch(step - 1, micro_batch)
     tokens = corpus.tokens(step - 1, micro_batch).tolist()
     shifted = bool((batch.inputs == batch.labels).all())  # a causal model names the next token
     rows = []
     for number, sample in enumerate(corpus.sample_ids(step - 1, micro_batch)):
-        epoch, window = divmod(sample, corpus.num_windows)
+        place = corpus.place(sample)
+        first, of_documents = place.row * sequence, starts[place.source]
         asked = (batch.labels[number] != NOT_ASKED).nonzero().flatten().tolist()
         rows.append(
             SampleRow(
                 sample,
-                epoch,
-                window * sequence,
+                place.epoch,
+                first,
                 tuple(tokens[number]),
                 tuple(batch.inputs[number].tolist()),
                 tuple(asked[1:] if shifted else asked),
-                tuple(_borders(starts, window * sequence, sequence)) if starts is not None else (),
+                tuple(_borders(of_documents, first, sequence)) if of_documents is not None else (),
+                parts[place.source][0],
             )
         )
     corpus.inputs.close()
@@ -54,12 +57,12 @@ def samples(job: Job, step: int, micro_batch: int) -> SampleRows:
 
 
 def _document_starts(job: Job) -> npt.NDArray[np.int64] | None:
-    """The first token of each document; None where the data has none."""
+    """The first token of each document, of a job on one source; None where it has none."""
     if job.data.is_prepared:
         return read_index(Path(job.data.prepared) / INDEX).document_starts()
     if job.data.is_bytes:
         return None
-    index = index_of(file_of(Path(job.data.path), job.data.source))
+    index = index_of(file_of(Path(job.data.path), job.data.kind))
     return read_index(index).document_starts() if index is not None else None
 
 

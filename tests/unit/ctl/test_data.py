@@ -252,3 +252,89 @@ def test_one_process_a_core_unless_somebody_says_otherwise(
     ctl("data", "prepare", str(rows_job))
     ctl("data", "prepare", str(rows_job), "--jobs=3")
     assert asked == [len(os.sched_getaffinity(0)), 3]
+
+
+# --------------------------------------------------------------------------- several sources
+
+
+@pytest.fixture
+def mixed_job(job_file: JobFile, text: Path, tmp_path: Path) -> Path:
+    """Two sources of text, and a file of tokens."""
+    make_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "more.jsonl").write_text(text.read_text() * 2)
+    np.full(800, 7, "<u2").tofile(tmp_path / "c.bin")
+    tables = "".join(
+        f'[[data.source]]\nname = "{name}"\nkind = "{kind}"\npath = "{tmp_path}/{path}"\nweight = {weight}\n'
+        for name, kind, path, weight in (
+            ("a", "jsonl", "t.jsonl", 0.5), ("b", "jsonl", "more.jsonl", 0.25), ("c", "bin", "c.bin", 0.25)
+        )
+    )  # fmt: skip
+    stage = "[[data.stage]]\nfrom_step = 3\nweights = { b = 1, c = 1 }\n"
+    return job_file(f'[data]\ntokenizer = "{tmp_path}/tokenizer"\n{tables}{stage}')
+
+
+def test_each_source_is_prepared_by_itself(ctl: Ctl, mixed_job: Path, tmp_path: Path) -> None:
+    refused = ctl("submit", "--dry-run", str(mixed_job))
+    assert refused.exit_code == 2
+    assert f"data.source 'a': {tmp_path}/t.jsonl is not prepared" in refused.stderr
+    folders = ctl("data", "prepare", str(mixed_job)).stdout.split()
+    again = ctl("data", "prepare", str(mixed_job), "-o", "json").stdout.splitlines()
+    told = [json.loads(each) for each in again]
+    assert [(each["source"], each["folder"], each["new"]) for each in told] == [
+        ("a", folders[0], False), ("b", folders[1], False)
+    ]  # fmt: skip
+    assert told[1]["documents"] == 2 * told[0]["documents"]
+
+
+def test_stats_tell_of_each_source_what_the_job_makes_of_it(ctl: Ctl, mixed_job: Path) -> None:
+    ctl("data", "prepare", str(mixed_job))
+    told = ctl.json("data", "stats", str(mixed_job))
+    assert [(each["name"], each["samples"]) for each in told["sources"]] == [("a", 4), ("b", 4), ("c", 4)]
+    assert told["sources"][2]["epochs"] == 4 / 100
+    assert [(each["first"], each["last"], each["shares"]) for each in told["stages"]] == [
+        (1, 2, {"a": 0.5, "b": 0.25, "c": 0.25}),
+        (3, 3, {"a": 0.0, "b": 0.5, "c": 0.5}),
+    ]
+    shown = ctl("data", "stats", str(mixed_job)).stdout.splitlines()
+    assert [line.split()[0] for line in shown if line] == ["SOURCE", "a", "b", "c", "STEPS", "1", "3"]
+    mixed_job.write_text(mixed_job.read_text().replace("weight = 0.5\n", "weight = 0.5\nepochs = 0.01\n"))
+    assert ctl.json("data", "stats", str(mixed_job))["sources"][0]["limit_step"] == 1
+
+
+def test_submit_hands_in_the_folder_of_each_source(
+    ctl: Ctl, mixed_job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = ctl("data", "prepare", str(mixed_job)).stdout.split()
+    asked: list[list[str]] = []
+    monkeypatch.setattr(
+        look,
+        "run_worker",
+        lambda *words: (
+            asked.append([each.prepared for each in load_job(Path(words[2])).data.sources]) or "{}"
+        ),
+    )
+    done = ctl("submit", "--dry-run", str(mixed_job))
+    assert done.exit_code == 0
+    assert asked == [[*folders, ""]]
+    assert "3 sources: a, b, c" in done.stdout
+
+
+def test_what_is_wrong_with_a_source_is_said_of_it(ctl: Ctl, mixed_job: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.jsonl").write_text('{"body": "x"}\n')
+    result = ctl("data", "prepare", str(mixed_job))
+    assert result.exit_code == 2
+    assert (
+        f"{mixed_job}: data.source 'b': column: {tmp_path}/more.jsonl has no column 'text'" in result.stderr
+    )
+    (tmp_path / "c.bin").unlink()
+    result = ctl("submit", "--dry-run", str(mixed_job))
+    assert f"{mixed_job}: data.source[2].path: {tmp_path}/c.bin does not exist" in result.stderr
+
+
+def test_show_says_of_which_source_a_row_is(
+    ctl: Ctl, rows_job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctl("data", "prepare", str(rows_job))
+    row = msgspec.structs.replace(ROW, source="web")
+    shown = _shown(ctl, rows_job, row, monkeypatch, "--micro-batch=1").stdout
+    assert "sample 7 (of web, pass 1, from token 56 on)" in shown.splitlines()[0]

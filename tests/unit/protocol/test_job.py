@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from oobleckd.core.jobs import as_linked
+from oobleckd.ctl.reference import to_toml
 from oobleckd.host.jobfile import load_job
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import Data, Job, JobError, parse_job, same_data, table_of
@@ -149,3 +151,100 @@ def test_which_data_is_the_same_the_place_of_what_was_prepared_does_not_say() ->
     assert same_data(one, data_of(source="jsonl", path="/t", tokenizer="/a", prepared="/q", cache="/c"))
     assert not same_data(one, data_of(source="jsonl", path="/t", tokenizer="/b", prepared="/p"))
     assert not same_data(one, data_of(source="jsonl", path="/t", tokenizer="/a", eos=False))
+
+
+# --------------------------------------------------------------------------- several sources
+
+ONE: dict[str, object] = {"name": "web", "kind": "bin", "path": "/w", "weight": 0.7}
+TWO: dict[str, object] = {"name": "code", "kind": "bin", "path": "/c", "weight": 0.3}
+STAGE: dict[str, object] = {"from_step": 2, "weights": {"web": 1, "code": 3}}
+
+
+def mixed(*changed: dict[str, object], stage: dict[str, object] | None = None, **more: object) -> Data:
+    """Two sources, with what is ``changed`` of each; and of their ``stage``."""
+    tables = [usual | change for usual, change in zip((ONE, TWO), changed, strict=True)]
+    stages = [] if stage is None else [STAGE | stage]
+    return parse_job({
+        "name": "a", "train": TRAIN | {"steps": 9}, "data": {"source": tables, "stage": stages, **more}
+    }).data  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "more", "key"),
+    [
+        (({}, {"name": "web"}), {}, "data.source[1].name"),
+        (({}, {"name": "Web"}), {}, "data.source[1].name"),
+        (({}, {"weight": -0.1}), {}, "data.source[1].weight"),
+        (({}, {"weight": 0}), {}, "data.source[1].weight"),
+        (({}, {"weight": 0}), {"stage": {"weights": {"web": 1}}}, "data.source[1].weight"),
+        (({}, {"weight": 1 / 3}), {}, "data.source[1].weight"),
+        (({}, {"weight": 1e10}), {}, "data.source[1].weight"),
+        (({"weight": 999_999}, {"weight": 2}), {}, "data.source"),
+        (({"weight": 0}, {"weight": 0}), {"stage": {}}, "data.source"),
+        (({}, {"epochs": -1}), {}, "data.source[1].epochs"),
+        (({}, {"path": ""}), {}, "data.source[1].path"),
+        (({}, {"colum": "x"}), {}, "data.source[1].colum"),
+        (({}, {"kind": "csv"}), {}, "data.source[1].kind"),
+        (({}, {"kind": "jsonl"}), {}, "data.tokenizer"),
+        (({}, {"column": "body"}), {}, "data.source[1].column"),
+        (({}, {"kind": "stdlib", "path": ""}), {}, "data.source"),
+        (({}, {}), {"path": "/x"}, "data.path"),
+        (({}, {}), {"dtype": "uint16"}, "data.dtype"),
+        (({}, {}), {"tokenizer": "/x"}, "data.tokenizer"),
+        (({}, {}), {"stage": {"from_step": 1}}, "data.stage[0].from_step"),
+        (({}, {}), {"stage": {"from_step": 10}}, "data.stage[0].from_step"),
+        (({}, {}), {"stage": {"weights": {"wiki": 1}}}, "data.stage[0].weights.wiki"),
+        (({}, {}), {"stage": {"weights": {"web": -1}}}, "data.stage[0].weights.web"),
+        (({}, {}), {"stage": {"weights": {}}}, "data.stage[0].weights"),
+        (({}, {}), {"stage": {"wieghts": {}}}, "data.stage[0].wieghts"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(changed: Any, more: dict[str, Any], key: str) -> None:
+    with pytest.raises(JobError) as raised:
+        mixed(*changed, **more)
+    assert raised.value.path == key
+    assert raised.value.hint
+
+
+def test_stages_are_of_several_sources_and_one_follows_the_other() -> None:
+    for data, key in (
+        ({"stage": [STAGE]}, "data.stage"),
+        ({"source": []}, "data.source"),
+        ({"source": [ONE, TWO], "stage": [STAGE, STAGE]}, "data.stage[1].from_step"),
+    ):
+        with pytest.raises(JobError) as raised:
+            parse_job({"name": "a", "train": TRAIN | {"steps": 9}, "data": data})
+        assert raised.value.path == key
+
+
+def test_a_mixture_is_what_it_was_wherever_it_has_been(tmp_path: Path) -> None:
+    job = parse_job({
+        "name": "a", "train": TRAIN | {"steps": 9},
+        "data": {"source": [ONE | {"epochs": 1.5}, TWO], "stage": [STAGE]},
+    })  # fmt: skip
+    file = tmp_path / "job.toml"
+    file.write_text(to_toml(table_of(job)))
+    assert load_job(file) == job
+    assert parse_job(msgspec.to_builtins(job)) == job
+    assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == job
+
+
+def test_the_same_data_may_be_mixed_in_another_way() -> None:
+    both = mixed({}, {"prepared": ""})
+    assert same_data(both, mixed({"weight": 0.1, "epochs": 2}, {}, stage={}))
+    assert not same_data(both, mixed({}, {"path": "/other"}))
+    assert not same_data(both, data_of(source="bin", path="/w"))
+
+
+def test_what_a_source_has_of_the_whole_table() -> None:
+    data = parse_job({
+        "name": "a", "train": TRAIN,
+        "data": {
+            "source": [TWO, {"name": "web", "kind": "parquet", "path": "/w", "weight": 1, "column": "body"}],
+            "tokenizer": "/t", "eos": False, "cache": "/c",
+        },
+    }).data  # fmt: skip
+    code, web = (data.only(source) for source in data.sources)
+    assert code == Data(source="bin", path="/c")
+    assert web == Data(source="parquet", path="/w", column="body", tokenizer="/t", eos=False, cache="/c")
+    assert (data.is_prepared, data.is_bytes, data.is_ready_made) == (True, False, False)

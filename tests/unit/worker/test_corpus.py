@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oobleckd.protocol.job import Job
-from oobleckd.worker.data.corpus import Permutation, open_corpus
+from oobleckd.worker.data.corpus import open_corpus
+from oobleckd.worker.data.order import Permutation
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import GPT2, small_job
 
@@ -65,7 +66,7 @@ def test_no_sample_twice_within_a_pass_and_windows_do_not_overlap(text: Path) ->
     corpus = open_corpus(text_job(text))
     places = [(step, micro_batch) for step in range(5) for micro_batch in range(2)]
     samples = [sample for place in places for sample in corpus.sample_ids(*place)]
-    assert corpus.num_windows == 10
+    assert corpus.sources[0].count == 10
     assert sorted(samples) == list(range(20))  # 20 samples are two passes of ten
     assert sorted(samples[:10]) == list(range(10))
     assert [sample - 10 for sample in samples[10:]] != samples[:10]
@@ -229,7 +230,7 @@ def test_the_standard_library_is_always_there(tmp_path: Path, monkeypatch: pytes
     data = cached.read_bytes()
     assert data.startswith((root / "__future__.py").read_bytes())
     assert (root / "json" / "decoder.py").read_bytes() in data
-    assert corpus.num_windows == len(data) // 8
+    assert corpus.sources[0].count == len(data) // 8
 
 
 def test_token_files_are_little_endian_uint16(tmp_path: Path) -> None:

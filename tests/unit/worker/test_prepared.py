@@ -21,8 +21,9 @@ from oobleckd.tokens import pieces as pieces_module
 from oobleckd.tokens.manifest import MANIFEST, PIECE, TOKENS
 from oobleckd.worker.data import corpus as corpus_module
 from oobleckd.worker.data import inputs as inputs_module
-from oobleckd.worker.data.corpus import Misread, open_corpus
+from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.input_watch import Eyes
+from oobleckd.worker.data.windows import Misread
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.tools.reference import run
 from tests.helpers.models import GPT2, small_config, small_job
@@ -108,7 +109,7 @@ def test_a_large_one_is_refused_before_what_was_changed_is_trained_on(large: Pat
     wrong = range(PIECE // 16, 2 * PIECE // 16)  # windows of eight tokens
     right = 0
     for step in range(100):
-        if any(sample % corpus.num_windows in wrong for sample in corpus.sample_ids(step, 0)):
+        if any(corpus.place(sample).row in wrong for sample in corpus.sample_ids(step, 0)):
             with pytest.raises(Misread, match=r"from byte 1,048,576 on") as raised:
                 corpus.batch(step, 0)
             assert "data prepare" in raised.value.hint

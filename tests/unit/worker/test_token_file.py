@@ -40,7 +40,7 @@ def refused(path: Path, vocab_size: int = 70_000, **data: str) -> UserError:
 
 
 def all_of(corpus: Corpus) -> list[int]:
-    return np.asarray(corpus._tokens).tolist()
+    return np.asarray(corpus.sources[0]._tokens).tolist()
 
 
 def plain(path: Path, numbers: npt.NDArray[np.int64], kind: str = "<u2") -> Path:
@@ -146,7 +146,7 @@ def test_numbers_of_another_width_are_not_trained_on(
 
 def test_who_says_that_a_file_is_right_as_it_is_is_believed(tmp_path: Path) -> None:
     path = plain(tmp_path / "t.bin", WIDE, "<u4")
-    assert opened(path, 70_000, dtype="uint16").num_windows == 2 * 1280 // 8
+    assert opened(path, 70_000, dtype="uint16").sources[0].count == 2 * 1280 // 8
 
 
 def test_a_width_that_the_file_denies_is_refused(tmp_path: Path) -> None:
