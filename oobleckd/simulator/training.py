@@ -367,10 +367,8 @@ class Training:
     def _commit(self, num_steps: int) -> None:
         """Commit ``num_steps`` steps: it is the boundary after them."""
         now, machine = self.world.clock.now, self.machine
-        if machine.undisturbed:
-            was, held, asked = machine.pass_over(num_steps, NOTHING), False, False
-        else:
-            was, held, asked = self._vote()
+        asked, may_hold = machine.flags.checkpoint, machine.hold_next or machine.flags.hold
+        was, held = self._vote() if may_hold else (machine.pass_over(num_steps, NOTHING), False)
         step = machine.counters.step
         normal_s, best_s = num_steps * self.step_s, num_steps * self.world.best_s()
         self.world.account.commit(now, step, normal_s, best_s, self.late_s)
@@ -396,12 +394,12 @@ class Training:
         if writes:
             self._write()
 
-    def _vote(self) -> tuple[Counters, bool, bool]:
-        """Commit a round of one step: its counters, and whether all hold and a checkpoint was asked for."""
+    def _vote(self) -> tuple[Counters, bool]:
+        """Commit a round of one step: its counters, and whether all hold."""
         self.machine.cast(NOTHING)
         committed, *_ = self.machine.next(_never, _never)
         assert isinstance(committed, CommitRound)
-        return committed.was, committed.hold, committed.vote.flags.checkpoint
+        return committed.was, committed.hold
 
     def _stop(self, *, writes: bool) -> None:
         """Say that all hold, once what is to be written is copied; or written, where the one before it is

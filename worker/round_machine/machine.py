@@ -254,13 +254,17 @@ class RoundMachine:
         return not self.hold_next and self.flags == NO_FLAGS
 
     def pass_over(self, num_steps: int, vote: Vote) -> Counters:
-        """Commit so many ``undisturbed`` steps as one round with ``vote``, all applied; the last one's
-        counters. For a machine without layers and peers, of whose rounds there is no more than that.
+        """Commit so many steps, all applied, as one round with ``vote`` and the flags, none of which says
+        hold; the last one's counters. For a machine without layers and peers: its rounds have no more.
         """
         # A simulated month has a hundred thousand such rounds: with their votes it took a tenth longer.
         assert not self.exchange.held
+        assert not self.hold_next
+        assert not self.flags.hold
         was = self.counters.further(num_steps - 1)
         self.counters, self.late = was.after("applied"), False
+        if self.flags != NO_FLAGS:
+            vote, self.flags = msgspec.structs.replace(vote, flags=self.flags), NO_FLAGS
         self.commit.advance(vote)
         return was
 
