@@ -145,17 +145,20 @@ class Sums:
         done = 0
         link_s = until_s = 0.0
         for count, hop in enumerate(hops, 1):
-            added.update(hop.layers.layers())
-            done += len(hop.layers.layers())
+            here = hop.layers.layers()
+            added.update(here)
+            done += len(here)
             if not plan.passed(done, owed):
                 continue
-            plan.awaited = {keeper for keeper, at_s in heard.items() if at_s > hop.at_s}
+            for keeper in [keeper for keeper in plan.awaited if heard[keeper] <= hop.at_s]:
+                plan.arrived(keeper, plan.layout)
             for keeper, layers in plan.to_send():
                 if added.isdisjoint(layers):
                     continue
                 takes_s = sum(self.layer_s[layer] for layer in added if layer in layers)
                 link_s, until_s = link_s + takes_s, max(until_s, hop.at_s) + takes_s
                 copies.append(SimulatedSumCopy(keeper, count, until_s + self.latency_s))
+                plan.awaited.add(keeper)
                 heard[keeper] = until_s + 2 * self.latency_s
         return SentCopy(tuple(copies), link_s, until_s)
 

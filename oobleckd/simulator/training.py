@@ -38,7 +38,7 @@ from oobleckd.protocol.messages import (
     Resume,
     StepDone,
 )
-from oobleckd.protocol.parts import Flags, Vote
+from oobleckd.protocol.parts import Counters, Flags, Vote
 from oobleckd.simulator import saving
 from oobleckd.simulator.account import Account
 from oobleckd.simulator.clock import VirtualClock
@@ -367,11 +367,12 @@ class Training:
     def _commit(self, num_steps: int) -> None:
         """Commit ``num_steps`` steps: it is the boundary after them."""
         now, machine = self.world.clock.now, self.machine
-        committed = machine.pass_over(num_steps, NOTHING) if machine.undisturbed else self._vote()
-        step, held = machine.counters.step, committed.hold
+        asked, may_hold = machine.flags.checkpoint, machine.hold_next or machine.flags.hold
+        was, held = self._vote() if may_hold else (machine.pass_over(num_steps, NOTHING), False)
+        step = machine.counters.step
         normal_s, best_s = num_steps * self.step_s, num_steps * self.world.best_s()
         self.world.account.commit(now, step, normal_s, best_s, self.late_s)
-        writes = self._writes(committed)
+        writes = self._writes(step, held=held, asked=asked)
         told_s = self.step_s + self.late_s / num_steps
         self.late_s, self.mended_at = 0.0, inf
         if writes and not held:
@@ -385,7 +386,7 @@ class Training:
             self.begun_at = now  # the pace of the steps that follow is known when the core has heard
             self.world.account.spend(now, "round")
         self.world.committed()
-        self._tell(committed, num_steps, told_s, writes=writes)
+        self._tell(was, num_steps, told_s, writes=writes)
         if self.running:
             self.step_s = self.world.step_s()
         if held:
@@ -393,12 +394,12 @@ class Training:
         if writes:
             self._write()
 
-    def _vote(self) -> CommitRound:
-        """Commit a round of one step."""
+    def _vote(self) -> tuple[Counters, bool]:
+        """Commit a round of one step: its counters, and whether all hold."""
         self.machine.cast(NOTHING)
         committed, *_ = self.machine.next(_never, _never)
         assert isinstance(committed, CommitRound)
-        return committed
+        return committed.was, committed.hold
 
     def _stop(self, *, writes: bool) -> None:
         """Say that all hold, once what is to be written is copied; or written, where the one before it is
@@ -413,31 +414,30 @@ class Training:
         after_s = takes_s(self.layout, self.profile, self.costs)
         self.world.clock.after(after_s, lambda: self._held(epoch))
 
-    def _tell(self, committed: CommitRound, num_steps: int, step_s: float, *, writes: bool) -> None:
+    def _tell(self, was: Counters, num_steps: int, step_s: float, *, writes: bool) -> None:
         """One device tells of a round whose steps took ``step_s`` each; all of them where an incident waits
         for that.
         """
-        everybody, num_samples = self.survivors(), self.spec.train.global_batch * num_steps
+        everybody, epoch = self.survivors(), self.machine.epoch
+        num_samples = self.spec.train.global_batch * num_steps
         # Many undisturbed steps are told as one round: the core looks at all nodes at each, milliseconds
         # with thousands, and 30 days have half a million. (D-simulator-002)
         told = everybody if self.world.watched else everybody[-1:]
         for device in told:
             message = StepDone(
-                device, self.job, committed.epoch, committed.was, committed.outcome, 0.0, 0.0, 0.0,
+                device, self.job, epoch, was, "applied", 0.0, 0.0, 0.0,
                 num_samples, "", step_s, self.step_s, checkpoint=writes,
             )  # fmt: skip
             self.world.hear(device, message)
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _writes(self, committed: CommitRound) -> bool:
-        """Whether a checkpoint is begun at the boundary: not while the last one is still being written,
-        unless all hold.
+    def _writes(self, step: int, *, held: bool, asked: bool) -> bool:
+        """Whether a checkpoint is begun at the boundary before ``step``: not while the last one is still
+        being written, unless all hold.
         """
-        due = committed.vote.flags.checkpoint or (
-            self.every > 0 and self.machine.counters.step % self.every == 0
-        )
-        return due and (committed.hold or not self.writing)
+        due = asked or (self.every > 0 and step % self.every == 0)
+        return due and (held or not self.writing)
 
     def _write(self) -> None:
         """The state of this boundary is written, while training goes on."""

@@ -253,7 +253,8 @@ class World:
             case Decide():
                 training.decide(message)
             case Flag():
-                training.machine.flag(message.flags)
+                if training.machine.flags != message.flags:  # else the device before it has told
+                    training.machine.flag(message.flags)
             case Measure():
                 measured = Measured(message.device, message.job, self.question.profile)
                 self.clock.after(0.0, lambda: self.hear(message.device, measured))

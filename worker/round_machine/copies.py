@@ -76,10 +76,11 @@ class SumCopies:
 
     def choose(self, holders: Mapping[int, Sequence[str]]) -> None:
         """Choose among ``holders``: layer -> the live ones, this device among them, by name."""
-        nexts = (
-            (layer, names[(names.index(self.device) + 1) % len(names)]) for layer, names in holders.items()
-        )
-        self.keepers = {layer: keeper for layer, keeper in nexts if keeper != self.device}
+        self.keepers = {}
+        for layer, names in holders.items():
+            keeper = names[(names.index(self.device) + 1) % len(names)]
+            if keeper != self.device:
+                self.keepers[layer] = keeper
 
     def due(self, ledger: Ledger) -> bool:
         """Whether it is time for the next copies: after equal parts of the round's gradients, but for the

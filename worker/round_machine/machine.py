@@ -47,6 +47,7 @@ from oobleckd.worker.round_machine.phases import PHASES, Phase
 from oobleckd.worker.round_machine.tasks import NO_LAYERS, Arrived, Board, Order, Task
 
 NO_DONORS: Mapping[int, str] = {}
+NO_FLAGS = Flags()
 Fence = Literal["old", "now", "later"]
 """Whether sums are of an exchange that is over, of the present one, or of one to come."""
 Commands = tuple[Command, ...]
@@ -252,21 +253,22 @@ class RoundMachine:
     @property
     def undisturbed(self) -> bool:
         """Whether there is nothing to vote on but the round itself: no flag waits, and nobody is to hold."""
-        return not self.hold_next and self.flags == Flags()
+        return not self.hold_next and self.flags == NO_FLAGS
 
-    def pass_over(self, num_steps: int, vote: Vote) -> CommitRound:
-        """Commit so many undisturbed steps as one round, all applied: for a machine that has no layer and no
-        peer, whose votes and exchanges come to nothing else. The board is the one before: it has no task.
+    def pass_over(self, num_steps: int, vote: Vote) -> Counters:
+        """Commit so many steps, all applied, as one round with ``vote`` and the flags, none of which says
+        hold; the last one's counters. For a machine without layers and peers: its rounds have no more.
         """
         # A simulated month has a hundred thousand such rounds: with their votes it took a tenth longer.
-        assert self.undisturbed
         assert not self.exchange.held
+        assert not self.hold_next
+        assert not self.flags.hold
         was = self.counters.further(num_steps - 1)
         self.counters, self.late = was.after("applied"), False
+        if self.flags != NO_FLAGS:
+            vote, self.flags = msgspec.structs.replace(vote, flags=self.flags), NO_FLAGS
         self.commit.advance(vote)
-        self.exchange.begin(self.counters.round, self.now.board.ledger)
-        self.copies.begin(self.counters.round)
-        return CommitRound(was, self.commit.epoch, vote, "applied", early=False, taken_back=False, hold=False)
+        return was
 
     def _own_vote(self) -> Commands:
         assert self.commit.own is not None
