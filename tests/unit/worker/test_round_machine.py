@@ -632,3 +632,32 @@ def test_a_donor_gives_the_total_to_who_has_it_not() -> None:
     assert work(machine) == [RunTask, RunTask]
     machine.exchange.hear(0, B, part(0, 1))
     assert once(machine) == (CastVote(),)
+
+
+def test_undisturbed_steps_are_passed_over_as_if_each_had_been_voted_on() -> None:
+    """For a shell without layers: counters, flags and the last vote are what rounds one by one come to."""
+    alone = Layout(1, 2, {"all": Layers()}, ())
+    one, many = (RoundMachine("all", Rules(9, 1), (), lambda _vote: True) for _ in range(2))
+    for machine in (one, many):
+        machine.adopt(alone, Counters())
+        machine.resume()
+        machine.flag(Flags(checkpoint=True))
+    assert not many.undisturbed
+    last = many.pass_over(3, Vote({}, {}))
+    for _ in range(3):
+        one.cast(Vote({}, {}))
+        one.next(lambda *_: False, lambda *_: False)
+    assert (last.step, many.counters.step, many.counters.applied) == (2, 3, 3)
+    assert (one.counters.step, one.counters.applied) == (3, 3)
+    assert (many.undisturbed, one.undisturbed, many.phase) == (True, True, one.phase)
+    assert many.commit.last is not None
+    assert many.commit.last.flags.checkpoint
+
+
+def test_nobody_with_layers_or_a_hold_is_passed_over() -> None:
+    machine = RoundMachine("all", Rules(9, 1), (), lambda _vote: True)
+    machine.adopt(Layout(1, 2, {"all": Layers()}, ()), Counters())
+    machine.resume()
+    machine.flag(Flags(hold=True))
+    with pytest.raises(AssertionError):
+        machine.pass_over(1, Vote({}, {}))
