@@ -144,7 +144,7 @@ class Daemon:
     def _write_manifest(self, command: WriteManifest) -> None:
         if self.world.disk_full:
             full = ManifestWritten(command.directory, "No space left on device", again=True, errno="ENOSPC")
-            self.feed_now(full)
+            self.world.after(self.plan_s[0], self.feed, self.incarnation, full)  # as a thread says it
             self.world.after(1.0, self._again, self.incarnation, command)
             return
         states = self.world.partial.get(command.directory)

@@ -186,7 +186,7 @@ def test_every_format_is_the_same_tokens_and_losses(documents: Documents, tmp_pa
         job = job_of({"source": "megatron", "path": f"{tmp_path}/t"})
     else:
         job = prepared(documents, name, tmp_path / "cache")
-    assert np.array_equal(open_corpus(job)._tokens, documents.numbers)
+    assert np.array_equal(open_corpus(job).sources[0]._tokens, documents.numbers)
     batches = batches_of(job)
     if batches not in documents.losses:
         documents.losses[batches] = losses_of(job, tmp_path)

@@ -57,9 +57,12 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_its_processes_end_with_it_and_the_next_one_finishes(job: Path, number: int) -> None:
     prepared = job.parent / "prepared"
+    # A background job of a shell ignores it, and so would whatever it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     program = subprocess.Popen(
         [*COMMAND, str(job), "--jobs=2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    signal.signal(signal.SIGINT, before)
     until(lambda: list(prepared.glob(".*.building/*.part")))
     started = children_of(program.pid)
     assert started

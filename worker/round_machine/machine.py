@@ -190,9 +190,13 @@ class RoundMachine:
         return self._begin(self._round(counters), NO_DONORS)
 
     def resume(self) -> Commands:
-        """Run from a boundary; Hold where no round follows, as after a rollback to the final checkpoint."""
+        """Run from a boundary; Hold where no round follows, as after a rollback to the final checkpoint. Who
+        runs goes on: it may be said twice.
+        """
         if self.over:
             return self.hold()
+        if not self.holding:
+            return ()
         self._run()
         return ()
 

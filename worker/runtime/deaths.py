@@ -7,7 +7,9 @@ the device's. Imports no torch: it is needed before that is there.
 from __future__ import annotations
 
 import errno
+import mmap
 import re
+import resource
 import sys
 import traceback
 from pathlib import Path
@@ -29,6 +31,8 @@ _SAYS_SO = re.compile(
     r"can't allocate memory|Cannot allocate memory|not enough memory: you tried|CUDA error: out of "
     r"memory|CU\w+_STATUS_ALLOC_FAILED|std::bad_alloc"
 )
+_NO_THREAD = "can't start new thread"
+_STACK_BYTES = 8 << 20  # where the stack has no limit
 _WANTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 # A card that fails is no fault of the job: no device, ECC, NVLink, launch time-out or failure, a hardware
@@ -44,9 +48,24 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if getattr(error, "error_code", None) == _ALLOCATION_FAILED:  # of torch.AcceleratorError
         return True
+    if isinstance(error, UserError):
+        return False
     # torch's CPU allocator raises a RuntimeError, safetensors an error of its own, or an OSError without a
     # number.
-    return not isinstance(error, UserError) and _SAYS_SO.search(str(error)) is not None
+    return _SAYS_SO.search(str(error)) is not None or (_NO_THREAD in str(error) and not _room_for_a_stack())
+
+
+def _room_for_a_stack() -> bool:
+    """Whether a thread's stack could be mapped: what a thread that cannot be started lacks is that, or a
+    place among the tasks, and its error says neither.
+    """
+    size, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        mmap.mmap(-1, _STACK_BYTES if size == resource.RLIM_INFINITY else size, flags=flags).close()
+    except (OSError, MemoryError):
+        return False
+    return True
 
 
 def is_broken_card(error: BaseException) -> bool:

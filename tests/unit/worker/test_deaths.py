@@ -220,3 +220,23 @@ def test_the_agent_hears_why(error: str, kind: str, printed: str) -> None:
         said = msgspec.msgpack.decode(read_frame(ours), type=LastWords).death
     assert (ended.returncode, said.kind, said.phase) == (1, kind, "start")
     assert printed in ended.stderr
+
+
+THREADLESS = """
+import re, resource, threading
+from oobleckd.worker.runtime.deaths import is_out_of_memory
+assert not is_out_of_memory(RuntimeError("can't start new thread"))  # for want of a place among the tasks
+status = open("/proc/self/status").read()
+(kib,) = map(int, re.findall(r"^VmData:\\s+(\\d+) kB$", status, re.MULTILINE))
+resource.setrlimit(resource.RLIMIT_DATA, (1024 * kib + (2 << 20), resource.RLIM_INFINITY))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError as error:
+    assert is_out_of_memory(error), error
+else:
+    raise SystemExit("there is room for a thread")
+"""
+
+
+def test_no_room_for_the_stack_of_a_thread_is_no_memory() -> None:
+    subprocess.run([sys.executable, "-c", THREADLESS], check=True)

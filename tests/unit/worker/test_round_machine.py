@@ -661,3 +661,15 @@ def test_nobody_with_layers_or_a_hold_is_passed_over() -> None:
     machine.flag(Flags(hold=True))
     with pytest.raises(AssertionError):
         machine.pass_over(1, Vote({}, {}))
+
+
+@pytest.mark.parametrize("voted", [False, True])
+def test_who_runs_and_is_told_to_goes_on(voted: bool) -> None:
+    """The daemon repeats a Resume whenever a connection may have taken one along."""
+    machine = machine_of()
+    machine.resume()
+    if voted:
+        machine.cast(vote_of(A))
+    phase = machine.phase
+    assert machine.resume() == ()
+    assert machine.phase == phase
