@@ -33,7 +33,9 @@ from oobleckd.protocol.api import (
 )
 from oobleckd.protocol.changes import Act, Audited, Level
 from oobleckd.protocol.inputs import Inputs
-from oobleckd.protocol.job import JobError, check_job, same_data
+from oobleckd.protocol.job import check_job
+from oobleckd.protocol.jobdata import same_data
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
 from oobleckd.words import being, short

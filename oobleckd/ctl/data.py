@@ -39,7 +39,8 @@ from oobleckd.prepare.sources import root_of
 from oobleckd.prepare.stats import DataStats, MixtureStats, mixture_stats, stats_of
 from oobleckd.prepare.tokenizer import file_of, opened
 from oobleckd.prepare.wanted import find, look_at, wanted_of
-from oobleckd.protocol.job import Data, Job, in_source, jobs_of_sources, table_of, with_parts
+from oobleckd.protocol.job import Job, jobs_of_sources, table_of
+from oobleckd.protocol.jobdata import Data, in_source, with_parts
 from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from oobleckd.protocol.text import visible
 from oobleckd.tokens.errors import DataError

@@ -34,7 +34,9 @@ from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
 from oobleckd.prepare.objects import is_url
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.job import FROM_CHECKPOINT, Data, Job, JobError, with_parts
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data, with_parts
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.words import being, count, seconds, size, skipped
 
 View = TypeVar("View")

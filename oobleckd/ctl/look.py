@@ -15,7 +15,8 @@ import msgspec
 from oobleckd.ctl.output import USAGE, Failure, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.prepare.objects import is_url
-from oobleckd.protocol.job import FROM_CHECKPOINT, Data, Job, jobs_of_sources, table_of, with_parts
+from oobleckd.protocol.job import Job, jobs_of_sources, table_of
+from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data, with_parts
 from oobleckd.protocol.modelnotes import Looked, data_words, words
 
 _NEEDED = ("torch", "transformers")

@@ -22,7 +22,8 @@ from oobleckd.host import anyfile
 from oobleckd.planner.costs.analytic import Workload, analytic_profile
 from oobleckd.planner.costs.devices import SHEETS, DeviceSheet
 from oobleckd.planner.profile import Profile, state_bytes_per_param
-from oobleckd.protocol.job import Job, JobError
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.units import parse_size
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of

@@ -13,7 +13,8 @@ from typing import Any
 
 from oobleckd.host import anyfile
 from oobleckd.planner.costs.analytic import Shape
-from oobleckd.protocol.job import Job, JobError
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobtable import JobError
 
 _GPT2 = {
     "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,

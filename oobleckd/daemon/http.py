@@ -38,7 +38,9 @@ from oobleckd.host.folder import disclaim
 from oobleckd.protocol.api import AnyRequest, Control, Denied, Drain, Forget, Kill, NodeView, Problem, Submit
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
-from oobleckd.protocol.job import JobError, parse_job, same_data
+from oobleckd.protocol.job import parse_job
+from oobleckd.protocol.jobdata import same_data
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.text import all_visible, shown_json, visible
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import seconds

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from oobleckd.host import anyfile
-from oobleckd.protocol.job import SEE, Job, JobError, parse_job, reject_old_names
+from oobleckd.protocol.job import Job, parse_job, reject_old_names
+from oobleckd.protocol.jobtable import SEE, JobError
 
 
 def load_job(path: Path) -> Job:

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from oobleckd.protocol.job import Job, in_source, jobs_of_sources
+from oobleckd.protocol.job import Job, jobs_of_sources
+from oobleckd.protocol.jobdata import in_source
 from oobleckd.protocol.mixtures import weights_of
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import file_of, index_of, read_tokens

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oobleckd.protocol.job import FROM_CHECKPOINT, Job
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobdata import FROM_CHECKPOINT
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
 

@@ -20,7 +20,8 @@ from oobleckd.prepare.objects import SourcePath, StoredObject, is_url
 from oobleckd.prepare.rows import columns_of
 from oobleckd.prepare.sources import Kind, TextPiece, check_text, files_of, is_pattern, pieces_of, root_of
 from oobleckd.prepare.tokenizer import TokenizerOf, tokenizer_of
-from oobleckd.protocol.job import Data, Job
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobdata import Data
 from oobleckd.tokens.dtypes import NAMED, smallest
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.manifest import FORMAT, Manifest, SourceFile, read_manifest

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -17,7 +16,8 @@ from msgspec import Meta
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
-from oobleckd.protocol.mixtures import DataSource, DataStage, DTypeName, SourceKind, wrong_with
+from oobleckd.protocol.jobdata import Data, check_data
+from oobleckd.protocol.jobtable import SEE, JobError, JobTable
 from oobleckd.protocol.units import parse_rate, parse_size
 from oobleckd.protocol.unreadable import misfit
 from oobleckd.protocol.wishes import wish_of
@@ -36,36 +36,11 @@ _RENAMED = {"shadow_memory": "redundant_memory"}
 """Keys of ``[schedule]`` by their first names, which stay in journals, manifests and the API, and what a
 job.toml calls them.
 """
-_ROWS = frozenset({"jsonl", "parquet", "arrow"})
-"""Sources that are prepared before they can be trained on."""
-_OF_PREPARED = ("tokenizer", "eos", "bos", "on_bad_row", "cache", "prepared")
-_OF_SOURCE = frozenset({"data", "data.path", "data.column", "data.dtype", "data.prepared"})
-_NAMES_DATA = ("source", "path", "tokenizer", "column", "eos", "bos")
-FROM_CHECKPOINT = "model.checkpoint"
-"""In place of a tokenizer's path: that beside the weights."""
 _LARGEST = 2**63 - 1
 _MIN_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
 
 
-SEE = "docs/job-toml.md explains every key"
-_SEVERAL = "what belongs to one of several sources stands in its own [[data.source]] table"
-
-
-class JobError(ValueError):
-    """A job.toml that cannot be run: ``path`` of the key, what is wrong, and a hint."""
-
-    def __init__(self, path: str, problem: str, hint: str = "") -> None:
-        super().__init__(f"{path}: {problem}" if path else problem)
-        self.path = path
-        self.problem = problem
-        self.hint = hint
-
-
-class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    pass
-
-
-class Model(_Table, frozen=True):
+class Model(JobTable, frozen=True):
     """What is trained: a Hugging Face architecture from a configuration, or from a local folder."""
 
     family: Annotated[
@@ -78,7 +53,7 @@ class Model(_Table, frozen=True):
             "`layer_types` and "
             "`rope_scaling`; the others keep their defaults."
         ),
-    ] = {}
+    ] = {}  # noqa: RUF012 - msgspec gives every struct one of its own
     checkpoint: Annotated[
         str,
         Meta(
@@ -88,129 +63,7 @@ class Model(_Table, frozen=True):
     ] = ""
 
 
-class Data(_Table, frozen=True):
-    """Where the text comes from. Samples of a step are a pure function of seed and step."""
-
-    source: Annotated[
-        SourceKind | tuple[DataSource, ...],
-        Meta(
-            description="stdlib: source files of the Python standard library, as bytes. text: every file "
-            "under path, as bytes, or with a tokenizer as its tokens. jsonl, parquet, arrow: rows with a "
-            "column of text, which `oobleckctl data prepare` tokenizes once (docs/data.md). tokens: path is "
-            "a file of token numbers of any of the kinds that follow, by its content. megatron: Megatron's "
-            ".bin beside its .idx. npy: numpy's .npy. llmc: one with llm.c's header. bin: little-endian "
-            "numbers and nothing else (dtype). Several: a table `[[data.source]]` for each, below."
-        ),
-    ] = "stdlib"
-    path: Annotated[str, Meta(description="File or folder of the source; unused for stdlib.")] = ""
-    dtype: Annotated[
-        DTypeName,
-        Meta(
-            description="What a file of token numbers has. auto: what its own header says, and without one "
-            "uint16; a file that looks like uint32 "
-            "is refused then, and never read as uint16. Of prepared data: what is written; auto: uint16, "
-            "or int32 for a tokenizer of 65,500 tokens or more."
-        ),
-    ] = "auto"
-    mask_token: Annotated[
-        int,
-        Meta(
-            ge=-1,
-            description="Number that stands in for a hidden token, where a masked language model is trained; "
-            "-1: the last of the vocabulary.",
-        ),
-    ] = -1
-    tokenizer: Annotated[
-        str,
-        Meta(
-            description="Folder with a tokenizer.json, or such a file, for text that is prepared; "
-            "`model.checkpoint`: that of the folder beside the weights, which jsonl, parquet and arrow also "
-            "take without this key."
-        ),
-    ] = ""
-    column: Annotated[
-        str, Meta(min_length=1, description="Column, or key of a JSON object, that has the text of a row.")
-    ] = "text"
-    eos: Annotated[
-        bool, Meta(description="Prepared data: the tokenizer's end of text after each document.")
-    ] = True
-    bos: Annotated[
-        bool, Meta(description="Prepared data: the tokenizer's beginning of text before each document.")
-    ] = False
-    on_bad_row: Annotated[
-        Literal["fail", "skip"],
-        Meta(
-            description="What `oobleckctl data prepare` does with a row that is no JSON, no UTF-8 or has no "
-            "text. fail: it ends and names the row. skip: it leaves the row out and counts it."
-        ),
-    ] = "fail"
-    cache: Annotated[
-        str,
-        Meta(description="Folder for prepared data, seen by every node; empty: `prepared`, beside the path."),
-    ] = ""
-    prepared: Annotated[
-        str,
-        Meta(
-            description="Folder that `oobleckctl data prepare` made of the source; empty: `submit` looks for "
-            "it in the cache."
-        ),
-    ] = ""
-    stage: Annotated[
-        tuple[DataStage, ...],
-        Meta(description="Other weights of several sources from a step on: `[[data.stage]]`, below."),
-    ] = ()
-
-    @property
-    def sources(self) -> tuple[DataSource, ...]:
-        """The tables of several; of a single one there are none."""
-        return self.source if isinstance(self.source, tuple) else ()
-
-    @property
-    def kind(self) -> SourceKind:
-        """Of a single source."""
-        assert not isinstance(self.source, tuple)
-        return self.source
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether it is trained on as prepared, in a folder of its own. Of several sources: any of them."""
-        if self.sources:
-            return any(self.only(source).is_prepared for source in self.sources)
-        return self.source in _ROWS or (self.source == "text" and bool(self.tokenizer or self.prepared))
-
-    @property
-    def is_bytes(self) -> bool:
-        """Whether its tokens are the bytes of files. Of several sources: of all of them."""
-        if self.sources:
-            return all(self.only(source).is_bytes for source in self.sources)
-        return self.source in {"stdlib", "text"} and not self.is_prepared
-
-    @property
-    def is_ready_made(self) -> bool:
-        """Whether it is a file of token numbers that somebody else made."""
-        return not self.sources and not self.is_prepared and not self.is_bytes
-
-    def only(self, source: DataSource) -> Data:
-        """What a job has that trains on ``source`` of several alone."""
-        is_text = source.kind in _ROWS or (source.kind == "text" and bool(self.tokenizer))
-        return msgspec.structs.replace(
-            self if is_text else Data(mask_token=self.mask_token),
-            source=source.kind,
-            path=source.path,
-            dtype=source.dtype,
-            column=source.column,
-            prepared=source.prepared,
-            stage=(),
-        )
-
-    def words(self) -> str:
-        """In short, for people."""
-        if self.sources:
-            return f"{count(len(self.sources), 'source')}: {', '.join(each.name for each in self.sources)}"
-        return f"{self.kind} {self.path}".strip()
-
-
-class Train(_Table, frozen=True):
+class Train(JobTable, frozen=True):
     """The training run. Every field here shows in the bits of the result (docs/exactness.md)."""
 
     steps: Annotated[Positive, Meta(description="Optimizer steps.")]
@@ -243,7 +96,7 @@ class Train(_Table, frozen=True):
     ] = True
 
 
-class Optimizer(_Table, frozen=True):
+class Optimizer(JobTable, frozen=True):
     """AdamW with linear warm-up, cosine decay and clipping by the global norm."""
 
     lr: Annotated[float, Meta(gt=0, description="Peak learning rate.")] = 3e-4
@@ -262,7 +115,7 @@ class Optimizer(_Table, frozen=True):
     ] = 1.0
 
 
-class FaultTolerance(_Table, frozen=True):
+class FaultTolerance(JobTable, frozen=True):
     """How many simultaneous losses the job must survive, and how it reacts."""
 
     f: Annotated[
@@ -304,7 +157,7 @@ class FaultTolerance(_Table, frozen=True):
     ] = "report"
 
 
-class Schedule(_Table, frozen=True):
+class Schedule(JobTable, frozen=True):
     """In which order a device works (docs/schedules.md)."""
 
     backward: Annotated[
@@ -388,7 +241,7 @@ class Schedule(_Table, frozen=True):
         return parse_size(self.redundant_memory)
 
 
-class Resources(_Table, frozen=True):
+class Resources(JobTable, frozen=True):
     """What the job may use."""
 
     device_memory: Annotated[
@@ -428,7 +281,7 @@ class Resources(_Table, frozen=True):
         return parse_size(self.device_memory)
 
 
-class Checkpoint(_Table, frozen=True):
+class Checkpoint(JobTable, frozen=True):
     """Where and how often the whole state is written."""
 
     dir: Annotated[
@@ -447,7 +300,7 @@ class Checkpoint(_Table, frozen=True):
     keep: Annotated[Positive, Meta(description="Newest checkpoints to keep.")] = 2
 
 
-class Job(_Table, frozen=True):
+class Job(JobTable, frozen=True):
     """A training job."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$(?!\n)", description="Name of the job.")]
@@ -482,16 +335,6 @@ class Job(_Table, frozen=True):
         return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every
 
 
-def same_data(one: Data, other: Data) -> bool:
-    """Whether two jobs name the same data, whatever lies there and however it is mixed."""
-    return _named(one) == _named(other)
-
-
-def _named(data: Data) -> list[tuple[object, ...]]:
-    each = [data.only(source) for source in data.sources] or [data]
-    return [tuple(getattr(one, name) for name in _NAMES_DATA) for one in each]
-
-
 def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:
     """Of each source its name and a job on it alone; of a single one "" and the job itself."""
     if not job.data.sources:
@@ -499,27 +342,6 @@ def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:
     return tuple(
         (source.name, msgspec.structs.replace(job, data=job.data.only(source))) for source in job.data.sources
     )
-
-
-def with_parts(data: Data, parts: Sequence[Data]) -> Data:
-    """``data`` with paths and folders as the ``parts`` have them, one for each source."""
-    if not isinstance(data.source, tuple):
-        return parts[0]
-    tables = tuple(
-        msgspec.structs.replace(source, path=part.path, prepared=part.prepared)
-        for source, part in zip(data.source, parts, strict=True)
-    )
-    return msgspec.structs.replace(data, source=tables)
-
-
-def in_source(name: str, problem: str) -> str:
-    """What is wrong with the job of a source, said of the whole job; ``name`` "": it is the whole job."""
-    if not name:
-        return problem
-    key, colon, rest = problem.partition(": ")
-    if not colon or key not in _OF_SOURCE:
-        return problem
-    return f"data.source {name!r}: {rest if key in {'data', 'data.path'} else problem.removeprefix('data.')}"
 
 
 def reject_old_names(raw: dict[str, Any]) -> None:
@@ -585,7 +407,7 @@ def check_job(job: Job) -> None:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
     _check_link(job.resources)
     _check_chunks(job)
-    _check_data(job)
+    check_data(job.data, job.train.steps, has_folder=bool(job.model.checkpoint))
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:
             raise JobError(
@@ -624,91 +446,6 @@ def _check_link(resources: Resources) -> None:
         raise JobError("resources.link", str(error), hint) from error
     if resources.link != 0 and rate < _MIN_LINK:
         raise JobError("resources.link", f"{resources.link!r} is less than a kilobyte a second", hint)
-
-
-def _check_data(job: Job) -> None:
-    if isinstance(job.data.source, tuple):
-        _check_mixture(job)
-        return
-    if job.data.stage:
-        raise JobError("data.stage", "is of several sources, and there is one", _SEVERAL)
-    _check_source(job)
-
-
-def _check_mixture(job: Job) -> None:
-    data, usual = job.data, Data()
-    for key in ("path", "column", "dtype", "prepared"):
-        if getattr(data, key) != getattr(usual, key):
-            raise JobError(f"data.{key}", "is of one source, and there are tables of several", _SEVERAL)
-    if wrong := wrong_with(data.sources, data.stage, job.train.steps):
-        raise JobError(f"data.{wrong.key}", wrong.problem, wrong.hint)
-    parts = jobs_of_sources(job)
-    for index, (_, part) in enumerate(parts):
-        try:
-            _check_source(part)
-        except JobError as error:
-            path = error.path
-            if path in _OF_SOURCE:
-                path = f"data.source[{index}].{path.removeprefix('data.')}"
-            raise JobError(path, error.problem, error.hint) from error
-    for key in () if data.is_prepared else _OF_PREPARED:
-        if getattr(data, key) != getattr(usual, key):
-            raise JobError(
-                f"data.{key}", "is of text that is prepared, and no source is such", "leave it out"
-            )
-    odd = [name for name, part in parts if part.data.is_bytes]
-    if odd and len(odd) < len(parts):
-        other = next(name for name, part in parts if not part.data.is_bytes)
-        raise JobError(
-            "data.source",
-            f"{odd[0]!r} is read as bytes, and {other!r} as tokens, which are other numbers",
-            "name a data.tokenizer, and no source of kind stdlib",
-        )
-
-
-def _check_source(job: Job) -> None:
-    data = job.data
-    if data.source != "stdlib" and not data.path:
-        raise JobError("data.path", f"is missing, and {data.source!r} needs it", "name a file or folder")
-    if data.is_bytes and data.dtype != "auto":
-        raise JobError(
-            "data.dtype",
-            f"is of token numbers, and data.source is {data.source!r}",
-            'leave it out, or set data.source = "tokens"',
-        )
-    if data.is_prepared:
-        _check_prepared(job)
-        return
-    usual = Data()
-    for key in ("column", *_OF_PREPARED):
-        if getattr(data, key) != getattr(usual, key):
-            raise JobError(
-                f"data.{key}",
-                f"is of text that is prepared, and data.source is {data.source!r}",
-                "leave it out, or name a data.tokenizer too"
-                if data.source == "text"
-                else 'leave it out, or set data.source = "jsonl", "parquet", "arrow" or "text"',
-            )
-
-
-def _check_prepared(job: Job) -> None:
-    data = job.data
-    if data.source == "text" and data.column != Data().column:
-        raise JobError("data.column", "is of rows, and data.source is 'text': a file is a document")
-    if data.dtype == "uint32":
-        raise JobError(
-            "data.dtype",
-            "prepared data has no uint32, as Megatron's files have none",
-            'leave it out, or set data.dtype = "int32"',
-        )
-    if data.tokenizer in {"", FROM_CHECKPOINT} and not job.model.checkpoint and not data.prepared:
-        raise JobError(
-            "data.tokenizer",
-            "is missing, and there is no model.checkpoint with one"
-            if not data.tokenizer
-            else "is that of model.checkpoint, which is not set",
-            "name a folder with a tokenizer.json, or such a file",
-        )
 
 
 def _check_chunks(job: Job) -> None:

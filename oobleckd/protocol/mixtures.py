@@ -18,6 +18,7 @@ from oobleckd.words import count
 SourceKind = Literal[
     "stdlib", "text", "tokens", "jsonl", "parquet", "arrow", "megatron", "npy", "llmc", "bin"
 ]
+RowFormat = Literal["text", "chat", "completion"]
 DTypeName = Literal["auto", "uint8", "uint16", "int32", "uint32", "int64"]
 # Weights are decimals and no floats that were rounded: all devices have the same integers. (D-data-016)
 MAX_PERIOD = 1_000_000
@@ -51,6 +52,7 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         ),
     ]
     column: Annotated[str, Meta(min_length=1, description="As data.column.")] = "text"
+    format: Annotated[RowFormat, Meta(description="As data.format.")] = "text"
     dtype: Annotated[DTypeName, Meta(description="As data.dtype.")] = "auto"
     epochs: Annotated[
         float, Meta(description="Passes over it that the job makes at most; 0: any number.")

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oobleckd.ctl.drillfile import Drill
-from oobleckd.protocol.job import Job, JobError, parse_job
+from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.messages import FromWorker
 from oobleckd.protocol.unreadable import _PATTERNS, UNREADABLE, problem_of
 from oobleckd.protocol.watch import Bundle

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.inputs import Input
-from oobleckd.protocol.job import Job, in_source, jobs_of_sources
+from oobleckd.protocol.job import Job, jobs_of_sources
+from oobleckd.protocol.jobdata import in_source
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import Tokens as _Tokens
 from oobleckd.tokens.files import file_of, read_tokens

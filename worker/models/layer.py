@@ -20,15 +20,30 @@ from oobleckd.worker.models.strict import WholeSums
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A micro-batch, int64 (batch, sequence): the tokens that the embedding sees, and those that the head has
-    to name. A causal model is given the same for both, since it names the next token at every position.
+    to name. A causal model is given the same for both, since it names the next token at every position; -100
+    stands for a token that is not asked for.
+
+    ``positions``, ``documents``: where documents of a row are kept apart, the position of each token in its
+    document, and the number of that document in the row, both from 0; what fills the row up is a document of
+    its own. ``num_targets``: how many tokens are asked for; 0 in a job all of whose micro-batches ask for
+    equally many.
     """
 
     inputs: Tensor
     labels: Tensor
+    positions: Tensor | None = None
+    documents: Tensor | None = None
+    num_targets: int = 0
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``."""
-        return Batch(self.inputs.to(device), self.labels.to(device))
+        return Batch(
+            self.inputs.to(device),
+            self.labels.to(device),
+            None if self.positions is None else self.positions.to(device),
+            None if self.documents is None else self.documents.to(device),
+            self.num_targets,
+        )
 
 
 @dataclass(frozen=True, slots=True)

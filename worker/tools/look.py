@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from oobleckd.host.jobfile import load_job
-from oobleckd.protocol.job import JobError
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.modelnotes import Looked
 from oobleckd.worker.data.look import look_at
 from oobleckd.worker.models import load_spec

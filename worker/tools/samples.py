@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from oobleckd.host.jobfile import load_job
-from oobleckd.protocol.job import Job, JobError, jobs_of_sources
+from oobleckd.protocol.job import Job, jobs_of_sources
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import file_of, index_of

@@ -86,7 +86,8 @@ def test_an_entry_of_the_log_is_one_line_whatever_is_in_it(caplog: pytest.LogCap
 
 def test_a_job_has_a_name_of_one_line() -> None:
     """The end of a pattern is the end of the text, and not of its last line."""
-    from oobleckd.protocol.job import JobError, parse_job
+    from oobleckd.protocol.job import parse_job
+    from oobleckd.protocol.jobtable import JobError
 
     raw = {"name": "job\n", "train": {"steps": 1, "global_batch": 1, "micro_batch": 1, "sequence": 8}}
     with pytest.raises(JobError):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oobleckd.host import anyfile, tomlwords
 from oobleckd.host.anyfile import FileError
 from oobleckd.host.jobfile import load_job
-from oobleckd.protocol.job import JobError
+from oobleckd.protocol.jobtable import JobError
 
 JOB = 'name = "d"\n[train]\nsteps = 3\nglobal_batch = 4\nmicro_batch = 2\nsequence = 8\n'
 

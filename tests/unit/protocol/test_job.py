@@ -12,7 +12,9 @@ from oobleckd.core.jobs import as_linked
 from oobleckd.ctl.reference import to_toml
 from oobleckd.host.jobfile import load_job
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.job import Data, Job, JobError, parse_job, same_data, table_of
+from oobleckd.protocol.job import Job, parse_job, table_of
+from oobleckd.protocol.jobdata import Data, same_data
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.units import parse_rate
 
 TRAIN = {"steps": 1, "global_batch": 1, "micro_batch": 1, "sequence": 2}

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from oobleckd.protocol.job import Job, JobError, parse_job
+from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.wishes import WISHES, wish_of
 from tests.unit.test_imports import ROOT
 

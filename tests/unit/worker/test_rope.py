@@ -16,7 +16,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from oobleckd.ctl.reference import to_toml
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.checkpoint import model_digest
-from oobleckd.protocol.job import JobError, parse_job, table_of
+from oobleckd.protocol.job import parse_job, table_of
+from oobleckd.protocol.jobtable import JobError
 from oobleckd.worker.models import FAMILIES, load_config, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import (

@@ -1,0 +1,340 @@
+"""The table `[data]` of a job.toml: where its text comes from, and how sequences are made of it.
+
+Owns its fields, and what is wrong with them before anything is read. Tables of several sources are
+``mixtures``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from oobleckd.protocol.jobtable import JobError, JobTable
+from oobleckd.protocol.mixtures import DataSource, DataStage, DTypeName, RowFormat, SourceKind, wrong_with
+from oobleckd.words import count
+
+_ROWS = frozenset({"jsonl", "parquet", "arrow"})
+"""Sources that are prepared before they can be trained on."""
+_OF_PREPARED = ("tokenizer", "eos", "bos", "on_bad_row", "cache", "prepared")
+_OF_SOURCE = frozenset({"data", "data.path", "data.column", "data.dtype", "data.prepared"})
+_NAMES_DATA = ("source", "path", "tokenizer", "column", "eos", "bos")
+FROM_CHECKPOINT = "model.checkpoint"
+"""In place of a tokenizer's path: that beside the weights."""
+_SEVERAL = "what belongs to one of several sources stands in its own [[data.source]] table"
+
+
+class Chat(JobTable, frozen=True):
+    """How rows of `format = "chat"` or "completion" become tokens, and which of them the loss asks for."""
+
+    roles: Annotated[tuple[str, ...], Meta(min_length=1, description="Whose messages the loss asks for.")] = (
+        "assistant",
+    )
+    template: Annotated[
+        str,
+        Meta(description="A file with a Jinja template, in place of the tokenizer's own chat template."),
+    ] = ""
+    unroll: Annotated[
+        bool,
+        Meta(
+            description="A row for each message that is asked for, with what came before it: for templates "
+            "that write the past otherwise than the last message."
+        ),
+    ] = False
+
+
+class Data(JobTable, frozen=True):
+    """Where the text comes from. Samples of a step are a pure function of seed and step."""
+
+    source: Annotated[
+        SourceKind | tuple[DataSource, ...],
+        Meta(
+            description="stdlib: source files of the Python standard library, as bytes. text: every file "
+            "under path, as bytes, or with a tokenizer as its tokens. jsonl, parquet, arrow: rows with a "
+            "column of text, which `oobleckctl data prepare` tokenizes once (docs/data.md). tokens: path is "
+            "a file of token numbers of any of the kinds that follow, by its content. megatron: Megatron's "
+            ".bin beside its .idx. npy: numpy's .npy. llmc: one with llm.c's header. bin: little-endian "
+            "numbers and nothing else (dtype). Several: a table `[[data.source]]` for each, below."
+        ),
+    ] = "stdlib"
+    path: Annotated[str, Meta(description="File or folder of the source; unused for stdlib.")] = ""
+    dtype: Annotated[
+        DTypeName,
+        Meta(
+            description="What a file of token numbers has. auto: what its own header says, and without one "
+            "uint16; a file that looks like uint32 "
+            "is refused then, and never read as uint16. Of prepared data: what is written; auto: uint16, "
+            "or int32 for a tokenizer of 65,500 tokens or more."
+        ),
+    ] = "auto"
+    mask_token: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            description="Number that stands in for a hidden token, where a masked language model is trained; "
+            "-1: the last of the vocabulary.",
+        ),
+    ] = -1
+    tokenizer: Annotated[
+        str,
+        Meta(
+            description="Folder with a tokenizer.json, or such a file, for text that is prepared; "
+            "`model.checkpoint`: that of the folder beside the weights, which jsonl, parquet and arrow also "
+            "take without this key."
+        ),
+    ] = ""
+    column: Annotated[
+        str, Meta(min_length=1, description="Column, or key of a JSON object, that has the text of a row.")
+    ] = "text"
+    eos: Annotated[
+        bool, Meta(description="Prepared data: the tokenizer's end of text after each document.")
+    ] = True
+    bos: Annotated[
+        bool, Meta(description="Prepared data: the tokenizer's beginning of text before each document.")
+    ] = False
+    on_bad_row: Annotated[
+        Literal["fail", "skip"],
+        Meta(
+            description="What `oobleckctl data prepare` does with a row that is no JSON, no UTF-8 or has no "
+            "text. fail: it ends and names the row. skip: it leaves the row out and counts it."
+        ),
+    ] = "fail"
+    cache: Annotated[
+        str,
+        Meta(description="Folder for prepared data, seen by every node; empty: `prepared`, beside the path."),
+    ] = ""
+    prepared: Annotated[
+        str,
+        Meta(
+            description="Folder that `oobleckctl data prepare` made of the source; empty: `submit` looks for "
+            "it in the cache."
+        ),
+    ] = ""
+    sequences: Annotated[
+        Literal["auto", "windows", "packed", "padded"],
+        Meta(
+            description="How rows of train.sequence tokens are made. windows: cut out of all documents, one "
+            "after another. packed: several documents beside each other, hardly any of them cut. padded: one "
+            "document, and padding behind it. auto: windows; of chats packed."
+        ),
+    ] = "auto"
+    documents: Annotated[
+        Literal["auto", "joined", "separate"],
+        Meta(
+            description="Whether a token sees the documents before its own in a row. separate: no, and "
+            "positions begin anew with every document. auto: joined in windows, else separate."
+        ),
+    ] = "auto"
+    on_long_document: Annotated[
+        Literal["auto", "cut", "skip", "fail"],
+        Meta(
+            description="What becomes of a document longer than train.sequence, packed or padded. cut: full "
+            "rows, and a rest. skip: it is left out, and counted. fail: it is refused. auto: cut; of chats "
+            "fail."
+        ),
+    ] = "auto"
+    format: Annotated[
+        RowFormat,
+        Meta(
+            description="What a row has. text: data.column. chat: `messages`, with a role and content each. "
+            "completion: `prompt` and `completion`. Of these two the loss asks for what [data.chat] says."
+        ),
+    ] = "text"
+    chat: Annotated[Chat, Meta(description="How chats become tokens: `[data.chat]`, below.")] = Chat()
+    stage: Annotated[
+        tuple[DataStage, ...],
+        Meta(description="Other weights of several sources from a step on: `[[data.stage]]`, below."),
+    ] = ()
+
+    @property
+    def sources(self) -> tuple[DataSource, ...]:
+        """The tables of several; of a single one there are none."""
+        return self.source if isinstance(self.source, tuple) else ()
+
+    @property
+    def kind(self) -> SourceKind:
+        """Of a single source."""
+        assert not isinstance(self.source, tuple)
+        return self.source
+
+    @property
+    def row_kind(self) -> Literal["windows", "packed", "padded"]:
+        """How its rows are made: ``sequences``, where that is said."""
+        if self.sequences != "auto":
+            return self.sequences
+        return "packed" if self.has_chats else "windows"
+
+    @property
+    def is_separate(self) -> bool:
+        """Whether documents of a row do not see each other."""
+        if self.documents != "auto":
+            return self.documents == "separate"
+        return self.row_kind != "windows"
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether its rows are chats, or some of them."""
+        return any(source.format != "text" for source in self.sources) or self.format != "text"
+
+    @property
+    def weighs_targets(self) -> bool:
+        """Whether a micro-batch may ask for more tokens than another one, by what the job says."""
+        return self.row_kind != "windows" or self.is_separate
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it is trained on as prepared, in a folder of its own. Of several sources: any of them."""
+        if self.sources:
+            return any(self.only(source).is_prepared for source in self.sources)
+        return self.source in _ROWS or (self.source == "text" and bool(self.tokenizer or self.prepared))
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether its tokens are the bytes of files. Of several sources: of all of them."""
+        if self.sources:
+            return all(self.only(source).is_bytes for source in self.sources)
+        return self.source in {"stdlib", "text"} and not self.is_prepared
+
+    @property
+    def is_ready_made(self) -> bool:
+        """Whether it is a file of token numbers that somebody else made."""
+        return not self.sources and not self.is_prepared and not self.is_bytes
+
+    def only(self, source: DataSource) -> Data:
+        """What a job has that trains on ``source`` of several alone."""
+        is_text = source.kind in _ROWS or (source.kind == "text" and bool(self.tokenizer))
+        return msgspec.structs.replace(
+            self if is_text else Data(mask_token=self.mask_token),
+            source=source.kind,
+            path=source.path,
+            dtype=source.dtype,
+            column=source.column,
+            format=source.format,
+            prepared=source.prepared,
+            stage=(),
+        )
+
+    def words(self) -> str:
+        """In short, for people."""
+        if self.sources:
+            return f"{count(len(self.sources), 'source')}: {', '.join(each.name for each in self.sources)}"
+        return f"{self.kind} {self.path}".strip()
+
+
+def same_data(one: Data, other: Data) -> bool:
+    """Whether two jobs name the same data, whatever lies there and however it is mixed."""
+    return _named(one) == _named(other)
+
+
+def _named(data: Data) -> list[tuple[object, ...]]:
+    each = [data.only(source) for source in data.sources] or [data]
+    return [tuple(getattr(one, name) for name in _NAMES_DATA) for one in each]
+
+
+def with_parts(data: Data, parts: Sequence[Data]) -> Data:
+    """``data`` with paths and folders as the ``parts`` have them, one for each source."""
+    if not isinstance(data.source, tuple):
+        return parts[0]
+    tables = tuple(
+        msgspec.structs.replace(source, path=part.path, prepared=part.prepared)
+        for source, part in zip(data.source, parts, strict=True)
+    )
+    return msgspec.structs.replace(data, source=tables)
+
+
+def in_source(name: str, problem: str) -> str:
+    """What is wrong with the job of a source, said of the whole job; ``name`` "": it is the whole job."""
+    if not name:
+        return problem
+    key, colon, rest = problem.partition(": ")
+    if not colon or key not in _OF_SOURCE:
+        return problem
+    return f"data.source {name!r}: {rest if key in {'data', 'data.path'} else problem.removeprefix('data.')}"
+
+
+def check_data(data: Data, steps: int, *, has_folder: bool) -> None:
+    """What the types cannot say, of a job of so many ``steps``. ``has_folder``: it starts from
+    `model.checkpoint`. Raises JobError.
+    """
+    if isinstance(data.source, tuple):
+        _check_mixture(data, steps, has_folder=has_folder)
+        return
+    if data.stage:
+        raise JobError("data.stage", "is of several sources, and there is one", _SEVERAL)
+    _check_source(data, has_folder=has_folder)
+
+
+def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
+    usual = Data()
+    for key in ("path", "column", "dtype", "prepared"):
+        if getattr(data, key) != getattr(usual, key):
+            raise JobError(f"data.{key}", "is of one source, and there are tables of several", _SEVERAL)
+    if wrong := wrong_with(data.sources, data.stage, steps):
+        raise JobError(f"data.{wrong.key}", wrong.problem, wrong.hint)
+    parts = [(source.name, data.only(source)) for source in data.sources]
+    for index, (_, part) in enumerate(parts):
+        try:
+            _check_source(part, has_folder=has_folder)
+        except JobError as error:
+            path = error.path
+            if path in _OF_SOURCE:
+                path = f"data.source[{index}].{path.removeprefix('data.')}"
+            raise JobError(path, error.problem, error.hint) from error
+    for key in () if data.is_prepared else _OF_PREPARED:
+        if getattr(data, key) != getattr(usual, key):
+            raise JobError(
+                f"data.{key}", "is of text that is prepared, and no source is such", "leave it out"
+            )
+    odd = [name for name, part in parts if part.is_bytes]
+    if odd and len(odd) < len(parts):
+        other = next(name for name, part in parts if not part.is_bytes)
+        raise JobError(
+            "data.source",
+            f"{odd[0]!r} is read as bytes, and {other!r} as tokens, which are other numbers",
+            "name a data.tokenizer, and no source of kind stdlib",
+        )
+
+
+def _check_source(data: Data, *, has_folder: bool) -> None:
+    if data.source != "stdlib" and not data.path:
+        raise JobError("data.path", f"is missing, and {data.source!r} needs it", "name a file or folder")
+    if data.is_bytes and data.dtype != "auto":
+        raise JobError(
+            "data.dtype",
+            f"is of token numbers, and data.source is {data.source!r}",
+            'leave it out, or set data.source = "tokens"',
+        )
+    if data.is_prepared:
+        _check_prepared(data, has_folder=has_folder)
+        return
+    usual = Data()
+    for key in ("column", *_OF_PREPARED):
+        if getattr(data, key) != getattr(usual, key):
+            raise JobError(
+                f"data.{key}",
+                f"is of text that is prepared, and data.source is {data.source!r}",
+                "leave it out, or name a data.tokenizer too"
+                if data.source == "text"
+                else 'leave it out, or set data.source = "jsonl", "parquet", "arrow" or "text"',
+            )
+
+
+def _check_prepared(data: Data, *, has_folder: bool) -> None:
+    if data.source == "text" and data.column != Data().column:
+        raise JobError("data.column", "is of rows, and data.source is 'text': a file is a document")
+    if data.dtype == "uint32":
+        raise JobError(
+            "data.dtype",
+            "prepared data has no uint32, as Megatron's files have none",
+            'leave it out, or set data.dtype = "int32"',
+        )
+    if data.tokenizer in {"", FROM_CHECKPOINT} and not has_folder and not data.prepared:
+        raise JobError(
+            "data.tokenizer",
+            "is missing, and there is no model.checkpoint with one"
+            if not data.tokenizer
+            else "is that of model.checkpoint, which is not set",
+            "name a folder with a tokenizer.json, or such a file",
+        )
