@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
@@ -19,6 +19,7 @@ from oobleckd.planner.policy import REROUTING, ROLLING_BACK
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import PolicyName
 from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.datakinds import KINDS, data_of
 from tests.helpers.manners import KEEPING, KEEPING_MANNERS, MANNERS, Manner
 from tests.helpers.precopying import PRECOPYING, die_in_precopy
 
@@ -34,6 +35,7 @@ MOVING_TRAIN = {"steps": 24, "global_batch": 6}
 """Of a job that is to last while nodes come and go: whoever is to die does by step 8. One run without
 failures serves all of them.
 """
+_MAX_NAME = 63  # characters of a job's name
 NODES = 6
 """Of the cluster: pipelines of two and three, and the guest."""
 
@@ -41,25 +43,32 @@ NODES = 6
 @dataclass(frozen=True)
 class Cell:
     """``count`` devices die in ``phase`` of a job that trains in ``manner``; the first of them is
-    ``victim``.
+    ``victim``. ``data``: the kind of data that it trains on.
     """
 
     phase: str
     victim: str
     count: int
     manner: Manner = MANNERS[0]
+    data: str = KINDS[0]
 
     @property
     def name(self) -> str:
-        return f"{self.phase}-{self.victim}-{self.count}-{self.manner.name}"
+        return f"{self.phase}-{self.victim}-{self.count}-{self.manner.name}-{self.data}"
 
 
 def every_cell() -> list[Cell]:
     """Every combination that there is, but for those of ``precopy_cells``; without copies under varuna, which
-    makes none.
+    makes none. Kinds of data take turns.
     """
     product = itertools.product(STEP_PHASES + MOVE_PHASES, VICTIMS, (1, 2), MANNERS)
-    return [cell for values in product if _is_one(cell := Cell(*values))]
+    cells = (cell for values in product if _is_one(cell := Cell(*values)))
+    return [replace(cell, data=KINDS[turn % len(KINDS)]) for turn, cell in enumerate(cells)]
+
+
+def on_all_data(cell: Cell) -> list[Cell]:
+    """The same cell on every kind of data."""
+    return [replace(cell, data=kind) for kind in KINDS]
 
 
 def _is_one(cell: Cell) -> bool:
@@ -102,6 +111,7 @@ def pairwise(cells: Sequence[Cell]) -> list[Cell]:
     """Few cells in which every pair of values of two different axes still occurs; among equals, the manner
     seen least.
     """
+    cells = [each for cell in cells for each in on_all_data(cell)]
     left = {pair for cell in cells for pair in _pairs(cell)}
     chosen: list[Cell] = []
     seen: Counter[Manner] = Counter()
@@ -115,7 +125,7 @@ def pairwise(cells: Sequence[Cell]) -> list[Cell]:
 
 def _pairs(cell: Cell) -> Iterator[tuple[tuple[int, object], tuple[int, object]]]:
     manner = cell.manner
-    values = (cell.phase, cell.victim, cell.count, manner.policy, manner.form, manner.update)
+    values = (cell.phase, cell.victim, cell.count, manner.policy, manner.form, manner.update, cell.data)
     return itertools.combinations(enumerate(values), 2)
 
 
@@ -178,7 +188,10 @@ def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
     train = MOVING_TRAIN if moving else {"steps": STEPS}
-    job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train, **cell.manner.tables())).id
+    data = data_of(cell.data, cluster.state)
+    job = cluster.client.submit(
+        tiny_job(cell.name[:_MAX_NAME], train=train, data=data, **cell.manner.tables())
+    ).id
     view = cluster.at_step(job, 1)
     cell.manner.check(view)
     doomed = victims(view, cell)
@@ -294,6 +307,7 @@ __all__ = [
     "all_cells",
     "drain",
     "every_cell",
+    "on_all_data",
     "pairwise",
     "precopy_cells",
     "run_cell",

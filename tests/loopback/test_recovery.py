@@ -8,7 +8,6 @@ each death while pre-copies are made.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,6 @@ from tests.helpers.matrix import (
     some_precopy_cells,
     undrain,
 )
-from tests.helpers.mixture import three_sources
 
 
 @pytest.fixture(scope="module")
@@ -85,28 +83,6 @@ def test_an_order_follows_a_loss(cluster: Cluster, manner: Manner) -> None:
     assert [p.nodes for p in view.pipelines] == [p.nodes for p in before.pipelines]
     done = cluster.job_in(job, "done")
     assert done.steps_lost == 0
-    cluster.verify(job)
-
-
-@pytest.mark.parametrize(
-    ("steps", "comes_back"), [(36, False), pytest.param(150, True, marks=pytest.mark.slow)]
-)
-def test_half_of_the_nodes_are_lost_while_the_mix_changes(
-    cluster: Cluster, tmp_path: Path, steps: int, comes_back: bool
-) -> None:
-    """Which sample comes next nobody has to remember: it follows from the step."""
-    cluster.heal()
-    cluster.usable(cluster.num_nodes)
-    changes_at = steps // 2
-    tables = {"data": three_sources(tmp_path, changes_at), "checkpoint": {"every": 6}}
-    job = cluster.client.submit(tiny_job(f"mixed-{steps}", train={"steps": steps}, **tables)).id
-    victims = cluster.at_step(job, changes_at - 4).nodes[:3]
-    for node in victims:
-        cluster.kill(node, "sigkill")
-    for node in victims if comes_back else ():
-        cluster.ctl("start-node", node)
-    done = cluster.job_in(job, "done")
-    assert done.incidents
     cluster.verify(job)
 
 
