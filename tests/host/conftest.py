@@ -23,9 +23,10 @@ def _host() -> None:
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnitCluster]:
-    """Daemon and four workers, installed and started as docs/service.md says."""
+    """Daemon and four workers, installed and started as docs/service.md says; tests may slow them down."""
     with installation(tmp_path_factory.mktemp("host")) as box:
         cluster = UnitCluster(box, len(NODES))
+        cluster.configure("[daemon]\nallow_injection = true\n")
         cluster.ctl("install-systemd", "--now")
         cluster.ctl("keygen", *NODES)
         cluster.systemctl("reload", "oobleckd")

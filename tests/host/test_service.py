@@ -26,9 +26,9 @@ SOCKET = "oobleckd.socket"
 WORKERS = [f"oobleck-worker@{node}.service" for node in NODES]
 MAX_EXPOSED = 2.0
 RESTARTS, HANGS = 4, 2
-STEPS = 560
-"""For as long as those take, and half as long again. The same for all jobs: one run without failures serves
-all.
+STEPS, SLOW = 90, 8
+"""For as long as those take, and half as long again: whoever trains sleeps most of the time, so that this
+costs no more than it has to. The same for all jobs: one run without failures serves all.
 """
 WATCHDOG_S = 3
 LOG_LINES = 5000
@@ -54,6 +54,7 @@ def test_nothing_runs_as_root(services: UnitCluster) -> None:
             assert services.box.run("ps", "-o", "user=", "-p", str(pid)).stdout.strip() == "oobleck"
 
 
+_AT_ONCE_S = 0.001
 _ACTS_EVERY = 6
 """Questions: some eight acts a second, of twenty that the daemon takes of anybody."""
 
@@ -112,6 +113,8 @@ def trains_on(services: UnitCluster, name: str, act: Callable[[str], None], time
     """
     job = services.client.submit(tiny_job(name, train={"steps": STEPS, "global_batch": 6})).id
     services.at_step(job, 4)
+    for node in NODES:
+        services.client.kill(node, "slow", times=SLOW)
     workers, before = services.pids(), len(services.client.incidents())
     status = f"{job} running"  # told every few seconds
     services.until(lambda: status in services.property(DAEMON, "StatusText") or None, status)
@@ -127,6 +130,8 @@ def trains_on(services: UnitCluster, name: str, act: Callable[[str], None], time
         step = services.client.job(job).step
         assert step < STEPS, f"{name} was too short to show anything"
         services.at_step(job, step + 1)
+    for node in NODES:
+        services.client.kill(node, "slow", seconds=_AT_ONCE_S)
     view = services.job_in(job, "done", timeout_s=400.0)
     assert (view.step, view.incidents, len(services.client.incidents())) == (STEPS, 0, before)
     assert services.pids() == workers
