@@ -181,7 +181,7 @@ def test_who_asks_a_daemon_that_is_stopped_starts_it(services: UnitCluster) -> N
 
 
 def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("stopped", train={"steps": 80, "global_batch": 6})).id
+    job = services.client.submit(tiny_job("stopped", train={"steps": STEPS, "global_batch": 6})).id
     services.at_step(job, 4)
     before = len(services.client.incidents())
     services.systemctl("stop", WORKERS[1])
@@ -196,7 +196,7 @@ def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
 
 
 def test_the_journal_tells_the_story_of_an_incident(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("story", train={"steps": 80, "global_batch": 6})).id
+    job = services.client.submit(tiny_job("story", train={"steps": STEPS, "global_batch": 6})).id
     victim = services.at_step(job, 4).nodes[0]
     before = {incident.id for incident in services.client.incidents()}
     services.box.run("kill", "-KILL", str(services.pids()[victim][0]))
