@@ -23,11 +23,12 @@ from oobleckd.tokens.dtypes import NAMED, DType
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
 
-FORMAT = 1
-TOKENS, INDEX, MANIFEST = "tokens.bin", "tokens.idx", "manifest.json"
+FORMAT, FORMAT_OF_CHATS = 1, 2
+"""A program that knows no loss.bin would ask for every token of a chat, and so must not know its format."""
+TOKENS, INDEX, MANIFEST, LOSS = "tokens.bin", "tokens.idx", "manifest.json", "loss.bin"
 PIECE = 1 << 20
 """Bytes of tokens that have a checksum together."""
-_CRC_BYTES = 4
+CRC_BYTES = 4
 MAX_BAD_ROWS = 100
 """So many are named; all are counted."""
 _Count = Annotated[int, Meta(ge=0)]
@@ -60,6 +61,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``settings``: a digest of what else than the sources decides the tokens; ``vocabulary``, ``eos``, ``bos``:
     the tokenizer's (-1: not written); ``versions``: of programs, to explain a difference.
+
+    Of chats and completions, which are of ``FORMAT_OF_CHATS``: ``asked``: tokens that the loss asks for;
+    ``loss_crcs``: as ``crcs``, of `loss.bin`; ``both_sha256``: of `tokens.bin` and `loss.bin`, one behind the
+    other.
     """
 
     digest: str
@@ -79,6 +84,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     eos: int = -1
     bos: int = -1
     versions: dict[str, str] = {}
+    asked: _Count = 0
+    loss_crcs: bytes = b""
+    both_sha256: str = ""
     format: int = FORMAT
 
     @property
@@ -91,9 +99,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """What `tokens.bin` has."""
         return self.tokens * self.kind.itemsize
 
-    def crc_of(self, piece: int) -> int:
-        """CRC-32 of the ``piece``-th MiB of `tokens.bin`."""
-        return int.from_bytes(self.crcs[_CRC_BYTES * piece : _CRC_BYTES * (piece + 1)], "little")
+    @property
+    def has_loss(self) -> bool:
+        """Whether a `loss.bin` says which tokens the loss asks for; else it asks for all."""
+        return self.format == FORMAT_OF_CHATS
+
+    @property
+    def loss_bytes(self) -> int:
+        """What `loss.bin` has."""
+        return -(-self.tokens // 8) if self.has_loss else 0
+
+    @property
+    def whole(self) -> str:
+        """Size and SHA-256 of all that is trained on."""
+        return f"{self.bin_bytes + self.loss_bytes}-{self.both_sha256 or self.bin_sha256}"
 
 
 class _Format(msgspec.Struct):
@@ -115,14 +134,22 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     try:
         known = msgspec.json.decode(data, type=_Format).format
-        if known != FORMAT:
-            raise DataError(f"{path} is of format {known}, and {FORMAT} is known", again)
+        if known not in {FORMAT, FORMAT_OF_CHATS}:
+            raise DataError(
+                f"{path} is of format {known}, and {FORMAT} and {FORMAT_OF_CHATS} are known", again
+            )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {problem_of(error)}", again) from error
-    if manifest.dtype not in NAMED or len(manifest.crcs) != _CRC_BYTES * -(-manifest.bin_bytes // PIECE):
+    if (
+        manifest.dtype not in NAMED
+        or len(manifest.crcs) != CRC_BYTES * -(-manifest.bin_bytes // PIECE)
+        or len(manifest.loss_crcs) != CRC_BYTES * -(-manifest.loss_bytes // PIECE)
+        or bool(manifest.both_sha256) != manifest.has_loss
+    ):
         raise DataError(f"{path} contradicts itself", again)
-    for name, size in ((TOKENS, manifest.bin_bytes), (INDEX, manifest.idx_bytes)):
+    sizes = {TOKENS: manifest.bin_bytes, INDEX: manifest.idx_bytes}
+    for name, size in {**sizes, **({LOSS: manifest.loss_bytes} if manifest.has_loss else {})}.items():
         _check_size(folder / name, size, again)
     return manifest
 
@@ -133,13 +160,17 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_whole(folder / MANIFEST, data)
 
 
-def checksums(path: Path) -> tuple[str, bytes]:
-    """SHA-256 of a file, and CRC-32 of each MiB as ``Manifest.crcs`` has them. Raises OSError."""
-    whole, crcs = hashlib.sha256(), bytearray()
-    with path.open("rb") as file:
-        while data := file.read(PIECE):
-            whole.update(data)
-            crcs += zlib.crc32(data).to_bytes(_CRC_BYTES, "little")
+def checksums(path: Path, *more: Path) -> tuple[str, bytes]:
+    """SHA-256 of a file, and of ``more`` behind it; and CRC-32 of each MiB as ``Manifest.crcs`` has them, of
+    the last one. Raises OSError.
+    """
+    whole = hashlib.sha256()
+    for each in (path, *more):
+        crcs = bytearray()
+        with each.open("rb") as file:
+            while data := file.read(PIECE):
+                whole.update(data)
+                crcs += zlib.crc32(data).to_bytes(CRC_BYTES, "little")
     return whole.hexdigest(), bytes(crcs)
 
 

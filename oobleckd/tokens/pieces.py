@@ -1,4 +1,4 @@
-"""Checks the bytes of prepared tokens against their manifest, a MiB at a time, when each is first read.
+"""Checks the bytes of prepared data against their manifest, a MiB at a time, when each is first read.
 
 Owns which were checked. A device so finds a torn or changed folder before it trains on it, without a pass
 over all of it at its start.
@@ -13,15 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from oobleckd.tokens.errors import DataError
-from oobleckd.tokens.manifest import PIECE, TOKENS, Manifest
+from oobleckd.tokens.manifest import CRC_BYTES, PIECE
 
 
 class Pieces:
-    """Of ``data``, all bytes of `tokens.bin` in ``folder``."""
+    """Of ``data``, all bytes of the file at ``path``; ``crcs``: as the manifest has them."""
 
-    def __init__(self, data: npt.NDArray[np.uint8], manifest: Manifest, folder: Path) -> None:
-        self._data, self._manifest, self._folder = data, manifest, folder
-        self._checked = np.zeros(-(-len(data) // PIECE), np.bool_)
+    def __init__(self, data: npt.NDArray[np.uint8], crcs: bytes, path: Path) -> None:
+        self._data, self._path = data, path
+        self._crcs = np.frombuffer(crcs, f"<u{CRC_BYTES}")
+        self._checked = np.zeros(len(self._crcs), np.bool_)
 
     def check(self, start: int, stop: int) -> None:
         """Bytes from ``start`` to before ``stop`` are about to be read. Raises DataError where one of their
@@ -32,12 +33,10 @@ class Pieces:
         for piece in range(start // PIECE, -(-stop // PIECE)):
             if self._checked[piece]:
                 continue
-            if zlib.crc32(self._data[piece * PIECE : (piece + 1) * PIECE].data) != self._manifest.crc_of(
-                piece
-            ):
+            if zlib.crc32(self._data[piece * PIECE : (piece + 1) * PIECE].data) != self._crcs[piece]:
                 raise DataError(
-                    f"{self._folder / TOKENS} is not what its manifest says: from byte {piece * PIECE:,} on "
-                    "others are there",
-                    f"delete {self._folder}, and run `oobleckctl data prepare` again",
+                    f"{self._path} is not what its manifest says: from byte {piece * PIECE:,} on others are "
+                    "there",
+                    f"delete {self._path.parent}, and run `oobleckctl data prepare` again",
                 )
             self._checked[piece] = True

@@ -174,14 +174,14 @@ def opened(paths: Sequence[Path], place: str, kind: InputKind = "data", part: In
 
 
 def opened_while(
-    path: Path, place: str, read: Callable[[], _T], part: Input | None = None
+    path: Path, place: str, read: Callable[[], _T], part: Input | None = None, more: Sequence[Path] = ()
 ) -> tuple[Opened, _T]:
-    """``path`` (a folder: all files in it) held open, and what ``read`` makes of it, which opens it by
-    itself: of the very same files, also where somebody puts others there meanwhile. Raises OSError, and
-    whatever ``read`` does.
+    """``path`` (a folder: all files in it) and ``more`` files held open, and what ``read`` makes of them,
+    which opens them by itself: of the very same files, also where somebody puts others there meanwhile.
+    Raises OSError, and whatever ``read`` does.
     """
     for _ in range(_TRIES):
-        held = opened(_files(path), place, part=part)
+        held = opened([*_files(path), *more], place, part=part)
         made = read()
         if held.lies_there():
             return held, made
