@@ -25,6 +25,7 @@ import numpy as np
 from oobleckd import __version__
 from oobleckd.host.durable import sync_directory
 from oobleckd.prepare.piece import PieceReport, PieceSetup, done_of, loss_of, report_of, tokens_of
+from oobleckd.prepare.plans import plan_of
 from oobleckd.prepare.pool import PieceRefused, Pool
 from oobleckd.prepare.rows import lines_before, place_of
 from oobleckd.prepare.sources import TextPiece
@@ -48,6 +49,7 @@ from oobleckd.tokens.manifest import (
     read_manifest,
     write_manifest,
 )
+from oobleckd.tokens.plan import PlanManifest
 from oobleckd.words import size
 
 _READ_BYTES = 1 << 20
@@ -56,19 +58,20 @@ _THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
 class PrepareProgress(NamedTuple):
-    """So many bytes of the sources are read, tokenized or joined, of all."""
+    """So many bytes of the sources are read or tokenized, or of their tokens joined or packed, of all."""
 
-    phase: Literal["read", "tokenize", "join"]
+    phase: Literal["read", "tokenize", "join", "pack"]
     done: int
     total: int
 
 
 class MadeFolder(NamedTuple):
-    """``new``: it was made just now."""
+    """``new``: it was made just now; ``plan``: of the job's rows, where they are packed or padded."""
 
     folder: Path
     manifest: Manifest
     new: bool
+    plan: PlanManifest | None = None
 
 
 class _Gone(Exception):
@@ -76,7 +79,23 @@ class _Gone(Exception):
 
 
 def prepare(job: Job, num_processes: int, told: Callable[[PrepareProgress], None]) -> MadeFolder:
-    """The folder of prepared data that ``job`` trains on, made where it is not there. Raises DataError."""
+    """The folder of prepared data that ``job`` trains on, with the plan of its rows: what of it is not there
+    is made. Raises DataError.
+    """
+    named = Path(job.data.prepared) if job.data.prepared else None
+    if named is not None and named.is_dir():  # the text may be gone
+        made = MadeFolder(named, read_manifest(named), new=False)
+    else:
+        made = _prepared(job, num_processes, told)
+    manifest = made.manifest
+
+    def packed(tokens: int) -> None:
+        told(PrepareProgress("pack", tokens * manifest.kind.itemsize, manifest.bin_bytes))
+
+    return made._replace(plan=plan_of(job, made.folder, manifest, packed))
+
+
+def _prepared(job: Job, num_processes: int, told: Callable[[PrepareProgress], None]) -> MadeFolder:
     wanted = wanted_of(job)
     if found := find(wanted):
         _tidy(found.folder)
@@ -334,9 +353,9 @@ def _loss_fields(reports: Sequence[PieceReport], making: Path) -> dict[str, Any]
     """What a manifest has of chats alone."""
     if not (making / LOSS).is_file():
         return {}
-    both_sha256, loss_crcs = checksums(making / TOKENS, making / LOSS)
+    loss_sha256, loss_crcs = checksums(making / LOSS)
     asked = sum(report.asked for report in reports)
-    return {"format": FORMAT_OF_CHATS, "asked": asked, "loss_crcs": loss_crcs, "both_sha256": both_sha256}
+    return {"format": FORMAT_OF_CHATS, "asked": asked, "loss_crcs": loss_crcs, "loss_sha256": loss_sha256}
 
 
 def _bad_rows(wanted: WantedData, reports: Sequence[PieceReport]) -> Iterator[BadRow]:

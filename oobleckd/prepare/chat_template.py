@@ -27,7 +27,7 @@ Span = tuple[int, int]
 """Characters of a text, from the first to before the second."""
 Messages = Sequence[Mapping[str, Any]]
 # The day of preparing would be in the tokens, and two nodes that prepare around midnight would make other
-# ones. This day is what Llama 3's template has where it is told none. (D-data-024)
+# ones. This day is what Llama 3's template has where it is told none. (D-data-023)
 _TODAY = date(2024, 7, 26)
 _MARKS = range(0xFDD0, 0xFDF0)
 """Characters that Unicode keeps for the inside of programs."""

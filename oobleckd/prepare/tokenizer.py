@@ -97,7 +97,7 @@ def opened(file: Path) -> Any:
 def see_all_characters(tokenizer: Any) -> None:
     """Make it say of each token where all its characters were."""
     # Llama 3's, and others, leave blanks out of what a token covers, so the indents of an answer's code would
-    # be part of nothing. Nobody asks it to add tokens, which is what else this does.
+    # be part of nothing. What else a post-processor does, adding tokens, nobody asks for. (D-data-024)
     from tokenizers.processors import TemplateProcessing
 
     tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -23,12 +23,15 @@ from oobleckd.tokens.dtypes import NAMED, DType
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
 
+if TYPE_CHECKING:
+    from hashlib import _Hash as Digest
+
 FORMAT, FORMAT_OF_CHATS = 1, 2
 """A program that knows no loss.bin would ask for every token of a chat, and so must not know its format."""
 TOKENS, INDEX, MANIFEST, LOSS = "tokens.bin", "tokens.idx", "manifest.json", "loss.bin"
 PIECE = 1 << 20
 """Bytes of tokens that have a checksum together."""
-CRC_BYTES = 4
+_CRC_BYTES = 4
 MAX_BAD_ROWS = 100
 """So many are named; all are counted."""
 _Count = Annotated[int, Meta(ge=0)]
@@ -63,8 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     the tokenizer's (-1: not written); ``versions``: of programs, to explain a difference.
 
     Of chats and completions, which are of ``FORMAT_OF_CHATS``: ``asked``: tokens that the loss asks for;
-    ``loss_crcs``: as ``crcs``, of `loss.bin`; ``both_sha256``: of `tokens.bin` and `loss.bin`, one behind the
-    other.
+    ``loss_sha256``, ``loss_crcs``: of `loss.bin`, as of `tokens.bin`.
     """
 
     digest: str
@@ -85,8 +87,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     bos: int = -1
     versions: dict[str, str] = {}
     asked: _Count = 0
+    loss_sha256: str = ""
     loss_crcs: bytes = b""
-    both_sha256: str = ""
     format: int = FORMAT
 
     @property
@@ -109,10 +111,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """What `loss.bin` has."""
         return -(-self.tokens // 8) if self.has_loss else 0
 
-    @property
-    def whole(self) -> str:
-        """Size and SHA-256 of all that is trained on."""
-        return f"{self.bin_bytes + self.loss_bytes}-{self.both_sha256 or self.bin_sha256}"
+    def crc_of(self, piece: int) -> int:
+        """CRC-32 of the ``piece``-th MiB of `tokens.bin`."""
+        return crc_of(self.crcs, piece)
 
 
 class _Format(msgspec.Struct):
@@ -123,8 +124,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared ``folder`` whose files are as long as it says; their bytes are not read.
     Raises DataError.
     """
-    path = folder / MANIFEST
-    again = f"delete {folder}, and run `oobleckctl data prepare` again"
+    path, again = folder / MANIFEST, again_hint(folder)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -143,14 +143,16 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(f"{path} cannot be read: {problem_of(error)}", again) from error
     if (
         manifest.dtype not in NAMED
-        or len(manifest.crcs) != CRC_BYTES * -(-manifest.bin_bytes // PIECE)
-        or len(manifest.loss_crcs) != CRC_BYTES * -(-manifest.loss_bytes // PIECE)
-        or bool(manifest.both_sha256) != manifest.has_loss
+        or not covers(manifest.crcs, manifest.bin_bytes)
+        or not covers(manifest.loss_crcs, manifest.loss_bytes)
+        or bool(manifest.loss_sha256) != manifest.has_loss
     ):
         raise DataError(f"{path} contradicts itself", again)
     sizes = {TOKENS: manifest.bin_bytes, INDEX: manifest.idx_bytes}
-    for name, size in {**sizes, **({LOSS: manifest.loss_bytes} if manifest.has_loss else {})}.items():
-        _check_size(folder / name, size, again)
+    if manifest.has_loss:
+        sizes[LOSS] = manifest.loss_bytes
+    for name, size in sizes.items():
+        check_size(folder / name, size, again)
     return manifest
 
 
@@ -160,21 +162,35 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_whole(folder / MANIFEST, data)
 
 
-def checksums(path: Path, *more: Path) -> tuple[str, bytes]:
-    """SHA-256 of a file, and of ``more`` behind it; and CRC-32 of each MiB as ``Manifest.crcs`` has them, of
-    the last one. Raises OSError.
+def checksums(path: Path, whole: Digest | None = None) -> tuple[str, bytes]:
+    """SHA-256 of a file, and CRC-32 of each MiB as ``Manifest.crcs`` has them; ``whole``: the digest of what
+    comes before the file. Raises OSError.
     """
-    whole = hashlib.sha256()
-    for each in (path, *more):
-        crcs = bytearray()
-        with each.open("rb") as file:
-            while data := file.read(PIECE):
-                whole.update(data)
-                crcs += zlib.crc32(data).to_bytes(CRC_BYTES, "little")
+    whole, crcs = whole or hashlib.sha256(), bytearray()
+    with path.open("rb") as file:
+        while data := file.read(PIECE):
+            whole.update(data)
+            crcs += zlib.crc32(data).to_bytes(_CRC_BYTES, "little")
     return whole.hexdigest(), bytes(crcs)
 
 
-def _check_size(path: Path, size: int, again: str) -> None:
+def crc_of(crcs: bytes, piece: int) -> int:
+    """That of the ``piece``-th MiB."""
+    return int.from_bytes(crcs[_CRC_BYTES * piece : _CRC_BYTES * (piece + 1)], "little")
+
+
+def covers(crcs: bytes, size: int) -> bool:
+    """Whether ``crcs`` may be those of a file of ``size`` bytes."""
+    return len(crcs) == _CRC_BYTES * -(-size // PIECE)
+
+
+def again_hint(folder: Path) -> str:
+    """What to do about a ``folder`` that is not what it was."""
+    return f"delete {folder}, and run `oobleckctl data prepare` again"
+
+
+def check_size(path: Path, size: int, again: str) -> None:
+    """Whether ``path`` has so many bytes. Raises DataError."""
     try:
         there = path.stat().st_size
     except OSError as error:

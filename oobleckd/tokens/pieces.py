@@ -13,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from oobleckd.tokens.errors import DataError
-from oobleckd.tokens.manifest import CRC_BYTES, PIECE
+from oobleckd.tokens.manifest import PIECE, crc_of
 
 
 class Pieces:
-    """Of ``data``, all bytes of the file at ``path``; ``crcs``: as the manifest has them."""
+    """Of ``data``, all bytes of the file at ``path``, whose MiBs have the checksums ``crcs``; ``again``: how
+    to come by another one.
+    """
 
-    def __init__(self, data: npt.NDArray[np.uint8], crcs: bytes, path: Path) -> None:
-        self._data, self._path = data, path
-        self._crcs = np.frombuffer(crcs, f"<u{CRC_BYTES}")
-        self._checked = np.zeros(len(self._crcs), np.bool_)
+    def __init__(self, data: npt.NDArray[np.uint8], crcs: bytes, path: Path, again: str) -> None:
+        self._data, self._crcs, self._path, self._again = data, crcs, path, again
+        self._checked = np.zeros(-(-len(data) // PIECE), np.bool_)
 
     def check(self, start: int, stop: int) -> None:
         """Bytes from ``start`` to before ``stop`` are about to be read. Raises DataError where one of their
@@ -33,10 +34,11 @@ class Pieces:
         for piece in range(start // PIECE, -(-stop // PIECE)):
             if self._checked[piece]:
                 continue
-            if zlib.crc32(self._data[piece * PIECE : (piece + 1) * PIECE].data) != self._crcs[piece]:
+            found = zlib.crc32(self._data[piece * PIECE : (piece + 1) * PIECE].data)
+            if found != crc_of(self._crcs, piece):
                 raise DataError(
                     f"{self._path} is not what its manifest says: from byte {piece * PIECE:,} on others are "
                     "there",
-                    f"delete {self._path.parent}, and run `oobleckctl data prepare` again",
+                    self._again,
                 )
             self._checked[piece] = True

@@ -83,7 +83,7 @@ CASES = {
     "hermes calls": Read(
         templates.HERMES,
         CALLED,
-        [['<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>', "It is 3.<|im_end|>"]],
+        [[f"<tool_call>\n{json.dumps(CALL['function'])}\n</tool_call><|im_end|>", "It is 3.<|im_end|>"]],
         tools=TOOLS,
     ),
     "mistral": Read(templates.MISTRAL, PLAIN, [[" A 1</s>", " A  2</s>"]]),
