@@ -57,7 +57,7 @@ class Chat(JobTable, frozen=True):
         bool,
         Meta(
             description="A row for each message that is asked for, with what came before it: for templates "
-            "that write the past otherwise than the last message."
+            "that write the past differently from the last message."
         ),
     ] = False
 
