@@ -96,6 +96,10 @@ class Corpus:
             self._drawn = {**kept, step: tuple(drawn)}
         return self._drawn[step]
 
+    def targets_of(self, step: int) -> tuple[int, ...]:
+        """How many tokens each micro-batch of ``step`` asks for; zeros in a job that does not weigh them."""
+        return tuple(self.batch(step, mb).num_targets for mb in range(len(self.of_step(step))))
+
     @property
     def digest(self) -> str:
         """Size and SHA-256 of the bytes that were read: equal on two nodes exactly if their corpora are. ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,12 @@ class Batch:
     positions: Tensor | None = None
     documents: Tensor | None = None
     num_targets: int = 0
+
+    def with_a_target(self) -> Batch:
+        """The same batch, of which one token is asked for: the loss over none would be NaN."""
+        labels = self.labels.clone()
+        labels[0, -1] = self.inputs[0, -1]
+        return replace(self, labels=labels)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``."""
