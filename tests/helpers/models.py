@@ -102,12 +102,15 @@ def layered_step(spec: ModelSpec, layers: list[Layer], batch: Batch) -> tuple[Te
 
     Where the backward is decoupled, all of W comes after all of I.
     """
+    apart = batch.positions is not None and batch.documents is not None
+    calls = spec.calls(batch.positions, batch.documents) if apart else {}
     x: Tensor | None = None
     passes: list[tuple[Layer, Tensor | None, Tensor, Owed | None]] = []
     for layer in layers:
         into = None if x is None else x.detach().requires_grad_()
         seed_layer(spec.job.train.seed, 0, 0, layer.index, CPU)
-        x, owed = layer.forward_apart(into, batch) if layer.apart else (layer(into, batch), None)
+        call = calls.get(layer.index)
+        x, owed = layer.forward_apart(into, batch, call) if layer.apart else (layer(into, batch, call), None)
         passes.append((layer, into, x, owed))
     assert x is not None
     gradient: Tensor | None = None
