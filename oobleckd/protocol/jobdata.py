@@ -181,7 +181,7 @@ class Data(JobTable, frozen=True):
     @property
     def weighs_targets(self) -> bool:
         """Whether a micro-batch may ask for more tokens than another one, by what the job says."""
-        return self.row_kind != "windows" or self.is_separate
+        return self.row_kind != "windows" or self.is_separate or self.has_chats
 
     @property
     def is_prepared(self) -> bool:
@@ -203,7 +203,7 @@ class Data(JobTable, frozen=True):
         return not self.sources and not self.is_prepared and not self.is_bytes
 
     def only(self, source: DataSource) -> Data:
-        """What a job has that trains on ``source`` of several alone."""
+        """What a job has that trains on ``source`` of several alone. Its rows are made as those of all."""
         is_text = source.kind in _ROWS or (source.kind == "text" and bool(self.tokenizer))
         return msgspec.structs.replace(
             self if is_text else Data(mask_token=self.mask_token),
@@ -213,6 +213,9 @@ class Data(JobTable, frozen=True):
             column=source.column,
             format=source.format,
             prepared=source.prepared,
+            sequences=self.row_kind,
+            documents="separate" if self.is_separate else "joined",
+            on_long_document=self.on_long_document,
             stage=(),
         )
 

@@ -212,7 +212,7 @@ class Executor:
             return True
         # Samples of the next step are drawn now that there is time: at the step's end everybody would wait
         # for them.
-        self.corpus.of_step(self.counters.step + 1)
+        self.corpus.draw_ahead(self.counters.step + 1)
         return False
 
     def _early_has_input(self, task: Task, kind: str) -> bool:
