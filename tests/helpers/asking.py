@@ -29,7 +29,7 @@ def labels_of(tokens: Tensor, step: int, micro_batch: int) -> Tensor:
     return torch.where(asked, tokens, NOT_ASKED)
 
 
-def _batch(corpus: Corpus, step: int, micro_batch: int) -> Batch:
+def _batch(corpus: Corpus, step: int, micro_batch: int, **_: object) -> Batch:
     tokens = corpus.tokens(step, micro_batch)
     labels = labels_of(tokens, step, micro_batch)
     return Batch(tokens, labels, num_targets=int((labels != NOT_ASKED).sum()))
