@@ -10,7 +10,8 @@ import pytest
 
 from oobleckd.protocol.job import Job
 from oobleckd.worker.data.corpus import open_corpus
-from oobleckd.worker.models import FAMILIES
+from oobleckd.worker.models import FAMILIES, MASKED
+from oobleckd.worker.models.config import JOINED_ONLY
 from tests.helpers.asking import asking_unequally
 from tests.helpers.models import small_config, small_job
 from tests.helpers.plain import assert_same, engine_step, plain_step
@@ -27,7 +28,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def job_of(family: str, tmp_path: Path, **data: Any) -> Job:
     """A step of 4 micro-batches. Weights are large, so that who sees what he must not is found."""
-    config = small_config(family, initializer_range=0.1, vocab_size=VOCAB)
+    more = {"initializer_range": 0.1, "init_std": 0.1, "max_position_embeddings": 2 * SEQUENCE}
+    config = small_config(family, vocab_size=VOCAB, **more)
     train = {"steps": 1, "global_batch": 8, "sequence": SEQUENCE}
     return small_job(family, config, train=train, checkpoint={"dir": str(tmp_path)}, data=data)
 
@@ -49,13 +51,13 @@ def job_on_documents(family: str, tmp_path: Path, way: str) -> Job:
 def test_rows_of_documents(family: str, way: str, tmp_path: Path) -> None:
     """Each document in a row of its own, in the plain loop, where they are separate."""
     job = job_on_documents(family, tmp_path, way)
-    assert len(set(open_corpus(job).targets_of(0))) > 1
+    assert len(set(open_corpus(job).targets_of(0))) > 1 or family in MASKED
     assert_same(engine_step(job, tmp_path), plain_step(job))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["packed", "padded"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in JOINED_ONLY])
 def test_rows_of_documents_in_every_family(family: str, way: str, tmp_path: Path) -> None:
     test_rows_of_documents(family, way, tmp_path)
 
