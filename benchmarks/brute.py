@@ -60,7 +60,7 @@ def stages_need_bytes(setup: Setup, stages: Stages) -> int:
         layers = setup.profile.layers[i:j]
         in_flight = min(len(stages) - place, setup.num_micro_batches)
         state = round((1 + setup.held.state_copies) * sum(layer.state_bytes for layer in layers))
-        shared = state + in_flight * sum(layer.activation_bytes for layer in layers)
+        shared = state + in_flight * setup.profile.activation_bytes(range(i, j))
         needs.append(-(-shared // devices) + setup.profile.reserve_bytes + setup.held.device_bytes)
     return max(needs)
 

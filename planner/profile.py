@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -51,7 +53,8 @@ class Profile(msgspec.Struct, frozen=True):
     ``key`` identifies (model, shapes, precision, device kind), so that a profile is measured once.
     ``reserve_bytes`` is what the runtime itself takes on a device. ``buckets[b]``: the layers that use bucket
     ``b`` of the parameters (several for a tied weight). ``host_bytes_per_s``: from the host's memory to the
-    device's (0: they are the same).
+    device's (0: they are the same). ``shared_bytes``: what a micro-batch in flight holds besides on every
+    device that computes layers of it, however many these are (the masks of separate documents).
     """
 
     key: str
@@ -62,6 +65,11 @@ class Profile(msgspec.Struct, frozen=True):
     reserve_bytes: int = 0
     buckets: tuple[tuple[int, ...], ...] = ()
     host_bytes_per_s: float = 0.0
+    shared_bytes: int = 0
+
+    def activation_bytes(self, layers: Iterable[int]) -> int:
+        """What a device that computes ``layers`` of a micro-batch holds between forward and backward."""
+        return self.shared_bytes + sum(self.layers[layer].activation_bytes for layer in layers)
 
     def update_s(self, start: int, stop: int) -> float:
         """Seconds that the update of layers ``[start, stop)`` takes on one device."""

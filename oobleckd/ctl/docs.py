@@ -58,15 +58,17 @@ def _tables() -> Iterator[str]:
         if _is_table(kind):
             inner = msgspec.structs.fields(kind)
             yield _table(f"`[{field.encode_name}]`", _first_paragraph(kind), kind, inner)
-            yield from _arrays_of_tables(field.encode_name, kind)
+            yield from _inner_tables(field.encode_name, kind)
 
 
-def _arrays_of_tables(table: str, kind: type[msgspec.Struct]) -> Iterator[str]:
-    """The tables of which a key of ``table`` may have several."""
+def _inner_tables(table: str, kind: type[msgspec.Struct]) -> Iterator[str]:
+    """The tables that keys of ``table`` are, or of which they may have several."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
         for each in structs_in(hints[field.name]):
-            title = f"`[[{table}.{field.encode_name}]]`"
+            name = f"[{table}.{field.encode_name}]"
+            is_one = _is_table(type(field.default))
+            title = f"`{name}`" if is_one else f"`[{name}]`"
             yield _table(title, _first_paragraph(each), each, msgspec.structs.fields(each))
 
 
@@ -106,7 +108,7 @@ def _made(factory: Any) -> Any:
 def explain(kind: Any) -> tuple[str, str, str]:
     """Name of a type, its bounds, and what its annotations say."""
     if get_origin(kind) is not Annotated:
-        return _name(kind), "", ""
+        return ("table" if _is_table(kind) else _name(kind)), "", ""
     inner, *metas = get_args(kind)
     name, bounds, meaning = explain(inner)
     for meta in metas:

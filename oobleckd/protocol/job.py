@@ -332,7 +332,8 @@ class Job(JobTable, frozen=True):
         """What of a job decides what a layer costs on a device: jobs that agree in it share a profile."""
         train = self.train
         shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
-        return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every
+        apart = ("separate",) if self.data.is_separate else ()
+        return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every, *apart
 
 
 def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -23,8 +23,12 @@ from oobleckd.tokens.dtypes import NAMED, DType
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
 
-FORMAT = 1
-TOKENS, INDEX, MANIFEST = "tokens.bin", "tokens.idx", "manifest.json"
+if TYPE_CHECKING:
+    from hashlib import _Hash as Digest
+
+FORMAT, FORMAT_OF_CHATS = 1, 2
+"""A program that knows no loss.bin would ask for every token of a chat, and so must not know its format."""
+TOKENS, INDEX, MANIFEST, LOSS = "tokens.bin", "tokens.idx", "manifest.json", "loss.bin"
 PIECE = 1 << 20
 """Bytes of tokens that have a checksum together."""
 _CRC_BYTES = 4
@@ -60,6 +64,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``settings``: a digest of what else than the sources decides the tokens; ``vocabulary``, ``eos``, ``bos``:
     the tokenizer's (-1: not written); ``versions``: of programs, to explain a difference.
+
+    Of chats and completions, which are of ``FORMAT_OF_CHATS``: ``asked``: tokens that the loss asks for;
+    ``loss_sha256``, ``loss_crcs``: of `loss.bin`, as of `tokens.bin`.
     """
 
     digest: str
@@ -79,6 +86,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     eos: int = -1
     bos: int = -1
     versions: dict[str, str] = {}
+    asked: _Count = 0
+    loss_sha256: str = ""
+    loss_crcs: bytes = b""
     format: int = FORMAT
 
     @property
@@ -91,9 +101,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """What `tokens.bin` has."""
         return self.tokens * self.kind.itemsize
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether a `loss.bin` says which tokens the loss asks for; else it asks for all."""
+        return self.format == FORMAT_OF_CHATS
+
+    @property
+    def loss_bytes(self) -> int:
+        """What `loss.bin` has."""
+        return -(-self.tokens // 8) if self.has_loss else 0
+
     def crc_of(self, piece: int) -> int:
         """CRC-32 of the ``piece``-th MiB of `tokens.bin`."""
-        return int.from_bytes(self.crcs[_CRC_BYTES * piece : _CRC_BYTES * (piece + 1)], "little")
+        return crc_of(self.crcs, piece)
 
 
 class _Format(msgspec.Struct):
@@ -104,8 +124,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared ``folder`` whose files are as long as it says; their bytes are not read.
     Raises DataError.
     """
-    path = folder / MANIFEST
-    again = f"delete {folder}, and run `oobleckctl data prepare` again"
+    path, again = folder / MANIFEST, again_hint(folder)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -115,15 +134,25 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     try:
         known = msgspec.json.decode(data, type=_Format).format
-        if known != FORMAT:
-            raise DataError(f"{path} is of format {known}, and {FORMAT} is known", again)
+        if known not in {FORMAT, FORMAT_OF_CHATS}:
+            raise DataError(
+                f"{path} is of format {known}, and {FORMAT} and {FORMAT_OF_CHATS} are known", again
+            )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {problem_of(error)}", again) from error
-    if manifest.dtype not in NAMED or len(manifest.crcs) != _CRC_BYTES * -(-manifest.bin_bytes // PIECE):
+    if (
+        manifest.dtype not in NAMED
+        or not covers(manifest.crcs, manifest.bin_bytes)
+        or not covers(manifest.loss_crcs, manifest.loss_bytes)
+        or bool(manifest.loss_sha256) != manifest.has_loss
+    ):
         raise DataError(f"{path} contradicts itself", again)
-    for name, size in ((TOKENS, manifest.bin_bytes), (INDEX, manifest.idx_bytes)):
-        _check_size(folder / name, size, again)
+    sizes = {TOKENS: manifest.bin_bytes, INDEX: manifest.idx_bytes}
+    if manifest.has_loss:
+        sizes[LOSS] = manifest.loss_bytes
+    for name, size in sizes.items():
+        check_size(folder / name, size, again)
     return manifest
 
 
@@ -133,9 +162,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_whole(folder / MANIFEST, data)
 
 
-def checksums(path: Path) -> tuple[str, bytes]:
-    """SHA-256 of a file, and CRC-32 of each MiB as ``Manifest.crcs`` has them. Raises OSError."""
-    whole, crcs = hashlib.sha256(), bytearray()
+def checksums(path: Path, whole: Digest | None = None) -> tuple[str, bytes]:
+    """SHA-256 of a file, and CRC-32 of each MiB as ``Manifest.crcs`` has them; ``whole``: the digest of what
+    comes before the file. Raises OSError.
+    """
+    whole, crcs = whole or hashlib.sha256(), bytearray()
     with path.open("rb") as file:
         while data := file.read(PIECE):
             whole.update(data)
@@ -143,7 +174,23 @@ def checksums(path: Path) -> tuple[str, bytes]:
     return whole.hexdigest(), bytes(crcs)
 
 
-def _check_size(path: Path, size: int, again: str) -> None:
+def crc_of(crcs: bytes, piece: int) -> int:
+    """That of the ``piece``-th MiB."""
+    return int.from_bytes(crcs[_CRC_BYTES * piece : _CRC_BYTES * (piece + 1)], "little")
+
+
+def covers(crcs: bytes, size: int) -> bool:
+    """Whether ``crcs`` may be those of a file of ``size`` bytes."""
+    return len(crcs) == _CRC_BYTES * -(-size // PIECE)
+
+
+def again_hint(folder: Path) -> str:
+    """What to do about a ``folder`` that is not what it was."""
+    return f"delete {folder}, and run `oobleckctl data prepare` again"
+
+
+def check_size(path: Path, size: int, again: str) -> None:
+    """Whether ``path`` has so many bytes. Raises DataError."""
     try:
         there = path.stat().st_size
     except OSError as error:

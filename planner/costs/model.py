@@ -76,7 +76,8 @@ def stage_costs(profile: Profile, num_devices: int = 1, held: HeldBesides = NOTH
         cut_s=cut_s,
         period_s=np.round(time_s + cut_s[:, None] + cut_s[None, :], 12),
         state_bytes=_between(np.array([float((1 + held.state_copies) * c.state_bytes) for c in layers])),
-        activation_bytes=_between(np.array([float(c.activation_bytes) for c in layers])),
+        activation_bytes=_between(np.array([float(c.activation_bytes) for c in layers]))
+        + profile.shared_bytes,
         reserve_bytes=profile.reserve_bytes + held.device_bytes,
     )
 

@@ -132,7 +132,7 @@ def stage_works(
                 weight_s=of_weights,
                 send_s=float(costs.cut_s[part.stop]) if part.stop != middle else 0.0,
                 return_s=float(costs.cut_s[part.start]) if part.start != middle else 0.0,
-                activation_bytes=sum(layer.activation_bytes for layer in layers),
+                activation_bytes=profile.activation_bytes(part.layers()),
                 kept_bytes=sum(map(kept_bytes, layers)),
                 base_bytes=ceil((1 + held.state_copies) * sum(layer.state_bytes for layer in layers))
                 + (not second) * profile.reserve_bytes

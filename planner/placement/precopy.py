@@ -114,7 +114,7 @@ def has_room(
 
 def _max_bytes(setup: Setup, held: Layers) -> int:
     """What a device that holds ``held`` needs at most: all micro-batches in flight."""
-    activations = sum(setup.profile.layers[layer].activation_bytes for layer in held.layers())
+    activations = setup.profile.activation_bytes(held.layers())
     flying = setup.num_micro_batches * activations + setup.held.redundant_bytes
     return base_bytes(setup, held) + flying
 

@@ -108,8 +108,7 @@ class Grid:
         flying: dict[str, dict[int, list[int]]] = {}
         for route in self.routes:
             for position, segment in enumerate(route.segments):
-                layers = profile.layers[segment.layers.start : segment.layers.stop]
-                activations = sum(layer.activation_bytes for layer in layers)
+                activations = profile.activation_bytes(segment.layers.layers())
                 left = len(route.segments) - position
                 flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
         ahead = graphs_of(self.layout, setup)

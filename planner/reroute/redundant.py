@@ -52,7 +52,8 @@ def takes_over(layout: Layout, dead: Collection[str]) -> bool:
 
 
 def pass_bytes(profile: Profile, layer: int) -> int:
-    """What a forward pass through ``layer``, run ahead, holds of a device's memory.
+    """What a forward pass through ``layer``, run ahead, holds of a device's memory, besides what all layers
+    of its hop share.
 
     Beside a GPU what autograd saves lies in the host's memory, and the output of the layer alone stays.
     """
@@ -73,6 +74,7 @@ def graphs_of(layout: Layout, setup: Setup) -> dict[str, int]:
             for position in ahead(route, device, layout.redundant[device]):
                 layers = route.segments[position].layers.layers()
                 held[device] += sum(pass_bytes(setup.profile, layer) for layer in layers)
+                held[device] += setup.profile.shared_bytes
     limit = max_bytes(setup)
     return {device: int(min(limit, num_bytes)) for device, num_bytes in held.items()}
 

@@ -13,7 +13,7 @@ hop behind, at the end of the route for its own F; W for its own I.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -193,7 +193,7 @@ def shop_of(layout: Layout, setup: Setup) -> Shop:
         for position, segment in enumerate(route.segments):
             first, remaining = stride * len(hops), len(route.segments) - position
             layers = segment.layers
-            held = activations[layers.stop] - activations[layers.start]
+            held = activations[layers.stop] - activations[layers.start] + profile.shared_bytes
             backward_s = costs.backward(route, position)
             hops.append((index, position))
             device += [number_of[segment.device]] * stride
@@ -278,7 +278,7 @@ def _room(
         for position, segment in enumerate(route.segments):
             layers, most = segment.layers, levels[segment.device]
             computed[segment.device].add(layers)
-            held = activations[layers.stop] - activations[layers.start]
+            held = activations[layers.stop] - activations[layers.start] + setup.profile.shared_bytes
             left = len(route.segments) - position
             most[left] = max(most.get(left, 0), held)
     return tuple(
@@ -287,10 +287,10 @@ def _room(
     )
 
 
-def _covered(ranges: Iterable[Range], profile: Profile) -> int:
-    """Activations of all layers of ``ranges`` for a micro-batch."""
+def _covered(ranges: Collection[Range], profile: Profile) -> int:
+    """Activations of all layers of ``ranges`` for a micro-batch, each a hop of it."""
     layers = {layer for each in ranges for layer in each.layers()}
-    return sum(profile.layers[layer].activation_bytes for layer in layers)
+    return profile.activation_bytes(layers) + (len(ranges) - 1) * profile.shared_bytes
 
 
 def base_bytes(setup: Setup, held: Layers) -> int:

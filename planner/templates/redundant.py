@@ -108,7 +108,8 @@ class Room:
         count, profile = self.costs.num_layers, self.setup.profile
         passed = [self.setup.num_micro_batches * pass_bytes(profile, layer) for layer in range(count)]
         before = np.concatenate(([0.0], np.cumsum(passed)))
-        self.ahead = np.minimum(max_bytes(self.setup), before[None, :] - before[:, None])
+        shared = self.setup.num_micro_batches * profile.shared_bytes
+        self.ahead = np.minimum(max_bytes(self.setup), before[None, :] - before[:, None] + shared)
         first = np.full((count + 1, count + 1), NEVER)
         first[:count, count] = self.limit_bytes - self.own(1)[:count, count]
         self.reached = [np.where(first < 0, NEVER, first)]

@@ -83,7 +83,9 @@ def some_batch(spec: ModelSpec) -> Batch:
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, spec.config.vocab_size, (2, 8), generator=generator)
     if spec.job.model.family in MASKED:
-        return Masking(spec.job.train.seed, spec.config.vocab_size - 1, spec.config.vocab_size)(tokens, 0, 0)
+        return Masking(spec.job.train.seed, spec.config.vocab_size - 1, spec.config.vocab_size)(
+            tokens, [8, 8], 0, 0
+        )
     return Batch(tokens, tokens)
 
 
@@ -102,12 +104,15 @@ def layered_step(spec: ModelSpec, layers: list[Layer], batch: Batch) -> tuple[Te
 
     Where the backward is decoupled, all of W comes after all of I.
     """
+    apart = batch.positions is not None and batch.documents is not None
+    calls = spec.calls(batch.positions, batch.documents) if apart else {}
     x: Tensor | None = None
     passes: list[tuple[Layer, Tensor | None, Tensor, Owed | None]] = []
     for layer in layers:
         into = None if x is None else x.detach().requires_grad_()
         seed_layer(spec.job.train.seed, 0, 0, layer.index, CPU)
-        x, owed = layer.forward_apart(into, batch) if layer.apart else (layer(into, batch), None)
+        call = calls.get(layer.index)
+        x, owed = layer.forward_apart(into, batch, call) if layer.apart else (layer(into, batch, call), None)
         passes.append((layer, into, x, owed))
     assert x is not None
     gradient: Tensor | None = None

@@ -22,7 +22,17 @@ from oobleckd.planner.profile import LayerCost, Profile, state_bytes_per_param
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, account_of, ways_out
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
-from oobleckd.worker.models import Batch, Layer, ModelSpec, Owed, gradients, input_gradients, seed_layer
+from oobleckd.worker.models import (
+    Batch,
+    Call,
+    Layer,
+    ModelSpec,
+    Owed,
+    gradients,
+    input_gradients,
+    seed_layer,
+    tensors_of,
+)
 from oobleckd.worker.runtime.deaths import is_out_of_memory, memory_of
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.host_memory import most_of
@@ -67,8 +77,9 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
 
 
 def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
-    tokens = torch.zeros((job.train.micro_batch, job.train.sequence), dtype=torch.int64, device=device)
-    batch = Batch(tokens, tokens)
+    batch = _batch(job).to(device)
+    calls = _calls(spec, batch)
+    shared = {_storage(tensor): tensor for call in calls.values() for tensor in tensors_of(call)}
     known: dict[Any, _Cost] = {}
     costs: list[LayerCost] = []
     x: Tensor | None = None
@@ -77,7 +88,8 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         if alike not in known:
             with _computable():
                 layer = _bind(spec, index, device)
-                known[alike], x = _measure_layer(layer, x, batch, job, device)
+                measured = _Measured(layer, batch, calls.get(index), frozenset(shared))
+                known[alike], x = _measure_layer(measured, x, job, device)
         costs.append(_layer_cost(spec, index, known[alike], job.train.exact))
     return Profile(
         key=profile_key(job, device),
@@ -86,7 +98,29 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         reserve_bytes=_reserve_bytes(device),
         buckets=tuple(bucket.uses for bucket in spec.buckets),
         host_bytes_per_s=_host_bytes_per_s(device),
+        shared_bytes=sum(tensor.untyped_storage().nbytes() for tensor in shared.values()),
     )
+
+
+def _batch(job: Job) -> Batch:
+    """A micro-batch of ``job``. Where documents are apart every row has two: with one, and no mask, another
+    kernel would be measured.
+    """
+    shape = job.train.micro_batch, job.train.sequence
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    if not job.data.is_separate:
+        return Batch(tokens, tokens)
+    half = (job.train.sequence + 1) // 2
+    at = torch.arange(job.train.sequence).expand(shape)
+    return Batch(tokens, tokens, at % half, at // half, tokens.numel())
+
+
+def _calls(spec: ModelSpec, batch: Batch) -> dict[int, Call]:
+    """What blocks are called with, where that depends on the micro-batch: layer -> call."""
+    if batch.positions is None or batch.documents is None:
+        return {}
+    with _computable():
+        return spec.calls(batch.positions, batch.documents)
 
 
 @contextmanager
@@ -155,15 +189,29 @@ def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerC
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A layer and what it computes with besides ``x``. ``shared``: storages that count for no layer."""
+
+    layer: Layer
+    batch: Batch
+    call: Call | None
+    shared: frozenset[int]
+
+    def __call__(self, x: Tensor | None) -> Tensor:
+        return self.layer(x, self.batch, self.call)
+
+
 def _measure_layer(
-    layer: Layer, x: Tensor | None, batch: Batch, job: Job, device: torch.device
+    measured: _Measured, x: Tensor | None, job: Job, device: torch.device
 ) -> tuple[_Cost, Tensor]:
-    """The cost of ``layer`` on ``x``, and its output."""
+    """The cost of a layer on ``x``, and its output."""
+    layer = measured.layer
     if x is not None:
         x = x.detach().requires_grad_()
     seed_layer(job.train.seed, 0, 0, layer.index, device)
-    out, activation_bytes = _activations(layer, x, batch)
-    step = (_Apart if job.schedule.apart else _Fused)(layer, x, batch, _SumOf(layer.leaves, job, device))
+    out, activation_bytes = _activations(measured, x)
+    step = (_Apart if job.schedule.apart else _Fused)(measured, x, _SumOf(layer.leaves, job, device))
     times: list[tuple[float, ...]] = []
     began = time.perf_counter()
     step.run(device)
@@ -187,9 +235,9 @@ class _Fused:
 
     kept_bytes = 0
 
-    def __init__(self, layer: Layer, x: Tensor | None, batch: Batch, sum_of: _SumOf) -> None:
-        self.layer, self.x, self.batch, self.sum_of = layer, x, batch, sum_of
-        self.inputs = layer.leaves if x is None else [*layer.leaves, x]
+    def __init__(self, measured: _Measured, x: Tensor | None, sum_of: _SumOf) -> None:
+        self.measured, self.layer, self.x, self.sum_of = measured, measured.layer, x, sum_of
+        self.inputs = self.layer.leaves if x is None else [*self.layer.leaves, x]
 
     def seed(self) -> None:
         """As before every forward: dropout is a function of where it is."""
@@ -198,7 +246,7 @@ class _Fused:
     def forward(self) -> Tensor:
         """The layer's output."""
         self.seed()
-        return self.layer(self.x, self.batch)
+        return self.measured(self.x)
 
     def run(self, device: torch.device) -> tuple[float, float, float, float]:
         """Seconds of the forward, of the backward, of weight gradients apart from it, of the update."""
@@ -215,7 +263,7 @@ class _Apart(_Fused):
     def forward_apart(self) -> tuple[Tensor, Owed]:
         """The layer's output, and what its weight gradients are computed from later."""
         self.seed()
-        return self.layer.forward_apart(self.x, self.batch)
+        return self.layer.forward_apart(self.x, self.measured.batch, self.measured.call)
 
     def run(self, device: torch.device) -> tuple[float, float, float, float]:
         """As of a fused one; the backward is then I alone."""
@@ -251,7 +299,7 @@ class _SumOf:
     def update(self) -> None:
         """From the sums to new weights; the next micro-batch is the first of a step."""
         reduced = sums.total([self._sum.tensors])
-        mean = sums.mean_grads(reduced, self._exponents, 1, self._exact)
+        mean = sums.mean_grads(reduced, self._exponents, 1.0, self._exact)
         sums.squared_norms(mean)
         if self._exact:
             sums.next_exponents(reduced, self._exponents, 1)
@@ -264,20 +312,25 @@ class _SumOf:
             digest([*self._params, *self._moments[0], *self._moments[1]], self._exponents)
 
 
-def _activations(layer: Layer, x: Tensor | None, batch: Batch) -> tuple[Tensor, int]:
-    """One forward pass, and the bytes that it keeps for the backward pass besides the parameters."""
+def _activations(measured: _Measured, x: Tensor | None) -> tuple[Tensor, int]:
+    """One forward pass, and the bytes that it keeps for the backward pass besides the parameters and what is
+    shared.
+    """
     kept: dict[int, int] = {}
-    params = {param.untyped_storage().data_ptr() for _, _, param in layer.params}
+    others = {_storage(param) for param in measured.layer.leaves} | measured.shared
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in params:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if _storage(tensor) not in others:
+            kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = layer(x, batch)
+        out = measured(x)
     return out, sum(kept.values())
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _timed(act: Callable[[], _T], device: torch.device) -> tuple[_T, float]:

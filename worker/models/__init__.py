@@ -9,13 +9,16 @@ from oobleckd.worker.models import light as light  # isort: skip
 from oobleckd.worker.models.config import FAMILIES, MASKED, load_config
 from oobleckd.worker.models.deferral import Owed
 from oobleckd.worker.models.layer import Batch, Layer, gradients, input_gradients, seed_layer
+from oobleckd.worker.models.separate import tensors_of
 from oobleckd.worker.models.spec import Bucket, ModelSpec, load_spec
+from oobleckd.worker.models.split import Call
 
 __all__ = [
     "FAMILIES",
     "MASKED",
     "Batch",
     "Bucket",
+    "Call",
     "Layer",
     "ModelSpec",
     "Owed",
@@ -24,4 +27,5 @@ __all__ = [
     "load_config",
     "load_spec",
     "seed_layer",
+    "tensors_of",
 ]

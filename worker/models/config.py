@@ -48,6 +48,22 @@ _ROBERTAS = frozenset({"camembert", "data2vec-text", "roberta", "roberta-prelaye
 TIED = _ROBERTAS | {"bert", "ernie"}
 """Untied, their heads keep a bias that nothing computes with, so it could not be trained."""
 
+JOINED_ONLY = {
+    "bloom": "its positions (ALiBi) are counted through the whole row",
+    "convbert": "its convolutions reach over the borders of documents",
+}
+"""Families that cannot keep the documents of a row apart, and why."""
+
+# Found by trying every family with every input: the wrong one is passed over without a word, or loses the
+# sliding window. (D-models-005)
+BY_MASK = _ROBERTAS | {
+    "bert", "biogpt", "distilbert", "electra", "ernie", "eurobert", "falcon", "modernbert", "mpt", "opt",
+    "rembert", "xglm",
+}  # fmt: skip
+"""Families whose body keeps documents apart by a mask that it is given; the others make one of their own, of
+where documents begin (tests/unit/worker/test_separate.py).
+"""
+
 _REFUSED = frozenset(
     {
         # the engine's own choice, or of no meaning to the training of a language model
@@ -194,6 +210,8 @@ def _check_config(job: Job, config: PretrainedConfig) -> None:
     if config.num_hidden_layers < 1:
         raise UserError("model.config: the model has no blocks", "set the number of layers to 1 or more")
     check_sizes(config, job.model.config)
+    if job.data.is_separate:
+        _check_separate(job, config)
     family = job.model.family
     if family in TIED and not config.tie_word_embeddings:
         raise UserError(
@@ -221,14 +239,36 @@ def _named(config: PretrainedConfig) -> str:
 def _num_positions(family: str, config: PretrainedConfig) -> int | None:
     """The longest sequence that the model has positions for; None where there is no such bound."""
     positions: int | None = getattr(config, "max_position_embeddings", getattr(config, "max_seq_len", None))
-    if positions is None or family not in _ROBERTAS:
-        return positions
+    return None if positions is None else positions - first_position(family, config)
+
+
+def first_position(family: str, config: PretrainedConfig) -> int:
+    """The number of the position at which a row begins. Raises UserError."""
+    if family not in _ROBERTAS:
+        return 0
     if config.pad_token_id is None:
         raise UserError(
             f"model.config.pad_token_id: {family} counts its positions from it, so it cannot be null",
             "leave it out, or set it to a number below model.config.vocab_size; 1 is usual",
         )
-    return positions - int(config.pad_token_id) - 1
+    return int(config.pad_token_id) + 1
+
+
+def _check_separate(job: Job, config: PretrainedConfig) -> None:
+    """Whether documents of a row can be kept apart, with the bits that each has beside any other."""
+    reason = JOINED_ONLY.get(job.model.family)
+    if reason is None and getattr(config, "alibi", False):
+        reason = "with model.config.alibi its positions are counted through the whole row"
+    if reason is None and (limit := rope.long_from(config)) is not None and job.train.sequence > limit:
+        reason = (
+            f"its rotary angles (longrope) are other ones as soon as a document beside has more than {limit} "
+            "tokens"
+        )
+    if reason is not None:
+        raise UserError(
+            f'data.documents: "separate" does not go with model.family = {job.model.family!r}: {reason}',
+            'set data.sequences = "windows" and data.documents = "joined", or choose another family',
+        )
 
 
 def _nearest(word: str, known: Iterable[str], what: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.autograd.variable import Variable
 
 from oobleckd.worker.models.deferral import Deferral, Owed
+from oobleckd.worker.models.separate import borders
 from oobleckd.worker.models.split import Call
 from oobleckd.worker.models.strict import WholeSums
 
@@ -35,6 +36,12 @@ class Batch:
     documents: Tensor | None = None
     num_targets: int = 0
 
+    def with_a_target(self) -> Batch:
+        """The same batch, of which one token is asked for: the loss over none would be NaN."""
+        labels = self.labels.clone()
+        labels[0, -1] = self.inputs[0, -1]
+        return replace(self, labels=labels)
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``."""
         return Batch(
@@ -51,8 +58,9 @@ class Layer:
     """Layer ``index`` of a model on a device.
 
     ``params``: (bucket, position in the bucket, leaf), ordered by bucket and position. ``call`` is what a
-    block is called with besides the hidden states; embedding and head have none. ``apart``: whether
-    ``forward_apart`` will be called.
+    block is called with besides the hidden states; embedding and head have none, nor has a block of a job
+    that keeps documents apart, which gets one with every micro-batch. ``apart``: whether ``forward_apart``
+    will be called. ``first_position``: the number of the position at which a row begins.
     """
 
     index: int
@@ -63,6 +71,7 @@ class Layer:
     call: Call | None
     is_head: bool
     apart: bool = False
+    first_position: int = 0
     deferral: Deferral = field(default_factory=Deferral)
 
     def __post_init__(self) -> None:
@@ -74,32 +83,46 @@ class Layer:
         """The parameters, in the order of ``params``."""
         return [leaf for _, _, leaf in self.params]
 
-    def forward_apart(self, x: Tensor | None, batch: Batch | None) -> tuple[Tensor, Owed]:
+    def forward_apart(
+        self, x: Tensor | None, batch: Batch | None, call: Call | None = None
+    ) -> tuple[Tensor, Owed]:
         """As a call, for a decoupled backward: ``input_gradients`` makes I of it, and then ``Owed.complete``
         W.
         """
         self.deferral.owed = owed = Owed()
         try:
-            return self(x, batch), owed
+            return self(x, batch, call), owed
         finally:
             self.deferral.owed = None
 
-    def __call__(self, x: Tensor | None, batch: Batch | None) -> Tensor:
-        """The embedding takes ``batch``; a block takes ``x`` (batch, sequence, hidden); the head takes both
-        and returns the mean loss of the micro-batch, a float32 scalar.
+    def __call__(self, x: Tensor | None, batch: Batch | None, call: Call | None = None) -> Tensor:
+        """The embedding takes ``batch``; a block takes ``x`` (batch, sequence, hidden), and ``call`` of the
+        micro-batch in place of its own (``ModelSpec.calls``); the head takes ``x`` and ``batch`` and returns
+        the mean loss of the micro-batch, a float32 scalar.
         """
         with self._precision():
-            if self.call is not None:
-                args, kwargs = self.call
-                out: Tensor | tuple[Tensor, ...] = self.module(x, *args, **kwargs)
-                return out[0] if isinstance(out, tuple) else out
-            assert batch is not None
+            if self.index == 0:
+                assert batch is not None
+                return self._embed(batch)
             if self.is_head:
+                assert batch is not None
                 loss: Tensor = self.module(inputs_embeds=x, labels=batch.labels).loss
                 return loss
-            with WholeSums():
-                embedded: Tensor = self.module(input_ids=batch.inputs).last_hidden_state
-            return embedded
+            call = call or self.call
+            assert call is not None, "documents are apart, and the micro-batch says nothing of them"
+            args, kwargs = call
+            out: Tensor | tuple[Tensor, ...] = self.module(x, *args, **kwargs)
+            return out[0] if isinstance(out, tuple) else out
+
+    def _embed(self, batch: Batch) -> Tensor:
+        inputs = {"input_ids": batch.inputs}
+        if batch.positions is not None:
+            inputs["position_ids"] = batch.positions + self.first_position
+            # Of one with four dimensions transformers makes no other, and nothing here uses any.
+            inputs["attention_mask"] = torch.zeros((1, 1, 1, 1), device=batch.inputs.device)
+        with WholeSums(), borders(None):
+            embedded: Tensor = self.module(**inputs).last_hidden_state
+        return embedded
 
     def _precision(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()

@@ -92,6 +92,20 @@ def check_taken(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
     _check_lengths(config, given)
 
 
+def long_from(config: PretrainedConfig) -> int | None:
+    """The longest row whose angles do not depend on how long it is; None: those of no row do.
+
+    Angles of type "dynamic" change only beyond ``max_position_embeddings``, which no row exceeds.
+    """
+    tables = _flat(getattr(config, "rope_parameters", None))
+    limits = [
+        table.get("original_max_position_embeddings", 0)
+        for table in tables
+        if table.get("rope_type") == "longrope"
+    ]
+    return min(limits, default=None)
+
+
 def _check_words(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
     """An entry of the job's that this kind of scaling does not know, of which transformers would warn."""
     entries = {entry: key for key in TABLES for entry, _ in _entries(given.get(key))}

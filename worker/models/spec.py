@@ -18,10 +18,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
-from oobleckd.worker.models.config import TIED, load_config
+from oobleckd.worker.models.config import TIED, first_position, load_config
 from oobleckd.worker.models.folder import Folder
 from oobleckd.worker.models.layer import Layer
-from oobleckd.worker.models.split import Call, Split, split
+from oobleckd.worker.models.separate import record
+from oobleckd.worker.models.split import Call, Recorder, Split, split
 from oobleckd.worker.models.weights import fresh
 from oobleckd.worker.runtime.errors import UserError
 
@@ -57,6 +58,7 @@ class ModelSpec:
             tuple(bucket.index for bucket in self.buckets if layer in bucket.uses)
             for layer in range(self.num_layers)
         )
+        self._recorders: dict[torch.device, Recorder] = {}
         self._calls: dict[torch.device, tuple[Call, ...]] = {}
 
     @property
@@ -107,20 +109,40 @@ class ModelSpec:
             module = self._split.head(real, device)
         else:
             module = self._split.block(layer - 1, real, device)
-            call = self._calls_on(device)[layer - 1]
+            call = None if self.job.data.is_separate else self._joined_calls(device)[layer - 1]
         assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
-        bf16 = self.job.train.precision == "bf16"
-        return Layer(layer, order, module, device, bf16, call, is_head, self.job.schedule.apart)
+        first = first_position(self.job.model.family, self.config)
+        return Layer(layer, order, module, device, self._bf16, call, is_head, self.job.schedule.apart, first)
+
+    def calls(self, positions: Tensor, documents: Tensor) -> dict[int, Call]:
+        """What each block is called with, by its layer, for a micro-batch with these ``positions`` and
+        ``documents``, on the device where they are (``Batch``). A pure function of the two.
+        """
+        dtype = torch.bfloat16 if self._bf16 else torch.float32
+        device, config = positions.device, self._split.model.config
+        if device not in self._recorders:
+            self._recorders[device] = self._split.recorder(device)
+        with self._precision(device):
+            calls = record(self._recorders[device], config, positions, documents, dtype)
+        return dict(enumerate(calls, start=1))
 
     def kind_of(self, layer: int) -> str:
         """Blocks of one kind compute alike: the names of a block's module classes, in order."""
         return " ".join(type(module).__name__ for module in self._split.blocks[layer - 1].modules())
 
-    def _calls_on(self, device: torch.device) -> tuple[Call, ...]:
+    @property
+    def _bf16(self) -> bool:
+        return self.job.train.precision == "bf16"
+
+    def _precision(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, torch.bfloat16, enabled=self._bf16)
+
+    def _joined_calls(self, device: torch.device) -> tuple[Call, ...]:
+        """What each block is called with where documents are joined: the same for every micro-batch."""
         if device not in self._calls:
             train = self.job.train
-            with torch.autocast(device.type, torch.bfloat16, enabled=train.precision == "bf16"):
-                self._calls[device] = self._split.calls(train.micro_batch, train.sequence, device)
+            with self._precision(device):
+                self._calls[device] = self._split.recorder(device)((train.micro_batch, train.sequence))
         return self._calls[device]
 
     def _fresh(self, keys: tuple[str, ...]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -54,12 +54,14 @@ class Split:
         return len(self.blocks) + 2
 
     def embedding(self, params: Mapping[int, Tensor], device: torch.device) -> nn.Module:
-        """Layer 0, called as ``(input_ids=tokens).last_hidden_state``; ``params``: id of meta -> real."""
+        """Layer 0, called as ``(input_ids=tokens).last_hidden_state``, with position_ids where documents are
+        apart; ``params``: id of meta -> real.
+        """
         gone = {id(self.blocks): nn.ModuleList(), **{id(module): nn.Identity() for module in self.tail}}
-        return _real(self.model, self.body, {**params, **gone}, device)
+        return _heedless(_real(self.model, self.body, {**params, **gone}, device))
 
     def block(self, index: int, params: Mapping[int, Tensor], device: torch.device) -> nn.Module:
-        """Block ``index``, called as ``(x, *args, **kwargs)`` with the arguments of ``calls``."""
+        """Block ``index``, called as ``(x, *args, **kwargs)`` with what a ``recorder`` found."""
         return _real(self.model, self.blocks[index], params, device)
 
     def head(self, params: Mapping[int, Tensor], device: torch.device) -> nn.Module:
@@ -67,15 +69,15 @@ class Split:
         tail = _real(self.model, _Tail(self.tail), params, device)
         return _real(self.model, self.model, {**params, id(self.body): tail}, device)
 
-    def calls(self, batch: int, sequence: int, device: torch.device) -> tuple[Call, ...]:
-        """What each block is called with for micro-batches of (batch, sequence) tokens."""
-        return _rehearse(self.model, self.body, self.blocks, (batch, sequence), device)[0]
+    def recorder(self, device: torch.device) -> Recorder:
+        """What finds out on ``device`` what the blocks are called with."""
+        return Recorder(self.model, self.body, self.blocks, device)
 
     def try_blocks(self) -> None:
         """Call a block of each kind on the meta device, which computes shapes alone. Raises UserError where
         they do not fit.
         """
-        calls = _rehearse(self.model, self.body, self.blocks, (1, 2), torch.device("cpu"))[0]
+        calls = self.recorder(torch.device("cpu"))((1, 2))
         tried: set[str] = set()
         shape = (1, 2, self.model.config.hidden_size)
         for block, (args, kwargs) in zip(self.blocks, calls, strict=True):
@@ -113,8 +115,9 @@ def split(config: PretrainedConfig) -> Split:
             model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         model.train()
         body, blocks = _find_blocks(model, config.num_hidden_layers)
-        _, tail = _rehearse(model, body, blocks, (1, 2), torch.device("cpu"))
-    return Split(model, body, blocks, tail)
+        recorder = Recorder(model, body, blocks, torch.device("cpu"))
+        recorder((1, 2))
+    return Split(model, body, blocks, tuple(body.get_submodule(name) for name in recorder.after))
 
 
 @contextmanager
@@ -130,6 +133,56 @@ def _buildable(config: PretrainedConfig) -> Iterator[None]:
             f"{' '.join(str(error).split()) or type(error).__name__}",
             "mend the sizes that the message names",
         ) from error
+
+
+class Recorder:
+    """The body on ``device`` with weights that take no memory, and blocks that only note what they are called
+    with. ``after``: names of the modules that are called after the last block.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, body: nn.Module, blocks: nn.ModuleList, device: torch.device
+    ) -> None:
+        self.after: list[str] = []
+        self._device, self._count = device, len(blocks)
+        self._calls: list[Call] = []
+        self._first: Tensor | None = None
+        zero = torch.zeros((), device=device)
+        inside = {id(param) for param in blocks.parameters()}
+        params = {id(p): p if id(p) in inside else zero.expand(p.shape) for p in body.parameters()}
+        self._stage = _heedless(_real(model, body, params, device, skip=blocks))
+        name_of_blocks = next(name for name, module in body.named_modules() if module is blocks)
+        staged = self._stage.get_submodule(name_of_blocks)
+        assert isinstance(staged, nn.ModuleList)
+        for block in staged:
+            block.forward = self._record
+        for name, module in self._stage.named_modules():
+            if name and name != name_of_blocks and not name.startswith(f"{name_of_blocks}."):
+                module.register_forward_pre_hook(partial(self._note, name))
+
+    def __call__(self, shape: tuple[int, int], **inputs: Any) -> tuple[Call, ...]:
+        """What each block is called with for a micro-batch of ``shape`` (batch, sequence), whose tokens do
+        not matter, and ``inputs`` of the body beside them.
+        """
+        self.after, self._calls, self._first = [], [], None
+        gpus = [self._device] if self._device.type == "cuda" else []
+        tokens = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        with torch.no_grad(), torch.random.fork_rng(gpus), WholeSums():  # the embedding's dropout draws
+            self._stage(input_ids=tokens, use_cache=False, **inputs)
+        calls, self._calls, self._first = tuple(self._calls), [], None
+        assert len(calls) == self._count, f"{len(calls)} of {self._count} blocks were called"
+        return calls
+
+    # Families whose blocks return a tuple take item 0 of this tensor: of the first one, however many blocks
+    # there are, so that it keeps its width. Nothing recorded depends on it.
+    def _record(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self._first = x if self._first is None else self._first
+        self._calls.append((args, kwargs))
+        return self._first
+
+    def _note(self, name: str, *_: Any) -> None:
+        if len(self._calls) == self._count and not any(name.startswith(f"{outer}.") for outer in self.after):
+            self.after.append(name)
 
 
 class _Tail(nn.Module):
@@ -177,48 +230,6 @@ def _body_of(model: PreTrainedModel, name_of_blocks: str) -> nn.Module:
     )
 
 
-def _rehearse(
-    model: PreTrainedModel,
-    body: nn.Module,
-    blocks: nn.ModuleList,
-    shape: tuple[int, int],
-    device: torch.device,
-) -> tuple[tuple[Call, ...], tuple[nn.Module, ...]]:
-    """Run the body on zeros: the blocks' arguments, and the modules called after the last block."""
-    zero = torch.zeros((), device=device)
-    inside = {id(param) for param in blocks.parameters()}
-    params = {id(p): p if id(p) in inside else zero.expand(p.shape) for p in body.parameters()}
-    stage = _real(model, body, params, device, skip=blocks)
-    name_of_blocks = next(name for name, module in body.named_modules() if module is blocks)
-    calls: list[Call] = []
-    entered: list[Tensor] = []
-    after: list[str] = []
-
-    # Families whose blocks return a tuple take item 0 of this tensor: of the first one, however many blocks
-    # there are, so that it keeps its width. Nothing recorded depends on it.
-    def record(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        entered.append(x)
-        calls.append((args, kwargs))
-        return entered[0]
-
-    def note(name: str, *_: Any) -> None:
-        if len(calls) == len(blocks) and not any(name.startswith(f"{outer}.") for outer in after):
-            after.append(name)
-
-    staged = stage.get_submodule(name_of_blocks)
-    assert isinstance(staged, nn.ModuleList)
-    for block in staged:
-        block.forward = record
-    for name, module in stage.named_modules():
-        if name and name != name_of_blocks and not name.startswith(f"{name_of_blocks}."):
-            module.register_forward_pre_hook(partial(note, name))
-    gpus = [device] if device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(gpus), WholeSums():  # the embedding's dropout draws
-        stage(input_ids=torch.zeros(shape, dtype=torch.int64, device=device), use_cache=False)
-    assert len(calls) == len(blocks), f"{len(calls)} of {len(blocks)} blocks were called"
-    return tuple(calls), tuple(body.get_submodule(name) for name in after)
-
-
 def _real(
     model: PreTrainedModel,
     module: Module,
@@ -233,6 +244,14 @@ def _real(
     for part in _parts(module, {*memo, id(skip)}):
         memo |= _buffers(model, part, device)
     return copy.deepcopy(module, memo)
+
+
+def _heedless(body: Module) -> Module:
+    """``body``, without transformers' look at its tokens, whether to warn of padding: a GPU would be waited
+    for.
+    """
+    vars(body)["warn_if_padding_and_no_attention_mask"] = lambda *_: None
+    return body
 
 
 def _parts(module: nn.Module, without: set[int]) -> Iterator[nn.Module]:
@@ -261,17 +280,22 @@ def _buffers(model: PreTrainedModel, module: nn.Module, device: torch.device) ->
     return {key: value.to(device) for key, value in tries[0].items()}
 
 
-def _on_meta(value: Any) -> Any:
-    """Tensors of a call, wherever they stand in it, without their numbers."""
+def mapped(value: Any, of: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` with every tensor in it, wherever it stands, replaced by what ``of`` makes of it."""
     match value:
         case Tensor():
-            return value.to("meta")
+            return of(value)
         case tuple():
-            return tuple(_on_meta(each) for each in value)
+            return tuple(mapped(each, of) for each in value)
         case dict():
-            return {key: _on_meta(each) for key, each in value.items()}
+            return {key: mapped(each, of) for key, each in value.items()}
         case _:
             return value
+
+
+def _on_meta(value: Any) -> Any:
+    """``value`` with tensors that have no numbers."""
+    return mapped(value, lambda tensor: tensor.to("meta"))
 
 
 def _within(module: nn.Module, outer: nn.Module) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING
-from oobleckd.worker.models import Batch, gradients, input_gradients, seed_layer
+from oobleckd.worker.models import Batch, Call, gradients, input_gradients, seed_layer, tensors_of
 from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.op_times import Piece
 from oobleckd.worker.round.redundant_forward import RedundantForwards
@@ -146,6 +146,7 @@ class Passes:
         micro_batch, low = task.route.micro_batch, task.lowest
         x = None if task.first else self._input(task, "F")
         batch = self._batch(task)
+        calls = self._calls(task, batch)
         graph: Graph = []
         for layer in task.layers.layers():
             needed = layer >= low
@@ -156,9 +157,9 @@ class Passes:
                 # time and when it is computed again (docs/exactness.md).
                 seed_layer(job.train.seed, step, micro_batch, layer, store.device)
                 if self.board.apart and task.route.wants(layer):
-                    x, owed = store.layers[layer].forward_apart(into, batch)
+                    x, owed = store.layers[layer].forward_apart(into, batch, calls.get(layer))
                 else:
-                    x = store.layers[layer](into, batch)
+                    x = store.layers[layer](into, batch, calls.get(layer))
             yield
             if needed:
                 graph.append((into, x, owed))
@@ -176,18 +177,41 @@ class Passes:
         self._expect_redundant(Task(task.route, task.position + 1), out)
 
     def _batch(self, task: Task) -> Batch | None:
-        """The micro-batch, where a hop begins or ends the model."""
-        if not (task.first or task.last):
+        """The micro-batch, where a hop begins or ends the model; in between, where documents are kept apart,
+        their places alone.
+        """
+        reads = task.first or task.last
+        if not reads and not self.context.job.data.is_separate:
             return None
-        return self.context.corpus.batch(self.counters.step, task.route.micro_batch).to(
-            self.context.store.device
-        )
+        batch = self.context.corpus.batch(self.counters.step, task.route.micro_batch, tokens=reads)
+        if task.last and not self._weight(task):
+            batch = batch.with_a_target()
+        return batch.to(self.context.store.device)
+
+    def _calls(self, task: Task, batch: Batch | None) -> Mapping[int, Call]:
+        """What the blocks of a hop are called with, where that depends on the micro-batch: layer -> call."""
+        spec, layers = self.context.store.spec, task.layers
+        has_blocks = layers.stop > 1 and layers.start < spec.num_layers - 1
+        if batch is None or batch.positions is None or batch.documents is None or not has_blocks:
+            return {}
+        # Every hop makes masks and angles by itself, on its own device and in every attempt: sent along, a
+        # mask would be larger than all that is computed with it. (D-models-007)
+        with self.context.released():
+            return spec.calls(batch.positions, batch.documents)
+
+    def _weight(self, task: Task) -> float:
+        """How much its micro-batch counts."""
+        return self.context.weights_of(self.counters.step).each[task.route.micro_batch]
+
+    def _weighed(self, task: Task, loss: Tensor) -> Tensor:
+        """What the backward pass of ``loss``, the mean over its micro-batch, begins with."""
+        return torch.full_like(loss, self._weight(task))
 
     def _backward(self, work: Work) -> Pieces:
         """B, or the I of a decoupled one. Its task may be another when it goes on: the next attempt's."""
         task = work.task
-        g = None if task.last else self._input(task, "B")
         graph = self.graphs.pop(task)
+        g: Tensor | None = self._weighed(task, graph[-1][1]) if task.last else self._input(task, "B")
         debts: Debts = []
         for layer in reversed(range(max(task.lowest, task.layers.start), task.layers.stop)):
             into, out, owed = graph.pop()
@@ -293,15 +317,18 @@ class Passes:
         """
         task, store, job, step = work.task, self.context.store, self.context.job, self.counters.step
         x, batch = self.redundant_forwards.taken(task), self._batch(task)
+        calls = self._calls(task, batch)
         # A whole backward, also in decoupled jobs: what is held for W would stay on the device, beside a
         # GPU too, and the sums are the same bits. (D-policies-008)
         graph: Graph = []
         for index in task.layers.layers():
             into = None if x is None else x.detach().requires_grad_(index > 0)
             layer = store.layers[index]
-            with self.context.released(), self.redundant_forwards.saving(task, into, layer.leaves):
+            call = calls.get(index)
+            shared = tensors_of(call) if call is not None else ()
+            with self.context.released(), self.redundant_forwards.saving(task, into, layer.leaves, shared):
                 seed_layer(job.train.seed, step, task.route.micro_batch, index, store.device)
-                x = layer(into, batch)
+                x = layer(into, batch, call)
             yield
             graph.append((into, x, None))
         self._ran_redundant(task, graph)

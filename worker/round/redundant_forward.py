@@ -37,6 +37,7 @@ class RedundantForwards:
     _inputs: dict[Task, Tensor] = field(default_factory=dict)
     _aside: dict[Task, int] = field(default_factory=dict)
     _saved: dict[Task, int] = field(default_factory=dict)
+    _counted: dict[Task, set[int]] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -62,7 +63,7 @@ class RedundantForwards:
         if self.held_bytes + self.known.get(task.layers, 0) > self.limit_bytes:
             self.forget(task)
             return False
-        self._saved[task] = 0
+        self._saved[task], self._counted[task] = 0, set()
         return True
 
     def taken(self, task: Task) -> Tensor | None:
@@ -72,11 +73,13 @@ class RedundantForwards:
     def measured(self, task: Task) -> None:
         """Note the bytes that ``task`` took: such a pass is taken to need as many."""
         self.known[task.layers] = self._saved[task]
+        self._counted.pop(task, None)
 
     def forget(self, task: Task) -> None:
         """Drop what is held of ``task``, which nobody wants any more."""
         self.held_bytes -= self._aside.pop(task, 0) + self._saved.pop(task, 0)
         self._inputs.pop(task, None)
+        self._counted.pop(task, None)
 
     def freeze(self, micro_batches: Collection[int]) -> None:
         """What is wanted of ``micro_batches`` belongs to this device's own tasks from now on."""
@@ -86,24 +89,30 @@ class RedundantForwards:
 
     def clear(self) -> None:
         """Drop everything: the round is over, or all is reduced."""
-        self._inputs, self._aside, self._saved = {}, {}, {}
+        self._inputs, self._aside, self._saved, self._counted = {}, {}, {}, {}
         self.held_bytes = 0
 
     @contextmanager
-    def saving(self, task: Task, into: Tensor | None, params: Collection[Tensor]) -> Iterator[None]:
+    def saving(
+        self, task: Task, into: Tensor | None, params: Collection[Tensor], shared: Collection[Tensor] = ()
+    ) -> Iterator[None]:
         """While a layer of ``task`` computes with ``params``, count the bytes that autograd saves; beside a
-        GPU move them to pinned memory of the host.
+        GPU move them to pinned memory of the host. ``shared``: what other layers of the task save too, as
+        long as it computes; that is counted once.
 
-        What goes ``into`` the layer stays on a GPU: the layer's graph needs it there anyway.
+        What goes ``into`` the layer stays on a GPU: the layer's graph needs it there anyway. So does what is
+        ``shared``, which every layer would have brought back for itself.
         """
-        stays = [*params, *([into] if into is not None and into.is_cuda else [])]
-        saved = _Saved({_address(tensor) for tensor in stays})
+        counted, of_all = self._counted.setdefault(task, set()), {_address(tensor) for tensor in shared}
+        on_gpu = {_address(tensor) for tensor in (into, *shared) if tensor is not None and tensor.is_cuda}
+        saved = _Saved({_address(tensor) for tensor in params} | on_gpu | counted)
         try:
             with saved_tensors_hooks(saved.pack, _unpacked):
                 yield
         finally:
             self._saved[task] = self._saved.get(task, 0) + saved.num_bytes
             self.held_bytes += saved.num_bytes
+            counted |= saved.addresses & of_all
             saved.forget()
 
 
@@ -134,6 +143,11 @@ class _Saved:
             self._seen[where], self._moved[view] = tensor, _to_host(tensor)
             self.num_bytes += tensor.nbytes
         return self._moved[view], tensor.device
+
+    @property
+    def addresses(self) -> set[int]:
+        """Of all that was counted."""
+        return set(self._seen)
 
     def forget(self) -> None:
         """Let go of the tensors: the layer is computed, and its graph holds on to this object."""

@@ -14,13 +14,15 @@ from oobleckd.planner.profile import LayerCost, Profile
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "reference.json").read_text())
 
 
-def profile_of(rows: Sequence[Sequence[float]], *, reserve_bytes: int = 0, **link: float) -> Profile:
+def profile_of(
+    rows: Sequence[Sequence[float]], *, reserve_bytes: int = 0, shared_bytes: int = 0, **link: float
+) -> Profile:
     """From rows of (forward_s, backward_s, parameters, activation bytes, output bytes)."""
     layers = tuple(
         LayerCost(f"layer{i}", f, b, 4 * int(p), 18 * int(p), int(a), int(o))
         for i, (f, b, p, a, o) in enumerate(rows)
     )
-    return Profile("test", "cpu", layers, reserve_bytes=reserve_bytes, **link)
+    return Profile("test", "cpu", layers, reserve_bytes=reserve_bytes, shared_bytes=shared_bytes, **link)
 
 
 def even_profile(num_layers: int, *, params: int = 10, activation_bytes: int = 20) -> Profile:
@@ -61,6 +63,7 @@ def profiles(draw: st.DrawFn, max_layers: int = 6, even_cuts: bool = False) -> P
     return profile_of(
         [(f / 8, b / 8, p, a, o) for f, b, p, a, o in rows],
         reserve_bytes=draw(st.integers(0, 100)),
+        shared_bytes=draw(st.sampled_from([0, 40])),
         link_latency_s=0.0625,
         link_bytes_per_s=8.0,
     )

@@ -145,3 +145,9 @@ def test_what_passes_ahead_hold(limit: int, wanted: int) -> None:
     assert graphs_of(TWO, setup)["a0/0"] == wanted
     gpu = replace(setup, profile=replace(setup.profile, device="NVIDIA H200"))
     assert graphs_of(TWO, gpu)["a0/0"] == (2 * 2 * 1000 if limit else 0)
+
+
+def test_what_all_layers_of_a_pass_ahead_share_counts_once() -> None:
+    setup = setup_of(even_profile(LAYERS), held=HeldBesides(redundant_bytes=10**6))
+    with_masks = replace(setup, profile=replace(setup.profile, shared_bytes=7))
+    assert graphs_of(TWO, with_masks)["a0/0"] == graphs_of(TWO, setup)["a0/0"] + 2 * 7

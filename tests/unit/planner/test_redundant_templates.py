@@ -29,11 +29,11 @@ def needed(setup: Setup, stages: list[Range]) -> list[float]:
         flying = min(count - place, setup.num_micro_batches)
         total = profile.reserve_bytes + setup.held.device_bytes
         total += (1 + setup.held.state_copies) * sum(layer.state_bytes for layer in own)
-        total += flying * sum(layer.activation_bytes for layer in own)
+        total += flying * (profile.shared_bytes + sum(layer.activation_bytes for layer in own))
         if count > 1:
             behind = (place + 1) % count
             theirs = [profile.layers[layer] for layer in stages[behind].layers()]
-            activations = sum(layer.activation_bytes for layer in theirs)
+            activations = profile.shared_bytes + sum(layer.activation_bytes for layer in theirs)
             total += setup.held.device_bytes
             total += (1 + setup.held.state_copies) * sum(layer.state_bytes for layer in theirs)
             ahead = min(setup.held.redundant_bytes, setup.num_micro_batches * activations)

@@ -39,7 +39,8 @@ def split_memory_bytes(profile: Profile, bounds: tuple[int, ...], num_micro_batc
     stages = list(itertools.pairwise(bounds))
     return [
         sum(x.state_bytes for x in profile.layers[i:j])
-        + min(len(stages) - s, num_micro_batches) * sum(x.activation_bytes for x in profile.layers[i:j])
+        + min(len(stages) - s, num_micro_batches)
+        * (profile.shared_bytes + sum(x.activation_bytes for x in profile.layers[i:j]))
         + profile.reserve_bytes
         for s, (i, j) in enumerate(stages)
     ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
+from oobleckd.protocol.jobdata import Data
 from oobleckd.worker.device.measure import measure, profile_key, state_bytes
 from oobleckd.worker.models import ModelSpec, load_config, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.sums import Chunked
+from tests.helpers.documents import SEQUENCE, separate_spec
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
 
 
@@ -108,3 +111,21 @@ def test_a_block_that_cannot_compute_is_a_users_error() -> None:
     with pytest.raises(UserError, match="cannot compute a micro-batch: The size of tensor a") as raised:
         measure(ModelSpec(job, config), job, CPU)
     assert "mend the sizes" in raised.value.hint
+
+
+@pytest.mark.parametrize(("precision", "number_bytes"), [("fp32", 4), ("bf16", 2)])
+@pytest.mark.parametrize(("family", "masks"), [("gpt2", 1), ("gemma3_text", 2)])
+def test_masks_of_separate_documents_count_once_and_for_no_block(
+    family: str, masks: int, precision: str, number_bytes: int
+) -> None:
+    spec = separate_spec(family, precision)
+    profile = measure(spec, spec.job, CPU)
+    mask_bytes = 2 * SEQUENCE * SEQUENCE * number_bytes
+    angles_bytes = 2 * 2 * 2 * SEQUENCE * 8 * 4 + 2 * SEQUENCE * 8  # cos and sin of two kinds; positions
+    assert 0 <= profile.shared_bytes - masks * mask_bytes <= angles_bytes
+    joined = load_spec(msgspec.structs.replace(spec.job, data=Data()))
+    plain = measure(joined, joined.job, CPU)
+    assert plain.shared_bytes == 0
+    assert profile.key != plain.key
+    # The mask that attention keeps is not among them; the angles, which a joined job's blocks share, neither.
+    assert profile.layers[1].activation_bytes <= plain.layers[1].activation_bytes

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.core.memory import held_besides
+from oobleckd.planner.plan import Range, Route, Segment
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.reroute.redundant import graphs_of
 from oobleckd.planner.schedules.jobshop import base_bytes
@@ -18,7 +19,9 @@ from oobleckd.protocol.job import Checkpoint, FaultTolerance, Model, Schedule
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.measure import measure
 from oobleckd.worker.models import load_spec
+from oobleckd.worker.round.redundant_forward import RedundantForwards
 from oobleckd.worker.round.round import Graph
+from oobleckd.worker.round_machine.tasks import Task
 from oobleckd.worker.sums import Chunked, Sum
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import job, ran_ahead
@@ -125,3 +128,21 @@ def test_state_and_what_is_run_ahead_are_as_modelled(world: World, monkeypatch: 
         assert whole == pytest.approx(counted, rel=0.1)
         assert ahead[device] == pytest.approx(modelled[device], rel=0.1)
         assert held[device] == pytest.approx(base_bytes(setup, layers), rel=0.1)
+
+
+def test_what_layers_of_a_pass_share_is_counted_once() -> None:
+    """The mask of a micro-batch: each layer saves it, and all save the same one."""
+    task = Task(Route(0, 1, (Segment("a", Range(1, 3)),)), 0)
+    forwards = RedundantForwards(1 << 20)
+    x, mask = torch.ones(4, 8, requires_grad=True), torch.ones(4, 8)
+    assert forwards.expect(task, x.detach())
+    assert forwards.begins(task)
+    for _ in task.layers.layers():
+        with forwards.saving(task, x, [x], [mask]):
+            out = x * mask
+    assert forwards.held_bytes == mask.nbytes
+    with forwards.saving(task, x, [x], [mask]):
+        out = out * torch.full((4, 8), 2.0)  # of its own
+    assert forwards.held_bytes == 2 * mask.nbytes
+    forwards.clear()
+    assert forwards.held_bytes == 0

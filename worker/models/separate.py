@@ -1,0 +1,92 @@
+"""Documents of a row kept apart: what the body and the blocks of a model are given so that no token sees
+another document.
+
+Owns masks, and what transformers takes for the borders of documents. Which family takes what is ``config``'s,
+and what its blocks are called with a ``Recorder`` finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, masking_utils
+
+from oobleckd.worker.models.config import BY_MASK, MASKED, first_position
+from oobleckd.worker.models.split import Call, Recorder, mapped
+
+
+def record(
+    recorder: Recorder, config: PretrainedConfig, positions: Tensor, documents: Tensor, dtype: torch.dtype
+) -> tuple[Call, ...]:
+    """What each block is called with for a micro-batch with these ``positions`` and ``documents``, int64
+    (batch, sequence). Masks are of ``dtype``, that of the queries, and one for all blocks that are alike.
+    """
+    inputs: dict[str, Any] = {"position_ids": positions + first_position(config.model_type, config)}
+    if config.model_type in BY_MASK:
+        inputs["attention_mask"] = _masks(config, documents)
+    with borders(documents):
+        calls = recorder((positions.shape[0], positions.shape[1]), **inputs)
+    if config._attn_implementation == "sdpa":  # noqa: SLF001 - which transformers chose
+        calls = _additive(calls, dtype)
+    return calls
+
+
+@contextmanager
+def borders(documents: Tensor | None) -> Iterator[None]:
+    """Within, transformers takes the numbers of ``documents`` in place of what it would conclude from
+    positions; None: nothing has borders.
+    """
+    # What it concludes it reads from the device, which costs a GPU a wait; and where no row of a micro-batch
+    # has a border it makes no mask, so that bits of a row would depend on the rows beside it. (D-models-006)
+    concluded = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: documents  # noqa: ARG005
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = concluded
+
+
+def tensors_of(call: Call) -> list[Tensor]:
+    """The tensors of ``call``, wherever they stand in it."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(call, note)
+    return found
+
+
+def _masks(config: PretrainedConfig, documents: Tensor) -> Tensor | dict[str, Tensor]:
+    """Which tokens see which, (batch, 1, sequence, sequence), in the form that the family takes."""
+    seen = (documents[:, :, None] == documents[:, None, :])[:, None]
+    at = torch.arange(documents.shape[1], device=documents.device)
+    if config.model_type not in MASKED:
+        seen = seen & (at[:, None] >= at[None, :])
+    if config.model_type == "modernbert":
+        near = (at[:, None] - at[None, :]).abs() <= config.sliding_window
+        return {"full_attention": seen, "sliding_attention": seen & near}
+    if config._attn_implementation == "sdpa":  # noqa: SLF001
+        return seen
+    return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, torch.finfo(torch.float32).min)
+
+
+def _additive(calls: tuple[Call, ...], dtype: torch.dtype) -> tuple[Call, ...]:
+    """``calls`` with masks that are added to the scores, with the same bits as those of bools."""
+    # Torch's attention makes one of bools in every layer, and keeps it for the backward. (D-models-008)
+    made: dict[int, Tensor] = {}
+
+    def of(tensor: Tensor) -> Tensor:
+        if tensor.dtype != torch.bool or tensor.dim() != 4:
+            return tensor
+        if id(tensor) not in made:
+            blank = torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
+            made[id(tensor)] = blank.masked_fill_(~tensor, -torch.inf)
+        return made[id(tensor)]
+
+    return tuple(mapped(call, of) for call in calls)
