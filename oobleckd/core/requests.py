@@ -98,7 +98,8 @@ def _submit(core: Core, request: Submit) -> Response:
     jobs.start_next(core)
     job = core.state.jobs[job_id]
     if job.state != "queued":
-        return Accepted(job_id, f"{job_id} starts now")
+        first = ": its data is prepared first" if job.state == "preparing" else ""
+        return Accepted(job_id, f"{job_id} starts now{first}")
     core.record(JobStateChanged(job_id, "queued", reason, core.now, cause))
     return Accepted(job_id, f"{job_id} is queued: {reason}")
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,15 +35,16 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.programs import run_worker
 from oobleckd.prepare.build import PrepareProgress, prepare
 from oobleckd.prepare.objects import is_url
+from oobleckd.prepare.pace import Pace
 from oobleckd.prepare.sources import root_of
 from oobleckd.prepare.stats import DataStats, MixtureStats, mixture_stats, stats_of
 from oobleckd.prepare.tokenizer import file_of, opened
 from oobleckd.prepare.wanted import find, look_at, wanted_of
 from oobleckd.protocol.job import Job, jobs_of_sources, table_of
-from oobleckd.protocol.jobdata import Data, in_source, with_parts
+from oobleckd.protocol.jobdata import Data, in_source, with_folders
 from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from oobleckd.protocol.text import visible
-from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.errors import DataError, MissingPackage
 from oobleckd.tokens.manifest import BadRow, Manifest
 from oobleckd.words import count, seconds, short, size
 
@@ -169,37 +170,34 @@ def with_prepared(job: Job, source: Path) -> Job:
     """``job`` with the folders of its prepared data, where it trains on such. Raises Failure where there is
     none.
     """
-    job, lacks = _found(job, source)
-    if lacks:
-        fail(
-            f"{source}: {lacks} is not prepared, or was changed since",
-            f"run `oobleckctl data prepare {source}` once, on any machine that sees it",
-            USAGE,
-        )
-    return job
+    found = as_found(job, source)
+    for name, part in jobs_of_sources(found):
+        if part.data.lacks_folder:
+            lacks = in_source(name, f"data.path: {part.data.path}")
+            fail(
+                f"{source}: {lacks} is not prepared, or was changed since",
+                f"run `oobleckctl data prepare {source}` once, on any machine that sees it",
+                USAGE,
+            )
+    return found
 
 
-def found_for(job: Job, source: Path) -> Job | None:
-    """The same with None where there is no such folder; what stands in the way of making one is a Failure."""
-    job, lacks = _found(job, source)
-    return None if lacks else job
-
-
-def _found(job: Job, file: Path) -> tuple[Job, str]:
-    """The job with the folders that are there, and what is not prepared, the first of it."""
-    found, lacks = [], ""
+def as_found(job: Job, file: Path) -> Job:
+    """``job`` with those of its prepared folders that are here. Raises Failure where the others cannot be
+    prepared, as far as a look tells.
+    """
+    folders = []
     for name, part in jobs_of_sources(job):
         folder = part.data.prepared
-        if part.data.is_prepared and not folder:
-            with translated(file, name):
+        if part.data.lacks_folder:
+            with translated(file, name), suppress(MissingPackage):  # a node may have it
                 wanted = wanted_of(part)
                 made = find(wanted)
                 if made is None:
                     look_at(wanted)
-            lacks = lacks or ("" if made else in_source(name, f"data.path: {part.data.path}"))
-            folder = str(made.folder) if made else ""
-        found.append(msgspec.structs.replace(part.data, prepared=folder))
-    return msgspec.structs.replace(job, data=with_parts(job.data, found)), lacks
+                folder = str(made.folder) if made else ""
+        folders.append(folder)
+    return msgspec.structs.replace(job, data=with_folders(job.data, folders))
 
 
 def is_here(data: Data) -> bool:
@@ -387,7 +385,7 @@ def _marked(
 @contextmanager
 def _shown() -> Iterator[Callable[[PrepareProgress], None]]:
     """A bar on a terminal; elsewhere a line now and then."""
-    pace = _Pace()
+    pace = _Shown()
     if not sys.stderr.isatty() or wants_json():
         yield pace.line
         return
@@ -400,13 +398,12 @@ def _shown() -> Iterator[Callable[[PrepareProgress], None]]:
         yield pace.bar_of(bars)
 
 
-class _Pace:
-    """How fast a phase goes."""
+class _Shown:
+    """How fast a phase goes, for people."""
 
     def __init__(self) -> None:
-        self._phase = ""
-        self._began = self._told = time.monotonic()
-        self._first = 0
+        self._pace, self._rate = Pace(), 0.0
+        self._told = time.monotonic()
 
     def line(self, now: PrepareProgress) -> None:
         """Say it, unless it was said a moment ago."""
@@ -429,14 +426,10 @@ class _Pace:
         return told
 
     def _heard(self, now: PrepareProgress) -> None:
-        if now.phase != self._phase:  # what was done before this began is no pace
-            self._phase, self._first, self._began = now.phase, now.done, time.monotonic()
+        self._rate = self._pace.heard(now, time.monotonic())
 
     def _words(self, now: PrepareProgress) -> str:
-        took = time.monotonic() - self._began
-        done = now.done - self._first
         said = f"{size(now.done)} of {size(now.total)}"
-        if not done or not took:
+        if not self._rate:
             return said
-        left = (now.total - now.done) * took / done
-        return f"{said}, {size(done / took)}/s, {seconds(left)} left"
+        return f"{said}, {size(self._rate)}/s, {seconds((now.total - now.done) / self._rate)} left"

@@ -16,13 +16,13 @@ from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import How, JobCause, KeptOutCause, LossCause, NodeCause
+from oobleckd.protocol.parts import How, JobCause, KeptOutCause, LossCause, NodeCause, PreparePhase
 from oobleckd.protocol.traits import Difference
 
 API_VERSION = "oobleck/v1"
 
 JobState = Literal[
-    "queued", "profiling", "planning", "deploying", "running", "recovering", "waiting", "paused",
+    "queued", "preparing", "profiling", "planning", "deploying", "running", "recovering", "waiting", "paused",
     "done", "failed", "cancelled",
 ]  # fmt: skip
 NodeState = Literal["joining", "standby", "active", "draining", "drained", "disconnected", "lost", "left"]
@@ -343,6 +343,20 @@ class TroubleView(msgspec.Struct, frozen=True):
     free_bytes: int = -1
 
 
+class PreparingView(msgspec.Struct, frozen=True):
+    """How far ``node`` is that prepares a job's data: ``done_bytes`` of ``total_bytes`` of a ``phase``
+    (``source``: of that one of several), ``bytes_per_s`` of it, ``left_s`` until it is over. 0: not known.
+    """
+
+    node: str
+    phase: PreparePhase
+    source: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    bytes_per_s: float = 0.0
+    left_s: float = 0.0
+
+
 class JobView(Numbered, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
@@ -359,7 +373,7 @@ class JobView(Numbered, frozen=True):
     what those differ that train it now. ``deaths``: the newest of its devices that knew what they died of.
     ``checkpoint_trouble``: why its checkpoints cannot be written now, if so. ``inputs``: the identity of what
     it reads; ``checked_step``: up to the newest checkpoint of so many steps all who read have found
-    afterwards that it was that (0: of none).
+    afterwards that it was that (0: of none). ``preparing``: who prepares its data, and how far that is.
     """
 
     id: str
@@ -400,6 +414,7 @@ class JobView(Numbered, frozen=True):
     checkpoint_trouble: TroubleView | None = None
     inputs: Inputs = ()
     checked_step: int = 0
+    preparing: PreparingView | None = None
 
 
 class StepView(Numbered, frozen=True):

@@ -109,7 +109,7 @@ class Data(JobTable, frozen=True):
         str,
         Meta(
             description="Folder that `oobleckctl data prepare` made of the source; empty: `submit` looks for "
-            "it in the cache."
+            "it in the cache, and where there is none a node makes it."
         ),
     ] = ""
     sequences: Annotated[
@@ -191,6 +191,13 @@ class Data(JobTable, frozen=True):
         return self.source in _ROWS or (self.source == "text" and bool(self.tokenizer or self.prepared))
 
     @property
+    def lacks_folder(self) -> bool:
+        """Whether a folder of it is still to be prepared. Of several sources: of any of them."""
+        if self.sources:
+            return any(self.only(source).lacks_folder for source in self.sources)
+        return self.is_prepared and not self.prepared
+
+    @property
     def is_bytes(self) -> bool:
         """Whether its tokens are the bytes of files. Of several sources: of all of them."""
         if self.sources:
@@ -242,6 +249,24 @@ def with_parts(data: Data, parts: Sequence[Data]) -> Data:
         for source, part in zip(data.source, parts, strict=True)
     )
     return msgspec.structs.replace(data, source=tables)
+
+
+def with_folders(data: Data, folders: Sequence[str]) -> Data:
+    """``data`` with a prepared folder for each source, in order; "": it has it, or needs none."""
+    parts = [data.only(source) for source in data.sources] or [data]
+    return with_parts(
+        data,
+        [
+            msgspec.structs.replace(part, prepared=folder or part.prepared)
+            for part, folder in zip(parts, folders, strict=True)
+        ],
+    )
+
+
+def without_folders(data: Data) -> Data:
+    """``data`` as it is before any of it is prepared."""
+    parts = [data.only(source) for source in data.sources] or [data]
+    return with_parts(data, [msgspec.structs.replace(part, prepared="") for part in parts])
 
 
 def in_source(name: str, problem: str) -> str:
