@@ -250,6 +250,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         ),
         checkpoint_trouble=room.view(run) if run else None,
         inputs=job.inputs,
+        start_step=job.start.step,
         checked_step=next((kept.counters.step for kept in reversed(job.kept) if kept.checked), 0),
         preparing=at_data,
     )

@@ -77,7 +77,8 @@ class CheckpointState(msgspec.Struct, frozen=True):
 
 
 class RunEvidence(msgspec.Struct, frozen=True):
-    """One run as it is compared. ``batch`` is the number of samples that every step must have counted.
+    """One run as it is compared. ``batch`` is the number of samples that every step must have counted;
+    ``first``: its first step, another than 1 where it went on from the checkpoint of another job.
     ``state`` is None of one that stopped before its end, as too many steps in a row were skipped: it has no
     last checkpoint.
     """
@@ -86,6 +87,7 @@ class RunEvidence(msgspec.Struct, frozen=True):
     state: CheckpointState | None
     num_steps: int
     batch: int
+    first: int = 1
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -104,9 +106,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
     """Compare ``run`` with ``reference``, the run without failures. Reads every tensor of both."""
-    num_losses, num_weights = reference.num_steps, 0
+    # What went before is of the job that wrote the checkpoint; the weights in the end tell of it, too.
+    num_losses, num_weights = reference.num_steps - run.first + 1, 0
     same_losses, findings = _compare_steps(run, reference)
-    same_weights, counts = 0, f"{same_losses} of {count(num_losses, 'loss')}"
+    since = f" from step {run.first:,} on" if run.first > 1 else ""
+    same_weights, counts = 0, f"{same_losses} of {count(num_losses, 'loss')}{since}"
     if run.state is None or reference.state is None:
         findings += _compare_ends(run, reference)
         counts += (
@@ -186,9 +190,13 @@ def _compare_ends(run: RunEvidence, reference: RunEvidence) -> list[str]:
 
 def _gaps(run: RunEvidence, whose: str) -> list[str]:
     counted = Counter(fact.step for fact in run.steps)
-    findings = [f"{whose} has no step {step}" for step in range(1, run.num_steps + 1) if not counted[step]]
+    findings = [
+        f"{whose} has no step {step}" for step in range(run.first, run.num_steps + 1) if not counted[step]
+    ]
     findings += [f"{whose} has step {step} {n} times" for step, n in sorted(counted.items()) if n > 1]
-    findings += [f"{whose} has a step {step}" for step in sorted(counted) if not 1 <= step <= run.num_steps]
+    findings += [
+        f"{whose} has a step {step}" for step in sorted(counted) if not run.first <= step <= run.num_steps
+    ]
     return findings
 
 

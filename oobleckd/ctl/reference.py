@@ -57,7 +57,8 @@ def run_of(job: JobView, steps: Sequence[StepView]) -> RunEvidence:
     """A job of the daemon that is over, as evidence. Raises CompareError."""
     if not (job.checkpoint or stopped(job)):
         raise CompareError(f"{job.name} has no checkpoint, so its weights cannot be compared")
-    return evidence(job.spec, facts_of(steps), "" if stopped(job) else job.checkpoint)
+    place = "" if stopped(job) else job.checkpoint
+    return evidence(job.spec, facts_of(steps), place, first=job.start_step + 1)
 
 
 def stopped(job: JobView) -> bool:
@@ -70,13 +71,14 @@ def facts_of(steps: Sequence[StepView]) -> tuple[StepFact, ...]:
     return tuple(StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger, s.outcome) for s in steps)
 
 
-def evidence(job: Job, steps: tuple[StepFact, ...], place: str) -> RunEvidence:
-    """Steps and checkpoint of a run of ``job``; ``place`` is "" where it stopped before its end. Raises
+def evidence(job: Job, steps: tuple[StepFact, ...], place: str, *, first: int = 1) -> RunEvidence:
+    """Steps, from ``first`` on, and checkpoint of a run of ``job``; ``place`` is "" where it stopped before
+    its end. Raises
     CompareError, also when it is not the final checkpoint.
     """
     if not place:
         last = max((fact.step for fact in steps), default=0)
-        return RunEvidence(steps, None, last, job.train.global_batch)
+        return RunEvidence(steps, None, last, job.train.global_batch, first)
     checkpoint = Path(place)
     counters = read_manifest(checkpoint).get("counters")
     if not isinstance(counters, dict) or counters.get("step") != job.train.steps:
@@ -84,7 +86,7 @@ def evidence(job: Job, steps: tuple[StepFact, ...], place: str) -> RunEvidence:
             f"{checkpoint}: is not the checkpoint after the last step, {job.train.steps}",
             "was the job's folder pruned or written by another job?",
         )
-    return RunEvidence(steps, read_checkpoint(checkpoint), job.train.steps, job.train.global_batch)
+    return RunEvidence(steps, read_checkpoint(checkpoint), job.train.steps, job.train.global_batch, first)
 
 
 def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:

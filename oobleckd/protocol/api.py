@@ -373,7 +373,8 @@ class JobView(Numbered, frozen=True):
     what those differ that train it now. ``deaths``: the newest of its devices that knew what they died of.
     ``checkpoint_trouble``: why its checkpoints cannot be written now, if so. ``inputs``: the identity of what
     it reads; ``checked_step``: up to the newest checkpoint of so many steps all who read have found
-    afterwards that it was that (0: of none). ``preparing``: who prepares its data, and how far that is.
+    afterwards that it was that (0: of none). ``start_step``: steps in the checkpoint that it was resumed
+    from. ``preparing``: who prepares its data, and how far that is.
     """
 
     id: str
@@ -414,6 +415,7 @@ class JobView(Numbered, frozen=True):
     checkpoint_trouble: TroubleView | None = None
     inputs: Inputs = ()
     checked_step: int = 0
+    start_step: int = 0
     preparing: PreparingView | None = None
 
 

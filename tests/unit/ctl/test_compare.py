@@ -52,6 +52,19 @@ def test_equal_runs_are_verified(ours: Path, theirs: Path) -> None:
     assert verdict.samples == 12
 
 
+def test_of_a_run_that_was_resumed_its_own_steps_are_compared(ours: Path, theirs: Path) -> None:
+    """What came before is of the job that wrote the checkpoint."""
+    resumed = RunEvidence(facts()[1:], read_checkpoint(ours), num_steps=3, batch=4, first=2)
+    verdict = compare(resumed, run_of(theirs))
+    assert verdict.identical
+    assert (verdict.losses, verdict.num_losses, verdict.samples) == (2, 2, 8)
+    assert "2 of 2 losses from step 2 on" in verdict.sentence
+    gap = msgspec.structs.replace(resumed, steps=facts()[2:])
+    assert compare(gap, run_of(theirs)).findings == ("the run has no step 2",)
+    early = msgspec.structs.replace(resumed, steps=facts())
+    assert compare(early, run_of(theirs)).findings == ("the run has a step 1",)
+
+
 def stopped(*skipped: StepFact) -> RunEvidence:
     steps = (fact(1, 5.0), *skipped)
     return RunEvidence(steps, None, num_steps=len(steps), batch=4)
