@@ -116,7 +116,7 @@ def as_found(job: Job, source: Path) -> Job:
     """With its prepared folders that are here. Raises Failure where a look tells that the others
     cannot be prepared.
     """
-    if not job.data.lacks_folder:
+    if not job.data.is_prepared:
         return job
     from oobleckd.ctl import data  # no other job needs numpy here
 

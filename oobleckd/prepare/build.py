@@ -25,6 +25,7 @@ import numpy as np
 from oobleckd import __version__
 from oobleckd.host.durable import sync_directory
 from oobleckd.prepare.piece import PieceReport, PieceSetup, done_of, report_of, tokens_of
+from oobleckd.prepare.plans import plan_of
 from oobleckd.prepare.pool import PieceRefused, Pool
 from oobleckd.prepare.rows import lines_before, place_of
 from oobleckd.prepare.sources import TextPiece
@@ -45,6 +46,7 @@ from oobleckd.tokens.manifest import (
     read_manifest,
     write_manifest,
 )
+from oobleckd.tokens.plan import PlanManifest
 from oobleckd.words import size
 
 _READ_BYTES = 1 << 20
@@ -53,19 +55,20 @@ _THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
 class PrepareProgress(NamedTuple):
-    """So many bytes of the sources are read, tokenized or joined, of all."""
+    """So many bytes of the sources are read or tokenized, or of their tokens joined or packed, of all."""
 
-    phase: Literal["read", "tokenize", "join"]
+    phase: Literal["read", "tokenize", "join", "pack"]
     done: int
     total: int
 
 
 class MadeFolder(NamedTuple):
-    """``new``: it was made just now."""
+    """``new``: it was made just now; ``plan``: of the job's rows, where they are packed or padded."""
 
     folder: Path
     manifest: Manifest
     new: bool
+    plan: PlanManifest | None = None
 
 
 def check_cache(cache: Path) -> None:
@@ -81,7 +84,23 @@ class _Gone(Exception):
 
 
 def prepare(job: Job, num_processes: int, told: Callable[[PrepareProgress], None]) -> MadeFolder:
-    """The folder of prepared data that ``job`` trains on, made where it is not there. Raises DataError."""
+    """The folder of prepared data that ``job`` trains on, with the plan of its rows: what of it is not there
+    is made. Raises DataError.
+    """
+    named = Path(job.data.prepared) if job.data.prepared else None
+    if named is not None and named.is_dir():  # the text may be gone
+        made = MadeFolder(named, read_manifest(named), new=False)
+    else:
+        made = _prepared(job, num_processes, told)
+    manifest = made.manifest
+
+    def packed(tokens: int) -> None:
+        told(PrepareProgress("pack", tokens * manifest.kind.itemsize, manifest.bin_bytes))
+
+    return made._replace(plan=plan_of(job, made.folder, manifest, packed))
+
+
+def _prepared(job: Job, num_processes: int, told: Callable[[PrepareProgress], None]) -> MadeFolder:
     wanted = wanted_of(job)
     if found := find(wanted):
         _tidy(found.folder)

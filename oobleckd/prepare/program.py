@@ -46,22 +46,24 @@ def _end_with_stdin() -> None:
 
 
 def _answer(order: PrepareData, say: _Say) -> None:
-    parts = [(name, part) for name, part in jobs_of_sources(order.spec) if part.data.lacks_folder]
-    made = dict.fromkeys((name for name, _ in jobs_of_sources(order.spec)), "")
+    parts = jobs_of_sources(order.spec)
+    folders = [""] * len(parts)
     begun = False
     try:
         for name, part in parts:  # before hours of work on the first of them
-            with _of_source(name):
-                _look(part)
-        for name, part in parts:
+            if part.data.lacks_folder:
+                with _of_source(name):
+                    _look(part)
+        for number, (name, part) in enumerate(parts):
             begun = True
-            with _of_source(name):
-                told = _Teller(order.job, name, say)
-                made[name] = str(prepare(part, len(os.sched_getaffinity(0)), told).folder)
+            if part.data.is_prepared:  # a folder that is there may lack the plan of its rows
+                with _of_source(name):
+                    told = _Teller(order.job, name, say)
+                    folders[number] = str(prepare(part, len(os.sched_getaffinity(0)), told).folder)
     except DataError as error:
         say(PrepareFailed(order.job, error.problem, error.hint, begun))
     else:
-        say(PrepareDone(order.job, tuple(made.values())))
+        say(PrepareDone(order.job, tuple(folders)))
 
 
 def _look(job: Job) -> None:

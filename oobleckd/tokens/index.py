@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,18 +34,20 @@ _AGAIN = "make both anew with Megatron's preprocess_data, or rename the .bin if 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Of a file of ``dtype``. ``lengths``: tokens of each sequence; ``documents``: the first sequence of each
-    document, and the number of sequences at the end. Both may be maps of the file.
+    """Of a file of ``dtype``. ``lengths``: tokens of each sequence; ``offsets``: its first byte;
+    ``documents``: the first sequence of each document, and the number of sequences at the end. All may be
+    maps of the file.
     """
 
     dtype: DType
     lengths: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
     documents: npt.NDArray[np.int64]
 
     @property
     def num_tokens(self) -> int:
         """Of all sequences."""
-        return int(self.lengths.sum(dtype=np.int64))
+        return self._first_of(len(self.lengths))
 
     @property
     def num_documents(self) -> int:
@@ -61,6 +64,25 @@ class Index:
         ends = np.zeros(len(self.lengths) + 1, np.int64)
         np.cumsum(self.lengths, dtype=np.int64, out=ends[1:])
         return ends[self.documents]
+
+    def starts_within(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """The tokens from ``first`` to before ``stop`` with which a document begins, each once: reads a few
+        places of the file.
+        """
+        # Bisected where they lie: a device that kept them all would need 8 GB for a billion documents.
+        documents = range(self.num_documents)
+        begin = bisect_left(documents, first, key=self._start_of)
+        end = bisect_left(documents, stop, lo=begin, key=self._start_of)
+        return np.unique(self.offsets[self.documents[begin:end]] // self.dtype.itemsize)
+
+    def _start_of(self, document: int) -> int:
+        return self._first_of(int(self.documents[document]))
+
+    def _first_of(self, sequence: int) -> int:
+        """The first token of a sequence; behind the last one, how many there are."""
+        if sequence < len(self.lengths):
+            return int(self.offsets[sequence]) // self.dtype.itemsize
+        return self._first_of(sequence - 1) + int(self.lengths[-1]) if sequence else 0
 
 
 def read_index(path: Path) -> Index:
@@ -90,7 +112,7 @@ def read_index(path: Path) -> Index:
     documents = np.frombuffer(raw, "<i8", num_borders, at + 12 * num_sequences)
     if problem := _problem_of(lengths, offsets, documents, kind):
         raise DataError(f"{path} {problem}", _AGAIN)
-    return Index(kind, lengths, documents)
+    return Index(kind, lengths, offsets, documents)
 
 
 def check_size(path: Path, index: Index, tokens: Path, size: int) -> None:

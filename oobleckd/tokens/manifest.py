@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +22,9 @@ from oobleckd.protocol.unreadable import problem_of
 from oobleckd.tokens.dtypes import NAMED, DType
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Digest
 
 FORMAT = 1
 TOKENS, INDEX, MANIFEST = "tokens.bin", "tokens.idx", "manifest.json"
@@ -93,7 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def crc_of(self, piece: int) -> int:
         """CRC-32 of the ``piece``-th MiB of `tokens.bin`."""
-        return int.from_bytes(self.crcs[_CRC_BYTES * piece : _CRC_BYTES * (piece + 1)], "little")
+        return crc_of(self.crcs, piece)
 
 
 class _Format(msgspec.Struct):
@@ -104,8 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared ``folder`` whose files are as long as it says; their bytes are not read.
     Raises DataError.
     """
-    path = folder / MANIFEST
-    again = f"delete {folder}, and run `oobleckctl data prepare` again"
+    path, again = folder / MANIFEST, again_hint(folder)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -120,10 +122,10 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {problem_of(error)}", again) from error
-    if manifest.dtype not in NAMED or len(manifest.crcs) != _CRC_BYTES * -(-manifest.bin_bytes // PIECE):
+    if manifest.dtype not in NAMED or not covers(manifest.crcs, manifest.bin_bytes):
         raise DataError(f"{path} contradicts itself", again)
     for name, size in ((TOKENS, manifest.bin_bytes), (INDEX, manifest.idx_bytes)):
-        _check_size(folder / name, size, again)
+        check_size(folder / name, size, again)
     return manifest
 
 
@@ -133,9 +135,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_whole(folder / MANIFEST, data)
 
 
-def checksums(path: Path) -> tuple[str, bytes]:
-    """SHA-256 of a file, and CRC-32 of each MiB as ``Manifest.crcs`` has them. Raises OSError."""
-    whole, crcs = hashlib.sha256(), bytearray()
+def checksums(path: Path, whole: Digest | None = None) -> tuple[str, bytes]:
+    """SHA-256 of a file, and CRC-32 of each MiB as ``Manifest.crcs`` has them; ``whole``: the digest of what
+    comes before the file. Raises OSError.
+    """
+    whole, crcs = whole or hashlib.sha256(), bytearray()
     with path.open("rb") as file:
         while data := file.read(PIECE):
             whole.update(data)
@@ -143,7 +147,23 @@ def checksums(path: Path) -> tuple[str, bytes]:
     return whole.hexdigest(), bytes(crcs)
 
 
-def _check_size(path: Path, size: int, again: str) -> None:
+def crc_of(crcs: bytes, piece: int) -> int:
+    """That of the ``piece``-th MiB."""
+    return int.from_bytes(crcs[_CRC_BYTES * piece : _CRC_BYTES * (piece + 1)], "little")
+
+
+def covers(crcs: bytes, size: int) -> bool:
+    """Whether ``crcs`` may be those of a file of ``size`` bytes."""
+    return len(crcs) == _CRC_BYTES * -(-size // PIECE)
+
+
+def again_hint(folder: Path) -> str:
+    """What to do about a ``folder`` that is not what it was."""
+    return f"delete {folder}, and run `oobleckctl data prepare` again"
+
+
+def check_size(path: Path, size: int, again: str) -> None:
+    """Whether ``path`` has so many bytes. Raises DataError."""
     try:
         there = path.stat().st_size
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Checks the bytes of prepared tokens against their manifest, a MiB at a time, when each is first read.
+"""Checks the bytes of prepared data against their manifest, a MiB at a time, when each is first read.
 
 Owns which were checked. A device so finds a torn or changed folder before it trains on it, without a pass
 over all of it at its start.
@@ -13,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from oobleckd.tokens.errors import DataError
-from oobleckd.tokens.manifest import PIECE, TOKENS, Manifest
+from oobleckd.tokens.manifest import PIECE, crc_of
 
 
 class Pieces:
-    """Of ``data``, all bytes of `tokens.bin` in ``folder``."""
+    """Of ``data``, all bytes of the file at ``path``, whose MiBs have the checksums ``crcs``; ``again``: how
+    to come by another one.
+    """
 
-    def __init__(self, data: npt.NDArray[np.uint8], manifest: Manifest, folder: Path) -> None:
-        self._data, self._manifest, self._folder = data, manifest, folder
+    def __init__(self, data: npt.NDArray[np.uint8], crcs: bytes, path: Path, again: str) -> None:
+        self._data, self._crcs, self._path, self._again = data, crcs, path, again
         self._checked = np.zeros(-(-len(data) // PIECE), np.bool_)
 
     def check(self, start: int, stop: int) -> None:
@@ -32,12 +34,11 @@ class Pieces:
         for piece in range(start // PIECE, -(-stop // PIECE)):
             if self._checked[piece]:
                 continue
-            if zlib.crc32(self._data[piece * PIECE : (piece + 1) * PIECE].data) != self._manifest.crc_of(
-                piece
-            ):
+            found = zlib.crc32(self._data[piece * PIECE : (piece + 1) * PIECE].data)
+            if found != crc_of(self._crcs, piece):
                 raise DataError(
-                    f"{self._folder / TOKENS} is not what its manifest says: from byte {piece * PIECE:,} on "
-                    "others are there",
-                    f"delete {self._folder}, and run `oobleckctl data prepare` again",
+                    f"{self._path} is not what its manifest says: from byte {piece * PIECE:,} on others are "
+                    "there",
+                    self._again,
                 )
             self._checked[piece] = True

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from oobleckd.prepare.plans import plan_of
+from oobleckd.protocol.job import Job
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.index import write_index
 from oobleckd.tokens.manifest import (
@@ -18,8 +20,11 @@ from oobleckd.tokens.manifest import (
     Manifest,
     SourceFile,
     checksums,
+    read_manifest,
     write_manifest,
 )
+from oobleckd.tokens.packing import rule_of
+from oobleckd.tokens.plan import plan_folder
 
 
 def prepared(
@@ -53,3 +58,12 @@ def prepared(
     )
     write_manifest(folder, manifest)
     return folder
+
+
+def planned(job: Job) -> Path:
+    """Where the plan of ``job``, on one prepared folder, lies: made by now."""
+    folder, rule = Path(job.data.prepared), rule_of(job)
+    assert rule is not None
+    manifest = read_manifest(folder)
+    plan_of(job, folder, manifest)
+    return plan_folder(folder, manifest, rule)

@@ -148,9 +148,8 @@ class SimCorpus:
     def sample_ids(self, step: int, micro_batch: int) -> tuple[int, ...]:
         return (step * 1000 + micro_batch,)
 
-    def of_step(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """Nothing that would be worth drawing early."""
-        return ()
+    def draw_ahead(self, step: int) -> None:
+        """Nothing that would be worth it."""
 
 
 class SimWatch:

@@ -66,8 +66,8 @@ class Opened:
     where all bytes are in this process' own memory. ``fresh``: whether who opens it anew finds the same
     files, by a stat.
 
-    ``groups``: of several sources, how many files each has, and its digest where that is none; ``names``: of
-    all these files, which may have the same one.
+    ``groups``: of several sources, or parts of one, how many files each has, and its digest, which is that of
+    those without a file; ``names``: of all these files, which may have the same one.
     """
 
     part: Input
@@ -174,14 +174,14 @@ def opened(paths: Sequence[Path], place: str, kind: InputKind = "data", part: In
 
 
 def opened_while(
-    path: Path, place: str, read: Callable[[], _T], part: Input | None = None
+    path: Path | Sequence[Path], place: str, read: Callable[[], _T], part: Input | None = None
 ) -> tuple[Opened, _T]:
-    """``path`` (a folder: all files in it) held open, and what ``read`` makes of it, which opens it by
-    itself: of the very same files, also where somebody puts others there meanwhile. Raises OSError, and
-    whatever ``read`` does.
+    """``path`` (a folder: all files in it; or several files) held open, and what ``read`` makes of it, which
+    opens it by itself: of the very same files, also where somebody puts others there meanwhile. Raises
+    OSError, and whatever ``read`` does.
     """
     for _ in range(_TRIES):
-        held = opened(_files(path), place, part=part)
+        held = opened(_files(path) if isinstance(path, Path) else path, place, part=part)
         made = read()
         if held.lies_there():
             return held, made
@@ -190,9 +190,14 @@ def opened_while(
 
 
 def together(place: str, held: Sequence[tuple[str, Opened]]) -> Opened:
-    """The files of several sources, by name, as one; who held them does so no more."""
+    """The files of several sources, or of several parts of one, by name, as one; who held them does so no
+    more.
+    """
     parts = [each for _, each in held]
-    wholes = [each.part.whole for each in parts]
+    groups = tuple(
+        group for each in parts for group in each.groups or ((len(each.handles), each.part.whole),)
+    )
+    wholes = [whole for _, whole in groups]
     found = Opened(
         Input("data", place, sum(each.part.files for each in parts), sum(sum(each.sizes) for each in parts)),
         tuple(path for each in parts for path in each.paths),
@@ -202,7 +207,7 @@ def together(place: str, held: Sequence[tuple[str, Opened]]) -> Opened:
         tuple(seen for each in parts for seen in each.seen),
         lambda: all(each.fresh() for each in parts),
         tuple(f"{name}/{path.name}" for name, each in held for path in each.paths),
-        tuple((len(each.handles), each.part.whole) for each in parts),
+        groups,
     )
     for each in parts:
         each.give()

@@ -44,28 +44,26 @@ def look_at(job: Job, vocab_size: int) -> tuple[DataNote, ...]:
     rows = []
     for name, part in jobs_of_sources(job):
         with of_source(name):
-            said, tokens = _look_at_source(part, vocab_size)
+            said, num_rows = _look_at_source(part, vocab_size)
         notes += said
-        rows.append(tokens // job.train.sequence)
+        rows.append(num_rows)
     order_of(job, rows)
     return tuple(notes)
 
 
 def _look_at_source(job: Job, vocab_size: int) -> tuple[tuple[DataNote, ...], int]:
-    """Of a job on one source, and how many tokens that has."""
-    path = Path(job.data.path)
+    """Of a job on one source, and how many rows that has."""
+    path, sequence = Path(job.data.path), job.train.sequence
     if job.data.source == "stdlib":
-        name = "the standard library"
-        files = stdlib_files()
-        return (), _look_at_files(job, name, Path(sysconfig.get_path("stdlib")), files, vocab_size)
+        files, root = stdlib_files(), Path(sysconfig.get_path("stdlib"))
+        return (), _look_at_files(job, "the standard library", root, files, vocab_size) // sequence
     if job.data.is_bytes and path.is_dir():
         files = files_in(path)
-        tokens = _look_at_files(job, job.data.path, path, files, vocab_size)
-        return _notes(path, files), tokens
+        num_rows = _look_at_files(job, job.data.path, path, files, vocab_size) // sequence
+        return _notes(path, files), num_rows
     corpus = open_corpus(job)
     corpus.inputs.close()
-    tokens = corpus.sources[0].count * job.train.sequence
-    return (_notes(path.parent, [path]) if job.data.is_bytes else ()), tokens
+    return (_notes(path.parent, [path]) if job.data.is_bytes else ()), corpus.sources[0].count
 
 
 def _look_at_files(job: Job, name: str, root: Path, files: Sequence[Path], vocab_size: int) -> int:

@@ -1,5 +1,5 @@
-"""Opens a folder that `oobleckctl data prepare` made: its tokens, mapped, and their identity from its
-manifest.
+"""Opens a folder that `oobleckctl data prepare` made: its tokens, the plan of its rows or where documents
+begin, all mapped, and their identity from its manifests.
 
 Owns what of it is looked at when it is opened: the manifest and the sizes of the files, and the bytes only
 where they are few, or were wrong before. Raises DataError, OSError.
@@ -18,8 +18,12 @@ import numpy.typing as npt
 from oobleckd.protocol.inputs import Input
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import Tokens
-from oobleckd.tokens.manifest import TOKENS, Manifest, read_manifest
+from oobleckd.tokens.index import Index, read_index
+from oobleckd.tokens.manifest import INDEX, TOKENS, Manifest, again_hint, read_manifest
+from oobleckd.tokens.packing import PackRule
 from oobleckd.tokens.pieces import Pieces
+from oobleckd.tokens.plan import Plan, files_of_plan, plan_folder, read_plan
+from oobleckd.words import count
 from oobleckd.worker.data.inputs import Opened, opened_while
 
 
@@ -38,6 +42,8 @@ _wrong: dict[Path, tuple[int, int]] = {}
 """Tokens of folders that this process has found to be others than they were. Who asks whether a folder is
 right again is told so only after these were read.
 """
+_wrong_plans: set[Path] = set()
+"""Plans likewise."""
 
 
 def open_prepared(folder: Path) -> Prepared:
@@ -48,7 +54,7 @@ def open_prepared(folder: Path) -> Prepared:
     known = Input("data", str(folder), 1, manifest.bin_bytes, whole=whole)
     inputs, data = opened_while(path, str(folder), lambda: _mapped(path), known)
     inputs.part = msgspec.structs.replace(inputs.blocks(), whole=whole)
-    pieces, width = Pieces(data, manifest, folder), manifest.kind.itemsize
+    pieces, width = Pieces(data, manifest.crcs, path, again_hint(folder)), manifest.kind.itemsize
 
     def first(start: int, stop: int) -> None:
         try:
@@ -62,6 +68,36 @@ def open_prepared(folder: Path) -> Prepared:
     elif folder in _wrong:
         first(*_wrong[folder])
     return Prepared(inputs, data.view(manifest.kind), manifest, first)
+
+
+def open_plan(folder: Path, manifest: Manifest, rule: PackRule) -> tuple[Opened, Plan]:
+    """The plan of rows by ``rule`` in ``folder``, held open."""
+    place = plan_folder(folder, manifest, rule)
+    try:
+        told = read_plan(place, manifest, rule)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{folder} is not {rule.kind} into rows of {count(rule.sequence, 'token')}",
+            "run `oobleckctl data prepare` on the job: it makes them of what is there, without the text",
+        ) from error
+    known = Input("data", str(place), 1, told.num_bytes, whole=f"{told.num_bytes}-{told.sha256}")
+    inputs, plan = opened_while(
+        files_of_plan(place), str(place), lambda: Plan(place, told, lambda: _wrong_plans.add(place)), known
+    )
+    if inputs.small or place in _wrong_plans:
+        plan.check()
+    return inputs, plan
+
+
+def open_index(folder: Path, manifest: Manifest) -> tuple[Opened, Index]:
+    """Where documents begin in ``folder``, held open."""
+    path = folder / INDEX
+    whole = f"{manifest.idx_bytes}-{manifest.idx_sha256}"
+    known = Input("data", str(folder), 1, manifest.idx_bytes, whole=whole)
+    inputs, index = opened_while(path, str(folder), lambda: read_index(path), known)
+    if index.num_tokens != manifest.tokens or (inputs.small and inputs.digest() != whole):
+        raise DataError(f"{path} is not what its manifest says", again_hint(folder))
+    return inputs, index
 
 
 def _mapped(path: Path) -> npt.NDArray[np.uint8]:

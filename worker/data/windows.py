@@ -1,27 +1,24 @@
-"""The rows of one source: windows of one sequence over its tokens, which do not overlap.
+"""The rows of one source as windows of one sequence over its tokens, which do not overlap.
 
 Owns what is looked at before a row is trained on: its bytes, where the folder has checksums, and its tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
-from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import Tokens
-from oobleckd.worker.runtime.errors import UserError
-
-
-class Misread(UserError):
-    """What a device is about to train on is not what it was when it was prepared."""
+from oobleckd.tokens.index import Index
+from oobleckd.worker.data.rows import NO_STARTS, Misread, Row, Stretch, of_job
 
 
 class Windows:
     """``check``: looks at the tokens of each row (None: all were looked at); ``first``: looks at the bytes of
-    tokens before they are read.
+    tokens before they are read. ``index``: where documents begin, if they are kept apart; what a window has
+    of one that began before is a document, too.
     """
 
     def __init__(
@@ -30,14 +27,15 @@ class Windows:
         sequence: int,
         check: Callable[[Tokens], None] | None = None,
         first: Callable[[int, int], None] | None = None,
+        index: Index | None = None,
     ) -> None:
         # Of the plain kind: to cut a window out of numpy's mapped one takes ten times as long.
         self._tokens, self._sequence = tokens.view(np.ndarray), sequence
-        self._check, self._first = check, first
+        self._check, self._first, self._index = check, first, index
         self.count = len(tokens) // sequence
 
-    def row(self, number: int) -> Tokens:
-        """Its tokens. Raises Misread, UserError."""
+    def row(self, number: int) -> Row:
+        """Its tokens, and where documents begin. Raises Misread, UserError."""
         start = number * self._sequence
         if self._first is not None:
             with of_job("data", Misread):
@@ -46,13 +44,24 @@ class Windows:
         if self._check is not None:
             with of_job("data"):
                 self._check(tokens)
-        return tokens
+        return Row(tokens, self.starts(number))
 
+    def starts(self, number: int) -> npt.NDArray[np.int32]:
+        """Where documents begin."""
+        if self._index is None:
+            return NO_STARTS
+        start = number * self._sequence
+        inner = self._index.starts_within(start + 1, start + self._sequence)
+        return np.append(0, inner - start).astype(np.int32)
 
-@contextmanager
-def of_job(key: str, kind: type[UserError] = UserError) -> Iterator[None]:
-    """What is wrong with a file is wrong with ``key`` of the job."""
-    try:
-        yield
-    except DataError as error:
-        raise kind(f"{key}: {error.problem}", error.hint) from error
+    def stretches(self, number: int) -> tuple[Stretch, ...]:
+        """The one that it is."""
+        return (Stretch(number * self._sequence, self._sequence),)
+
+    def num_tokens(self, _number: int) -> int:
+        """Of any window."""
+        return self._sequence
+
+    def num_targets(self, number: int) -> int:
+        """All tokens but the first of each document, or of the row."""
+        return self._sequence - max(1, len(self.starts(number)))

@@ -54,7 +54,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
 from oobleckd.worker.checkpointing.writer import BackgroundWriter
-from oobleckd.worker.data.windows import Misread
+from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import (
     DeviceContext,

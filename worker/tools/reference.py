@@ -30,7 +30,7 @@ from oobleckd.protocol.modelnotes import words
 from oobleckd.protocol.parts import Counters, bits_of
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.input_watch import LOOK_S, Eyes
-from oobleckd.worker.data.windows import Misread
+from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.device.context import arithmetic, device_model
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.traits import traits

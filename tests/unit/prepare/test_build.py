@@ -82,7 +82,7 @@ def test_pieces_do_not_show_and_what_is_there_is_not_made_again(
     assert made(jobs[1], 3).manifest == whole.manifest
     assert read_bytes(tmp_path / "a") == read_bytes(tmp_path / "b")
     monkeypatch.setattr(build, "_hashed", None)  # found by names, sizes and times alone
-    assert made(jobs[0]) == (whole.folder, whole.manifest, False)
+    assert made(jobs[0]) == whole._replace(new=False)
 
 
 def read_bytes(cache: Path) -> list[bytes]:

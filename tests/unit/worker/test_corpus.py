@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oobleckd.protocol.job import Job
+from oobleckd.tokens.permutation import Permutation
 from oobleckd.worker.data.corpus import open_corpus
-from oobleckd.worker.data.order import Permutation
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import GPT2, small_job
 
@@ -128,7 +128,7 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path, monkeypatch: pytest.Monk
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two files of a folder that were written some time ago, and the cache for them."""
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
-    monkeypatch.setattr("oobleckd.worker.data.corpus.time.time_ns", lambda: 2**62)
+    monkeypatch.setattr("oobleckd.worker.data.textfiles.time.time_ns", lambda: 2**62)
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "a").write_bytes(b"A" * 9)
@@ -206,7 +206,7 @@ def test_a_folder_that_has_just_been_written_is_not_known(
 ) -> None:
     """It may change again within one tick of the file system's clock."""
     monkeypatch.setattr(
-        "oobleckd.worker.data.corpus.time.time_ns", lambda: (folder / "b").stat().st_ctime_ns + 10**9
+        "oobleckd.worker.data.textfiles.time.time_ns", lambda: (folder / "b").stat().st_ctime_ns + 10**9
     )
     first, _ = reads_of(folder, monkeypatch)
     again, _ = reads_of(folder, monkeypatch)

@@ -16,10 +16,11 @@ from tests.helpers.models import small_config, small_job
 
 MASK, VOCAB = 999, 1000
 TOKENS = torch.arange(64 * 100).reshape(64, 100) % 500
+FULL = [100] * 64
 
 
 def test_fifteen_percent_of_every_sequence_are_asked() -> None:
-    batch = Masking(0, MASK, VOCAB)(TOKENS, 3, 1)
+    batch = Masking(0, MASK, VOCAB)(TOKENS, FULL, 3, 1)
     asked = batch.labels != NOT_ASKED
     assert asked.sum(dim=1).tolist() == [15] * 64
     assert torch.equal(batch.labels[asked], TOKENS[asked])
@@ -32,20 +33,22 @@ def test_fifteen_percent_of_every_sequence_are_asked() -> None:
 
 
 def test_a_short_sequence_is_asked_once() -> None:
-    labels = Masking(0, MASK, VOCAB)(TOKENS[:, :2], 0, 0).labels
+    labels = Masking(0, MASK, VOCAB)(TOKENS[:, :2], [2] * 64, 0, 0).labels
     assert (labels != NOT_ASKED).sum(dim=1).tolist() == [1] * 64
 
 
 def test_every_step_and_micro_batch_hides_anew() -> None:
     torch.default_generator.manual_seed(1)
     state = torch.get_rng_state()
-    first = Masking(7, MASK, VOCAB)(TOKENS, 1, 2)
+    first = Masking(7, MASK, VOCAB)(TOKENS, FULL, 1, 2)
     assert torch.equal(torch.get_rng_state(), state)
-    again = Masking(7, MASK, VOCAB)(TOKENS, 1, 2)
+    again = Masking(7, MASK, VOCAB)(TOKENS, FULL, 1, 2)
     assert torch.equal(again.inputs, first.inputs)
     assert torch.equal(again.labels, first.labels)
     for seed, step, micro_batch in [(8, 1, 2), (7, 2, 2), (7, 1, 3), (7, 2, 1)]:
-        assert not torch.equal(Masking(seed, MASK, VOCAB)(TOKENS, step, micro_batch).labels, first.labels)
+        assert not torch.equal(
+            Masking(seed, MASK, VOCAB)(TOKENS, FULL, step, micro_batch).labels, first.labels
+        )
 
 
 def corpus_of(family: str, folder: Path, vocab_size: int, mask_token: int = -1) -> Corpus:

@@ -23,7 +23,7 @@ from oobleckd.worker.data import corpus as corpus_module
 from oobleckd.worker.data import inputs as inputs_module
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.input_watch import Eyes
-from oobleckd.worker.data.windows import Misread
+from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.tools.reference import run
 from tests.helpers.models import GPT2, small_config, small_job
