@@ -18,6 +18,7 @@ from oobleckd.core.entries import (
     CheckpointWritten,
     CorruptionFound,
     CorruptionSettled,
+    DataPrepared,
     Detoured,
     DeviceDied,
     EpochRaised,
@@ -64,6 +65,7 @@ from oobleckd.core.state import (
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import LostRecords
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobdata import with_folders
 from oobleckd.protocol.parts import Counters
 
 
@@ -118,6 +120,7 @@ _OfTraining = LayoutDeployed | Detoured | RolledBack | Released | CheckpointWrit
 _OfJob = (
     JobStateChanged
     | PauseAsked
+    | DataPrepared
     | FolderTaken
     | TemplatesMade
     | FolderNoted
@@ -204,6 +207,9 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
                 job.finished_at = entry.at
         case PauseAsked():
             job.paused, job.ending = entry.paused, entry.ending
+        case DataPrepared():
+            data = with_folders(job.spec.data, entry.folders)
+            job.spec = msgspec.structs.replace(job.spec, data=data)
         case FolderTaken():
             job.folder = entry.folder
         case TemplatesMade():

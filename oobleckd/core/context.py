@@ -46,7 +46,7 @@ class Core:
     started_at: float
     run: Run | None = None
     tickets: int = 0
-    releases: int = 0
+    orders: int = 0
     joined_at: float = float("-inf")
     queue_reason: str = ""
     num_unkept: int = 0
@@ -78,10 +78,14 @@ class Core:
         """Have a device drop what it holds of ``job``. Until it has, a plan that copies state to it would
         lose that: its node is none to plan with (``candidates``).
         """
-        self.releases += 1
-        order = f"{self.config.daemon}.{self.releases}"
+        order = self.new_order()
         self.members.releases(device, order)
         self.tell(device, Release(device, job, order))
+
+    def new_order(self) -> str:
+        """What names an order that is to be answered, in no other incarnation of the daemon either."""
+        self.orders += 1
+        return f"{self.config.daemon}.{self.orders}"
 
     def ask_plan(self, policy: str, setup: Setup, situation: Situation | None = None) -> int:
         """Ask the planner; returns the ticket of the answer."""

@@ -91,6 +91,14 @@ class PauseAsked(Entry, frozen=True):
     ending: bool = False
 
 
+class DataPrepared(Entry, frozen=True):
+    """The job trains on prepared ``folders``, one for each source, in order ("": as its ``spec`` says)."""
+
+    job: str
+    folders: tuple[str, ...]
+    at: float
+
+
 class ProfileMeasured(Entry, frozen=True):
     """Costs of a model on a kind of device, under the core's own ``key``."""
 
@@ -372,6 +380,7 @@ AnyEntry = (
     | FolderTaken
     | JobStateChanged
     | PauseAsked
+    | DataPrepared
     | ProfileMeasured
     | TemplatesMade
     | FolderNoted
@@ -406,6 +415,7 @@ AS_IT_IS = (
     RolledBack,
     Released,
     InputsFixed,
+    DataPrepared,
     ProfileMeasured,
     TemplatesMade,
     LayoutDeployed,

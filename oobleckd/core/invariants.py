@@ -105,6 +105,11 @@ def _run(core: Core, run: Run) -> None:
     assert run.phase not in {"adrift", "report", "run"} or job.layout is not None or run.forgotten
     if job.state in {"running", "paused"}:
         assert job.layout is not None
+    if job.state == "preparing":
+        assert job.spec.data.lacks_folder
+        assert run.phase == "off" or run.forgotten
+    else:
+        assert not run.preparation.node
     if run.phase == "report":
         assert all(answer.epoch == job.epoch for answer in run.answers.values()), (
             "an answer to another question"

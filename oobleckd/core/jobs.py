@@ -15,14 +15,14 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import ProfileMeasured, TemplatesMade
 from oobleckd.core.events import Discard
 from oobleckd.core.memory import held_besides, min_device_bytes
-from oobleckd.core.run import PlannerRequest, Run
+from oobleckd.core.run import PlannerRequest, Preparation, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import Template, node_of
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.changes import TemplatesReady
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Measure, Measured
+from oobleckd.protocol.messages import Measure, Measured, StopPreparing
 from oobleckd.protocol.parts import DeviceInfo, JobCause
 from oobleckd.words import count
 
@@ -57,7 +57,8 @@ def start_next(core: Core) -> None:
         job = next(_queue(core), None)
         if job is not None and core.candidates(job):
             core.run = Run(job)
-            core.move(job, "start")
+            # In its turn: whatever trains has all processors of its nodes until then. (D-daemon-029)
+            core.move(job, "prepare" if job.spec.data.lacks_folder else "start")
     _say_what_for(core)
 
 
@@ -173,11 +174,19 @@ def release(core: Core, run: Run) -> None:
         core.release(device, run.job.id)
 
 
+def stop_preparing(core: Core, run: Run) -> None:
+    """Whoever prepares the job's data need not any more."""
+    if run.preparation.node:
+        core.tell(run.preparation.node, StopPreparing(run.job.id))
+    run.preparation = Preparation()
+
+
 def end(core: Core, run: Run, trigger: str, reason: str = "", cause: JobCause = "") -> None:
     """End the job (``trigger``: finish, fail or cancel) and free its place."""
     assert trigger in {"finish", "fail", "cancel"}
     if run.incident is not None:
         incidents.close(core, run)
+    stop_preparing(core, run)
     release(core, run)
     core.outbox.append(Discard(room.folder(core, run.job)))
     core.move(run.job, trigger, reason, cause)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from oobleckd.core import (
     jobs,
     lastcopy,
     precopy,
+    preparing,
     reading,
     recovery,
     requests,
@@ -83,6 +84,9 @@ from oobleckd.protocol.messages import (
     Measured,
     OpTimes,
     PreCopied,
+    PrepareDone,
+    PrepareFailed,
+    Preparing,
     Progress,
     Ready,
     Refused,
@@ -111,7 +115,15 @@ OfJob = (
 )
 
 _IN_WORDS = (
-    Hello | DeviceLost | DeviceStopped | LinkDown | DeviceFailed | Identified | InputsChanged | Goodbye
+    Hello
+    | DeviceLost
+    | DeviceStopped
+    | LinkDown
+    | DeviceFailed
+    | Identified
+    | InputsChanged
+    | PrepareFailed
+    | Goodbye
 )
 """Messages with words for people, or of the machine, that views and later sentences have from memory."""
 
@@ -382,6 +394,8 @@ class Machine:
                 core.members.goodbye(node, message, core.now)
             case Identified() | InputsChecked() | InputsChanged() | InputsMoved() as message:
                 reading.heard(core, message)
+            case Preparing() | PrepareDone() | PrepareFailed() as message:
+                preparing.heard(core, node, message)
             case _:
                 self._heard_of_job(heard)
 
@@ -447,6 +461,8 @@ class Machine:
             text = f"{message.node} is to end in {seconds(message.notice.left_s)}: {message.notice.reason}"
             ending = NodeEnding(message.node, message.notice.reason, message.notice.left_s)
             core.announce(text, ending, (f"node:{message.node}",), level="warn")
+        if change != "same":
+            preparing.remind(core, message.node, new=change == "new")
         if message.spare is not None and message.spare.ready and not had_spare:
             text = f"{message.node} has a spare ready"
             core.announce(text, SpareReady(message.node), (f"node:{message.node}",))

@@ -49,7 +49,7 @@ class Node:
     the agent's word that a device process ended. ``notice``: why it is about to be ended by others, at
     ``ends_at``; ``dismissed``: it was told that it may leave. ``forgotten``: nobody is to see it, until it is
     back. ``releasing``: device -> its incarnation and the last order to drop what it holds, which it has not
-    answered.
+    answered. ``prepares``: its agent can prepare data.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Node:
     dismissed: bool = False
     releasing: dict[str, tuple[str, str]] = field(default_factory=dict)
     forgotten: bool = False
+    prepares: bool = False
 
     @property
     def present(self) -> bool:
@@ -145,6 +146,7 @@ class Membership:
             message.ready,
             message.spare,
         )
+        node.prepares = message.prepares
         self._forgive_ended(message, change)
         self._take_notice(node, message, now)
         self._take_devices(node, message, now)

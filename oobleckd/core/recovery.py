@@ -335,7 +335,8 @@ def distrust(core: Core, run: Run, finding: Finding) -> None:
     epoch = core.next_epoch()
     core.record(EpochRaised(run.job.id, epoch, run.job.dead, finding.cause, core.now))
     incidents.loss(core, run, finding.nodes, finding.cause, core.now, epoch)
-    if run.job.state != "profiling":  # a job that had a layout, but not as far as the journal goes
+    # A job that had a layout may have none as far as the journal goes.
+    if run.job.state not in {"preparing", "profiling"}:
         core.move(run.job, "loss", finding.cause)
     go_back(core, run, finding.code, finding.cause, finding.target)
 

@@ -5,6 +5,7 @@ Owns no rule; lost at a restart of the daemon and rebuilt by asking the devices 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from oobleckd.protocol.messages import (
     DeviceFailed,
     Held,
     LinkDown,
+    Preparing,
     Progress,
     Ready,
     StepDone,
@@ -130,6 +132,19 @@ class Trouble:
 
 
 @dataclass(slots=True)
+class Preparation:
+    """Who prepares the job's data: ``node`` ("": nobody), as it was told by ``order``, and how far it said it
+    is. ``refused``: node -> why it cannot; ``deaths``: node -> how often its process ended by itself.
+    """
+
+    node: str = ""
+    order: str = ""
+    far: Preparing | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+    deaths: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
 class KeptOut:
     """A node that no plan uses. ``wrong``: device -> what is wrong with what it would read; last
     ``asked_at``.
@@ -161,7 +176,7 @@ class Run:
     Incarnation -> the first round that it read for (``reads_since``), and the last one before which it is
     known to have read the right text (``checked``). ``wholes``: device -> what it said when it had read all
     of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word
-    that a device cannot use the text; ``lacking_since``: too few nodes have it.
+    that a device cannot use the text; ``lacking_since``: too few nodes have it. ``preparation``: of the data.
     """
 
     job: JobRecord
@@ -209,6 +224,7 @@ class Run:
     moved: dict[str, str] = field(default_factory=dict)
     unread: DeviceFailed | None = None
     lacking_since: float | None = None
+    preparation: Preparation = field(default_factory=Preparation)
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

@@ -2,7 +2,8 @@
 
 Owns which moves exist. Does not own why they happen (``jobs``, ``steer``, ``recovery``).
 
-Triggers: ``start`` a free place; ``measured`` the profile is here; ``planned`` a plan is being deployed;
+Triggers: ``start`` a free place; ``prepare`` the same, for a job whose data is to be prepared first;
+``prepared`` it is; ``measured`` the profile is here; ``planned`` a plan is being deployed;
 ``deployed`` all devices are ready; ``loss`` a node of the plan is lost; ``replan`` nodes come or go in
 order; ``starve`` too few nodes; ``feed`` enough again; ``hold`` all devices stopped for a pause; ``unhold``
 the pause is over; ``finish``, ``fail``, ``cancel``.
@@ -16,18 +17,20 @@ from oobleckd.protocol.api import JobState
 from oobleckd.words import being
 
 Trigger = Literal[
-    "start", "measured", "planned", "deployed", "loss", "replan", "starve", "feed", "hold", "unhold",
-    "finish", "fail", "cancel",
+    "start", "prepare", "prepared", "measured", "planned", "deployed", "loss", "replan", "starve", "feed",
+    "hold", "unhold", "finish", "fail", "cancel",
 ]  # fmt: skip
 
 FINAL: frozenset[JobState] = frozenset({"done", "failed", "cancelled"})
 
 ACTIVE: tuple[JobState, ...] = (
-    "queued", "profiling", "planning", "deploying", "running", "recovering", "waiting", "paused",
+    "queued", "preparing", "profiling", "planning", "deploying", "running", "recovering", "waiting", "paused",
 )  # fmt: skip
 
 TABLE: dict[tuple[JobState, Trigger], JobState] = {
     ("queued", "start"): "profiling",
+    ("queued", "prepare"): "preparing",
+    ("preparing", "prepared"): "profiling",
     ("profiling", "measured"): "planning",
     ("planning", "planned"): "deploying",
     ("planning", "starve"): "waiting",

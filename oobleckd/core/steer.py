@@ -22,6 +22,7 @@ from oobleckd.core import (
     jobs,
     notfinite,
     precopy,
+    preparing,
     reading,
     recovery,
     room,
@@ -46,6 +47,9 @@ def steer(core: Core) -> None:
     jobs.start_next(core)
     run = core.run
     if run is None or run.phase in {"adrift", "report", "deploy"}:
+        return
+    if run.job.state == "preparing":
+        preparing.steer(core, run)
         return
     room.look(core, run)
     if reading.leaves_unchecked(core, run) or (run.kept_out and reading.ends(core, run, _to_begin(run))):

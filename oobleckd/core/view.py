@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from oobleckd.core import alike, deaths, nodecauses, room
+from oobleckd.core import alike, deaths, nodecauses, preparing, room
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Noted, noted
@@ -208,11 +208,12 @@ def job_view(core: Core, job: JobRecord) -> JobView:
     step_s = statistics.median(job.step_s) if job.step_s else 0.0
     last = job.steps[-1] if job.steps else None
     run = core.run if core.run is not None and core.run.job is job else None
+    at_data = preparing.view(run) if run else None
     return JobView(
         id=job.id,
         name=job.spec.name,
         state=job.state,
-        reason=job.reason,
+        reason=job.reason or preparing.words(at_data),
         step=job.counters.step,
         steps=job.spec.train.steps,
         epoch=job.epoch,
@@ -251,6 +252,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         inputs=job.inputs,
         start_step=job.start.step,
         checked_step=next((kept.counters.step for kept in reversed(job.kept) if kept.checked), 0),
+        preparing=at_data,
     )
 
 

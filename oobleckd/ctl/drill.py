@@ -20,7 +20,7 @@ from oobleckd.ctl.cluster import start_again
 from oobleckd.ctl.compare import Verdict
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.drillfile import Act, Drill, DrillError, load_drill, script_of
-from oobleckd.ctl.jobs import read_job, with_prepared
+from oobleckd.ctl.jobs import as_found, read_job
 from oobleckd.ctl.local import Home
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_json, emit_line, fail, note
@@ -81,7 +81,7 @@ def _job_of(client: Client, wanted: Drill, job: str, file: Path) -> JobView:
         fail(f"{file}: no job", 'add job = "job.toml", or name one with --job', USAGE)
     if job or not name.endswith(".toml"):
         return client.job(name)
-    wanted_job = with_prepared(read_job(file.parent / name), file.parent / name)
+    wanted_job = as_found(read_job(file.parent / name), file.parent / name)
     look(wanted_job, file.parent / name)
     answer = client.submit(wanted_job)
     note(f"{answer.id}: {answer.message}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,11 +36,12 @@ from oobleckd.host.program import Seconds
 from oobleckd.prepare.objects import is_url
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data, with_parts
+from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data, with_parts, without_folders
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.words import being, count, seconds, size, skipped
 
 View = TypeVar("View")
+_SAY_EVERY_S = 10.0  # how far its data is
 
 
 def read_job(path: Path) -> Job:
@@ -113,13 +115,15 @@ def _with_path(data: Data, source: Path, key: str) -> Data:
     return msgspec.structs.replace(data, **changed)
 
 
-def with_prepared(job: Job, source: Path) -> Job:
-    """With the folder of its prepared data, where it trains on such. Raises Failure where there is none."""
+def as_found(job: Job, source: Path) -> Job:
+    """With its prepared folders that are here. Raises Failure where a look tells that the others
+    cannot be prepared.
+    """
     if not job.data.is_prepared:
         return job
     from oobleckd.ctl import data  # no other job needs numpy here
 
-    return data.with_prepared(job, source)
+    return data.as_found(job, source)
 
 
 def _existing(key: str, text: str, source: Path) -> str:
@@ -151,9 +155,10 @@ def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool,
     """Hand in the job of FILE, a job.toml. Prints the job's id.
 
     A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
-    waits until it is planned or queued: exit 2, with the reason, if it cannot be planned.
+    waits until it is planned or queued: exit 2, with the reason, if it cannot be planned. Data that is not
+    prepared yet is prepared by a node first; where that takes longer, this does not wait.
     """
-    job = with_prepared(read_job(file), file)
+    job = as_found(read_job(file), file)
     here = _the_same(client, job) if if_new else None
     if here is not None:
         _go_by(client, here, wait_=wait_)
@@ -167,7 +172,7 @@ def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool,
     answer = client.submit(job, resume=resume)
     if wait_:
         note(f"{job.name}: {answer.message or answer.id}")
-        _end_with(_followed(answer.id, until_final, client))
+        _end_with(_followed(answer.id, _until_final, client))
         return
     _say_submitted(answer.id, answer.message)
     if wait_ is None:
@@ -176,8 +181,16 @@ def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool,
 
 def _the_same(client: Client, job: Job) -> JobView | None:
     """The newest job with the name and all that is in ``job``, unless it has failed or was cancelled."""
-    same = [view for view in client.jobs() if view.spec == job and view.state not in {"failed", "cancelled"}]
-    return same[-1] if same else None
+    same = [view for view in client.jobs() if _alike(view.spec, job)]
+    left = [view for view in same if view.state not in {"failed", "cancelled"}]
+    return left[-1] if left else None
+
+
+def _alike(one: Job, other: Job) -> bool:
+    """Whether they are the same, but for prepared folders that one of them has yet to get."""
+    if one.data.lacks_folder or other.data.lacks_folder:
+        one, other = (msgspec.structs.replace(job, data=without_folders(job.data)) for job in (one, other))
+    return one == other
 
 
 def _go_by(client: Client, here: JobView, *, wait_: bool | None) -> None:
@@ -185,9 +198,22 @@ def _go_by(client: Client, here: JobView, *, wait_: bool | None) -> None:
     message = f"{here.id} is the same job, and {being(here.state)}"
     if wait_:
         note(message)
-        _end_with(_followed(here.id, until_final, client))
+        _end_with(_followed(here.id, _until_final, client))
         return
     _say_submitted(here.id, message)
+
+
+def _until_final(client: Client, job: str) -> JobView:
+    """The same, and how far its data is until that is prepared."""
+    said_s = time.monotonic()
+
+    def told(view: JobView) -> None:
+        nonlocal said_s
+        if view.state == "preparing" and time.monotonic() - said_s >= _SAY_EVERY_S:
+            said_s = time.monotonic()
+            note(f"{view.id} {being(view.state)}: {view.reason}")
+
+    return until_final(client, job, told)
 
 
 def _followed(job: str, wait: Callable[[Client, str], View], client: Client) -> View:
@@ -210,6 +236,9 @@ def _say_planned(job: str, view: JobView | None) -> None:
         fail(f"{view.id} is cancelled", view.reason, FAILED)
     elif view.state == "waiting":
         note(f"{view.id} waits: {view.reason}")
+    elif view.state == "preparing":
+        note(f"{view.id} goes on by itself: {view.reason}")
+        note("`oobleckctl get jobs` shows how far that is")
 
 
 def _say_submitted(job: str, message: str) -> None:
@@ -257,6 +286,7 @@ def _show_plan(job: Job, file: Path) -> None:
         "file": str(file),
         "model": f"{job.model.family}{' from ' if job.model.checkpoint else ''}{job.model.checkpoint}",
         "data": job.data.words(),
+        "prepared": _prepared(job.data),
         "steps": f"{train.steps:,} of {sequences}",
         "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
         "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",
@@ -264,6 +294,15 @@ def _show_plan(job: Job, file: Path) -> None:
         "exact": "yes" if train.exact else "no: verify cannot compare runs bit by bit",
     })  # fmt: skip
     note("valid; nothing was submitted")
+
+
+def _prepared(data: Data) -> str:
+    if not data.is_prepared:
+        return ""
+    if data.lacks_folder:
+        return "no: a node does that first"
+    folders = [source.prepared for source in data.sources] or [data.prepared]
+    return ", ".join(filter(None, folders))
 
 
 @click.command()

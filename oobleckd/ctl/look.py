@@ -63,7 +63,7 @@ def _with_prepared(job: Job, source: Path) -> tuple[Job, bool]:
     """With the folder of its prepared data, and whether that is here to be looked at. Raises Failure where
     its text cannot be prepared.
     """
-    from oobleckd.ctl.data import found_for, is_here  # no other job needs what comes with it
+    from oobleckd.ctl.data import as_found, is_here  # no other job needs what comes with it
 
     data = [part.data for _, part in jobs_of_sources(job)]
     gone = [each for each in data if not (is_here(each) if each.is_prepared else _is_there(each))]
@@ -71,8 +71,8 @@ def _with_prepared(job: Job, source: Path) -> tuple[Job, bool]:
         there = gone[0].prepared or gone[0].path
         note(f"data.path: {there} is not on this machine, so nobody has looked at it")
         return job, False
-    found = found_for(job, source)
-    if found is None:
+    found = as_found(job, source)
+    if found.data.lacks_folder:
         note("data.path: is not prepared yet, so nobody has looked at its tokens")
         return job, False
     return found, True

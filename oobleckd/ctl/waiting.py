@@ -26,6 +26,8 @@ FINAL: tuple[JobState, ...] = ("done", "failed", "cancelled")
 _BEFORE_A_PLAN: tuple[JobState, ...] = ("profiling", "planning")
 _LOOK_EVERY_S = 0.2
 _PLANNED_S = 300.0  # a model is measured first, layer by layer
+_SHORT_S = 30.0
+"""So long it is waited for data that is being prepared, and for more of it where that is nearly over."""
 
 
 class TimedOut(Exception):
@@ -65,16 +67,24 @@ def until_final(client: Client, job: str, told: Callable[[JobView], None] = lamb
 
 
 def until_planned(client: Client, job: str) -> JobView | None:
-    """The job once it is planned, or known to wait or to have failed; None where that takes too long, or
-    the daemon is away: the job goes on without us.
+    """The job once it is planned, or known to wait, to have failed or to have its data prepared for a while;
+    None where that takes too long, or the daemon is away: the job goes on without us.
     """
+    began_s = time.monotonic()
     try:
         for view in views(client, job, _PLANNED_S, patient=False):
+            if view.state == "preparing" and not _takes_long(view, time.monotonic() - began_s):
+                continue
             if view.state not in _BEFORE_A_PLAN:
                 return view
     except (TimedOut, ClientError):
         pass
     return None
+
+
+def _takes_long(view: JobView, waited_s: float) -> bool:
+    """Whether its data is prepared for long enough that somebody goes and does something else."""
+    return view.preparing is None or view.preparing.left_s > _SHORT_S or waited_s > _SHORT_S
 
 
 Condition = Callable[[JobView], bool]

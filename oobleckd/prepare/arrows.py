@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from oobleckd.prepare.objects import RANGE_BYTES, SourcePath, StoredObject, open_file, open_places
-from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.errors import DataError, MissingPackage
 from oobleckd.words import count
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def arrow(module: str, what: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise DataError(
+        raise MissingPackage(
             f"{what} is read by pyarrow, which is not installed", "pip install 'oobleckd[data]'"
         ) from error
 

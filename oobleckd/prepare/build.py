@@ -74,6 +74,14 @@ class MadeFolder(NamedTuple):
     plan: PlanManifest | None = None
 
 
+def check_cache(cache: Path) -> None:
+    """Whether folders can be made in ``cache``, which is made where it is not there. Raises DataError."""
+    with _words_for(cache):
+        cache.mkdir(parents=True, exist_ok=True)
+        if not os.access(cache, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(cache))
+
+
 class _Gone(Exception):
     """The pieces are not there any more: another one has made the folder of them."""
 
@@ -101,6 +109,7 @@ def _prepared(job: Job, num_processes: int, told: Callable[[PrepareProgress], No
         _tidy(found.folder)
         return MadeFolder(*found, new=False)
     look_at(wanted)
+    check_cache(wanted.cache)
     sources = _hashed(wanted, num_processes, told)
     folder = wanted.cache / digest_of(wanted.settings, sources)
     if folder.is_dir():

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.errors import DataError, MissingPackage
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -188,7 +188,7 @@ def _imported(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise DataError(
+        raise MissingPackage(
             "objects of s3://, gs:// and az:// are read by obstore, which is not installed",
             "pip install 'oobleckd[s3]'",
         ) from error

@@ -16,13 +16,13 @@ from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import How, JobCause, KeptOutCause, LossCause, NodeCause
+from oobleckd.protocol.parts import How, JobCause, KeptOutCause, LossCause, NodeCause, PreparePhase
 from oobleckd.protocol.traits import Difference
 
 API_VERSION = "oobleck/v1"
 
 JobState = Literal[
-    "queued", "profiling", "planning", "deploying", "running", "recovering", "waiting", "paused",
+    "queued", "preparing", "profiling", "planning", "deploying", "running", "recovering", "waiting", "paused",
     "done", "failed", "cancelled",
 ]  # fmt: skip
 NodeState = Literal["joining", "standby", "active", "draining", "drained", "disconnected", "lost", "left"]
@@ -343,6 +343,20 @@ class TroubleView(msgspec.Struct, frozen=True):
     free_bytes: int = -1
 
 
+class PreparingView(msgspec.Struct, frozen=True):
+    """How far ``node`` is that prepares a job's data: ``done_bytes`` of ``total_bytes`` of a ``phase``
+    (``source``: of that one of several), ``bytes_per_s`` of it, ``left_s`` until it is over. 0: not known.
+    """
+
+    node: str
+    phase: PreparePhase
+    source: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    bytes_per_s: float = 0.0
+    left_s: float = 0.0
+
+
 class JobView(Numbered, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
@@ -360,7 +374,7 @@ class JobView(Numbered, frozen=True):
     ``checkpoint_trouble``: why its checkpoints cannot be written now, if so. ``inputs``: the identity of what
     it reads; ``checked_step``: up to the newest checkpoint of so many steps all who read have found
     afterwards that it was that (0: of none). ``start_step``: steps in the checkpoint that it was resumed
-    from.
+    from. ``preparing``: who prepares its data, and how far that is.
     """
 
     id: str
@@ -402,6 +416,7 @@ class JobView(Numbered, frozen=True):
     inputs: Inputs = ()
     checked_step: int = 0
     start_step: int = 0
+    preparing: PreparingView | None = None
 
 
 class StepView(Numbered, frozen=True):

@@ -59,6 +59,28 @@ class JobMoved(Payload, frozen=True):
     cause: JobCause = ""
 
 
+class PreparingBegan(Payload, frozen=True):
+    """A node prepares the data of a job from now on."""
+
+    kind: ClassVar[str] = "job"
+    job: str
+    node: str
+
+
+class PreparingEnded(Payload, frozen=True):
+    """A node prepares the data of a job no longer: it is done, in ``folders`` (one for each source, "" where
+    none is needed), or another node goes on, for a ``reason`` that people read. ``cause``: it cannot, its
+    process ended by itself, or the node is lost, drained or about to end.
+    """
+
+    kind: ClassVar[str] = "job"
+    job: str
+    node: str
+    cause: Literal["", "done", "refused", "died", "node-gone"] = ""
+    reason: str = ""
+    folders: tuple[str, ...] = ()
+
+
 class JobWentBack(Payload, frozen=True):
     """A job goes on from the state of ``step``, ``steps_lost`` before where it was. ``why`` is for people,
     ``cause`` for programs. ``source``: the folder of that checkpoint; "init": fresh weights ("": a version
@@ -496,6 +518,8 @@ class DaemonTrouble(Payload, frozen=True):
 
 AnyPayload = (
     JobMoved
+    | PreparingBegan
+    | PreparingEnded
     | JobWentBack
     | DisputeUnsettled
     | FileMoved

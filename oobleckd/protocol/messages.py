@@ -36,6 +36,7 @@ from oobleckd.protocol.parts import (
     Notice,
     Outcome,
     Peer,
+    PreparePhase,
     RefusalCause,
     Spare,
     Vote,
@@ -61,7 +62,8 @@ class Hello(Message, frozen=True):
     A device whose place the spare has taken shows by its ``incarnation`` alone. Devices still starting are
     not listed; a node is usable when ``ready``. ``zone``: what the node fails together with, where its user
     said so. ``notice``: it is about to be ended, and wants to be out of the plan before; said again in every
-    Hello from then on. The agent speaks protocols ``oldest`` (0: no other) to ``protocol``.
+    Hello from then on. The agent speaks protocols ``oldest`` (0: no other) to ``protocol``. ``prepares``: it
+    knows ``PrepareData``.
     """
 
     protocol: int
@@ -74,6 +76,7 @@ class Hello(Message, frozen=True):
     zone: str = ""
     notice: Notice | None = None
     oldest: int = 0
+    prepares: bool = False
 
 
 class Heartbeat(Message, frozen=True, tag="Beat"):
@@ -398,6 +401,43 @@ class Corrupted(Message, frozen=True):
     own: str = ""
 
 
+class Preparing(Message, frozen=True):
+    """How far an agent's process is with the data of ``job``, once a second, and whenever that is asked for.
+
+    ``done_bytes`` of ``total_bytes`` of a ``phase``, ``bytes_per_s`` of it (0: not known yet); ``source``: of
+    that one of several. ``order``, here and in the two that follow: of the ``PrepareData`` that it answers.
+    """
+
+    job: str
+    order: str = ""
+    phase: PreparePhase = "look"
+    source: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    bytes_per_s: float = 0.0
+
+
+class PrepareDone(Message, frozen=True):
+    """The data of ``job`` is prepared: a folder for each source, in order ("": it needs none)."""
+
+    job: str
+    folders: tuple[str, ...]
+    order: str = ""
+
+
+class PrepareFailed(Message, frozen=True):
+    """The data of ``job`` is not prepared, for a reason that a user must mend. ``begun``: more was done than
+    a look, so that others would fail as well; ``died``: the process ended by itself, and might not again.
+    """
+
+    job: str
+    error: str
+    hint: str = ""
+    begun: bool = False
+    died: bool = False
+    order: str = ""
+
+
 class Goodbye(Message, frozen=True):
     """The agent leaves in order (SIGTERM). ``overdue``: its notice's time is up, and it was not let go."""
 
@@ -429,6 +469,9 @@ FromWorker = (
     | InputsChanged
     | InputsMoved
     | Corrupted
+    | Preparing
+    | PrepareDone
+    | PrepareFailed
     | Goodbye
 )
 
@@ -616,6 +659,22 @@ class Ack(Message, frozen=True):
     round: int
 
 
+class PrepareData(Message, frozen=True):
+    """To an agent: have the data of ``job`` prepared, by a process of its own. Who is at it, or has done it,
+    says that again; who has failed under an ``order`` before begins anew.
+    """
+
+    job: str
+    spec: Job
+    order: str
+
+
+class StopPreparing(Message, frozen=True):
+    """To an agent: end what prepares the data of ``job``, and forget what came of it."""
+
+    job: str
+
+
 class Inject(Message, frozen=True):
     """Failure injection.
 
@@ -661,6 +720,8 @@ ToWorker = (
     | Decide
     | Flag
     | Ack
+    | PrepareData
+    | StopPreparing
     | Inject
     | Release
 )

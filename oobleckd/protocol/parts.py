@@ -20,7 +20,7 @@ JobCause = Literal[
     "job-ahead", "no-nodes", "nodes-not-ready", "too-few-nodes", "too-few-for-f", "no-plan",
     "last-copy", "checkpoint-unwritten",
     "not-finite", "data-changed", "data-unreadable", "out-of-memory", "checkpoint-damaged", "same-error",
-    "device-refused",
+    "device-refused", "data-unprepared",
 ]  # fmt: skip
 """Why a job waits, or has failed, for programs. "": for no reason, or one that only the sentence says.
 
@@ -29,8 +29,13 @@ ready (``nodes-not-ready``), for as many as hold the model (``too-few-nodes``), 
 (``too-few-for-f``); for nodes that its policy has a plan for (``no-plan``; it failed, where no number of them
 would do); for whoever holds the last copy of a layer (``last-copy``), or for its last checkpoint to be
 written (``checkpoint-unwritten``). It failed: its loss or gradients were not finite, its data is not what it
-was, nobody can read its data, a device's memory is too small for it, its only checkpoint is damaged, devices
-met the same error twice (``same-error``), a device could not do what it was told (``device-refused``).
+was, nobody can read its data, or prepare it (``data-unprepared``), a device's memory is too small for it, its
+only checkpoint is damaged, devices met the same error twice (``same-error``), a device could not do what it
+was told (``device-refused``).
+"""
+PreparePhase = Literal["look", "read", "tokenize", "pack", "join"]
+"""What is done to prepare a job's data: a look at its files, reading them all for their digests, tokenizing,
+packing documents into rows, writing the folder.
 """
 KeptOutCause = Literal["", "data-changed"]
 """Why no plan of a job uses a node, for programs: it would read other data than the job, or none."""

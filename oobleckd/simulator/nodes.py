@@ -106,7 +106,8 @@ class SimulatedNodes:
             for index, device in enumerate(self._devices(name))
         )
         who = name, self._incarnation(name), name
-        return Hello(PROTOCOL, *who, ready=True, devices=infos, zone=self.zones.get(name, ""), notice=notice)
+        zone = self.zones.get(name, "")
+        return Hello(PROTOCOL, *who, ready=True, devices=infos, zone=zone, notice=notice, prepares=True)
 
     def _closed(self, dead: Sequence[tuple[str, int]]) -> None:
         """Links of the dead have closed: those of their agents, and of their devices to peers."""

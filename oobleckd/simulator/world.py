@@ -60,10 +60,13 @@ from oobleckd.protocol.messages import (
     Measure,
     Measured,
     PreCopy,
+    PrepareData,
+    PrepareDone,
     Refused,
     Release,
     Report,
     Resume,
+    StopPreparing,
     ToWorker,
     Wake,
     Welcome,
@@ -214,7 +217,7 @@ class World:
     def _perform(self, command: Command) -> None:
         match command:
             case Tell():
-                self._tell(command.message)
+                self._tell(command.node, command.message)
             case Record():
                 self._note(command.entry)
             case MakePlan():
@@ -239,7 +242,7 @@ class World:
             self.written.decisions.append(decided)
         self.feed(answer)
 
-    def _tell(self, message: ToWorker) -> None:
+    def _tell(self, node: str, message: ToWorker) -> None:
         training = self.training
         match message:
             case PreCopy():
@@ -255,12 +258,9 @@ class World:
             case Flag():
                 if training.machine.flags != message.flags:  # else the device before it has told
                     training.machine.flag(message.flags)
-            case Measure():
-                measured = Measured(message.device, message.job, self.question.profile)
-                self.clock.after(0.0, lambda: self.hear(message.device, measured))
-            case Release():
-                self.clock.after(0.0, lambda: self._emptied(message))
-            case Welcome() | Ack() | Dismiss() | Identify():
+            case Measure() | Release() | PrepareData():
+                self.clock.after(0.0, lambda: self._answer(node, message))
+            case Welcome() | Ack() | Dismiss() | Identify() | StopPreparing():
                 # That all are released shows in the record of it; a node that may leave stays until its time.
                 pass
             case Refused() | Inject() | EndStopped() | Wake():
@@ -268,10 +268,16 @@ class World:
             case _:
                 assert_never(message)
 
-    def _emptied(self, message: Release) -> None:
-        """Memory is free at once; the dead say nothing."""
-        if node_of(message.device) in self.nodes.alive:
-            self.hear(message.device, Emptied(message.device, message.order))
+    def _answer(self, node: str, message: Measure | Release | PrepareData) -> None:
+        """What is asked is how training goes: all of this is done at once. The dead say nothing."""
+        match message:
+            case Measure():
+                self.hear(message.device, Measured(message.device, message.job, self.question.profile))
+            case Release() if node in self.nodes.alive:
+                self.hear(message.device, Emptied(message.device, message.order))
+            case PrepareData() if node in self.nodes.alive:
+                folders = ("/prepared",) * max(1, len(message.spec.data.sources))
+                self.feed(Heard(node, PrepareDone(message.job, folders, message.order)))
 
     def _note(self, entry: msgspec.Struct) -> None:
         """What the core makes durable, as far as it counts here."""

@@ -10,3 +10,7 @@ class DataError(ValueError):
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
+
+
+class MissingPackage(DataError):
+    """What it takes to read the data is not installed on this machine."""

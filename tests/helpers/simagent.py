@@ -1,6 +1,7 @@
 """An agent of a simulated world, with its devices.
 
-Real is what an agent keeps to say it again, for how long, and when (``oobleckd.worker.agent.outbox``); after
+Real is what an agent keeps to say it again, for how long, and when (``oobleckd.worker.agent.outbox``), and
+whom it has prepare data (``preparing``); after
 ``oobleckd.worker.agent.node`` when it says Hello, what it passes on and what it drops. Who starts and who
 dies is the world's; how long a message takes and when a connection ends is the network's.
 """
@@ -9,12 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oobleckd.planner.plan import device_name
-from oobleckd.protocol.messages import PROTOCOL, Ack, Dismiss, EndStopped, Heartbeat, Hello, Wake, Welcome
+from oobleckd.protocol.messages import (
+    PROTOCOL,
+    Ack,
+    Dismiss,
+    EndStopped,
+    Heartbeat,
+    Hello,
+    PrepareData,
+    StopPreparing,
+    Wake,
+    Welcome,
+)
 from oobleckd.protocol.parts import Notice
 from oobleckd.worker.agent.outbox import MessageHead, Outbox
+from oobleckd.worker.processes.preparing import Preparations
 from tests.helpers.simdevice import SimDevice
 
 if TYPE_CHECKING:
@@ -80,6 +94,10 @@ class SimNode:
     incarnations: tuple[str, ...] = ()  # those of the last Welcome: what comes for others is dropped
     notice: str = ""
     ends_at: float = 0.0
+    preparations: Preparations = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.preparations = Preparations(partial(self.world.folders.begin, self), self.to_daemon)
 
     @property
     def incarnation(self) -> str:
@@ -119,7 +137,7 @@ class SimNode:
         left_s = max(0.0, self.ends_at - self.world.now)
         notice = Notice(self.notice, left_s) if self.notice else None
         who = self.name, self.incarnation, "host"
-        self.to_daemon(Hello(PROTOCOL, *who, ready, infos, zone=self.zone, notice=notice))
+        self.to_daemon(Hello(PROTOCOL, *who, ready, infos, zone=self.zone, notice=notice, prepares=True))
 
     def _hello_again(self, connection: Wire) -> None:
         if self.alive and self.connection is connection and not self.welcomed:
@@ -174,6 +192,10 @@ class SimNode:
             self.world.end_device(self, message)
         elif isinstance(message, Wake):
             self.world.wake_device(self, message)
+        elif isinstance(message, PrepareData):
+            self.preparations.prepare(message)
+        elif isinstance(message, StopPreparing):
+            self.preparations.stop(message.job)
         else:
             self._pass_on(message)
 
@@ -183,6 +205,7 @@ class SimNode:
             self.welcomed = True
             for kept in self.outbox.pending():
                 self.to_daemon(kept)
+            self.preparations.say_again()
 
     def _pass_on(self, message: Any) -> None:
         device = self.devices.get(message.device)

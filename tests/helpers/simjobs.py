@@ -6,6 +6,9 @@ from typing import Literal
 
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
+from oobleckd.protocol.jobdata import Data
+
+UNPREPARED = Data(source="jsonl", path="/x.jsonl", tokenizer="/tokenizer")
 
 
 def profile(num_layers: int, state_bytes: int = 100) -> Profile:
@@ -29,6 +32,7 @@ def make_job(
     schedule: Schedule | None = None,
     check_every: int = 1,
     slow: Literal["report", "drain"] = "report",
+    data: Data | None = None,
 ) -> Job:
     return Job(
         name=name,
@@ -42,4 +46,5 @@ def make_job(
         ),
         checkpoint=Checkpoint(every=every, keep=keep),
         schedule=schedule or Schedule(),
+        data=data or Data(),
     )

@@ -37,6 +37,7 @@ from tests.helpers.simdaemon import Daemon
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.simjobs import make_job, profile
 from tests.helpers.simnet import Network
+from tests.helpers.simprepare import SimFolders
 from tests.helpers.simstore import State
 from tests.helpers.simtext import Texts
 
@@ -84,6 +85,7 @@ class World:
         self.disk_full = False  # of the checkpoints
         self.held = False  # stopped processes, by what SIGCONT does not end
         self.texts = Texts(self)
+        self.folders = SimFolders(self)
         self.early = self.taken_back = 0  # updates before all votes were in, and those in vain
         self.folder_notes: tuple[FolderNote, ...] = ()
         self.fired: list[tuple[str, str]] = []

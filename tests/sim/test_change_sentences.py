@@ -16,7 +16,7 @@ from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, Memory
 from oobleckd.protocol.messages import PROTOCOL, CheckpointPart, Hello
 from oobleckd.protocol.parts import Spare
 from tests.helpers.simdevice import SimWriter
-from tests.helpers.simjobs import make_job
+from tests.helpers.simjobs import UNPREPARED, make_job
 from tests.helpers.simtext import WRONG
 from tests.helpers.world import World
 
@@ -138,6 +138,15 @@ def of_a_full_disk() -> World:
     return world
 
 
+def of_preparing() -> World:
+    world = World(1, 2)
+    world.folders.blind.add("n01")
+    world.run_for(1.0)
+    world.submit(make_job(f=0, data=UNPREPARED))
+    world.until_state("planning")
+    return world
+
+
 def of_a_spare() -> World:
     world = World(1, 1)
     world.run_for(1.0)
@@ -149,7 +158,7 @@ def of_a_spare() -> World:
 
 WORLDS: tuple[Callable[[], World], ...] = (
     of_people, of_losses, of_deaths, of_slowness, of_texts, of_checkpoints, of_an_incomplete_one,
-    of_a_full_disk, of_a_spare,
+    of_a_full_disk, of_preparing, of_a_spare,
 )  # fmt: skip
 
 

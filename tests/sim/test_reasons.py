@@ -18,7 +18,7 @@ from oobleckd.protocol.changes import LastCopyAwaited, NodeLost
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, Memory
 from oobleckd.protocol.messages import PROTOCOL, DeviceFailed, Goodbye, Hello, LinkDown, Refused
 from oobleckd.protocol.parts import JobCause, NodeCause
-from tests.helpers.simjobs import make_job
+from tests.helpers.simjobs import UNPREPARED, make_job
 from tests.helpers.simtext import WRONG
 from tests.helpers.world import World
 
@@ -188,6 +188,32 @@ def data() -> Iterator[Said]:
     yield failed(world)
 
 
+def preparing() -> Iterator[Said]:
+    """While it goes on, and how it ends in vain."""
+    world = empty(2)
+    world.submit(make_job(data=UNPREPARED))
+    world.run(lambda: world.folders.pieces == 2)
+    world.run_for(0.1)
+    yield job(world)
+    for name in ("n01", "n02"):
+        world.ask(Drain(name))
+    yield job(world)
+    for name in ("n01", "n02"):
+        world.ask(Drain(name, undo=True))
+    world.folders.bad = True
+    yield failed(world)
+    world = empty(2)
+    world.folders.blind.update(world.nodes)
+    world.submit(make_job(data=UNPREPARED))
+    yield failed(world)
+    world = empty(2)
+    world.submit(make_job(data=UNPREPARED))
+    while world.state() == "preparing":
+        world.folders.kill()
+        world.run_for(0.1)
+    yield failed(world)
+
+
 def devices() -> Iterator[Said]:
     memory = Memory(used=15 * GIB, capacity=16 * GIB, wanted=2 * GIB)
     hungry = Death(OUT_OF_MEMORY, "backward", "OutOfMemoryError", "job-1", 1, memory=memory)
@@ -335,7 +361,9 @@ def refused() -> Iterator[Said]:
 
 
 Situation = Callable[[], Iterator[Said]]
-JOBS: tuple[Situation, ...] = (queued, too_few, no_plan, held_up, lost_a_node, not_finite, data, devices)
+JOBS: tuple[Situation, ...] = (
+    queued, too_few, no_plan, held_up, lost_a_node, not_finite, data, preparing, devices,
+)  # fmt: skip
 NODES: tuple[Situation, ...] = (
     lost_nodes,
     given_up,

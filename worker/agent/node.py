@@ -40,7 +40,9 @@ from oobleckd.protocol.messages import (
     Hello,
     Inject,
     LastWords,
+    PrepareData,
     Refused,
+    StopPreparing,
     TakePlace,
     Wake,
     Welcome,
@@ -62,6 +64,8 @@ from oobleckd.worker.agent.systemd import SystemdService
 from oobleckd.worker.fork.forking import Forker, begin
 from oobleckd.worker.processes.children import Burials, Child, ChildSetting, Watch, bury
 from oobleckd.worker.processes.orphans import Orphans
+from oobleckd.worker.processes.preparer import Preparers
+from oobleckd.worker.processes.preparing import Preparations
 from oobleckd.worker.processes.watchdog import LOOK_EVERY_S
 
 EXIT_HOPELESS, EXIT_REFUSED = 1, 5
@@ -69,7 +73,12 @@ _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
 _PLACE_S = 10.0  # what a spare gets to be up in its place: it has little to do
 _MAX_HEIRS = 3  # that are killed one after the other
 _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
-_OURS = frozenset({"Welcome", "Refused", "Dismiss", "Ack", "Inject", "EndStopped", "Wake"})
+_OURS = frozenset(
+    {
+        "Welcome", "Refused", "Dismiss", "Ack", "Inject", "EndStopped", "Wake", "PrepareData",
+        "StopPreparing",
+    }
+)  # fmt: skip
 _log = logging.getLogger(__name__)
 _device_up = msgspec.msgpack.Decoder(DeviceUp)
 _last_words = msgspec.msgpack.Decoder(LastWords)
@@ -134,6 +143,8 @@ class Agent:
         self._departure = Departure(on_notice=self._noticed, leave=self._leave, expire=expire)
         self._service = SystemdService(self._line)
         self._stops = Stops(self._say)
+        self._preparers = Preparers(orphans)
+        self._preparations = Preparations(self._preparers.begin, self._say)
         self._poller = Poller(config.notices, self._notice_in_thread) if config.notices is not None else None
         self._watch = Watch(self._on_exit_in_thread)
         self._burials = Burials()
@@ -411,7 +422,8 @@ class Agent:
         # A field of Hello and in no journal: it ends with the incarnation that has it, so nobody has to
         # undrain a machine that is back. (D-service-005)
         notice = self._departure.notice
-        self._say(Hello(PROTOCOL, *who, self._all_up(), infos, spare, config.zone, notice, OLDEST))
+        ready, prepares = self._all_up(), True
+        self._say(Hello(PROTOCOL, *who, ready, infos, spare, config.zone, notice, OLDEST, prepares))
         if self._hello_again is not None:
             self._hello_again.cancel()
             self._hello_again = None
@@ -466,6 +478,10 @@ class Agent:
                 self._inject(message, data)
             case EndStopped() | Wake():
                 self._stopped(message)
+            case PrepareData():
+                self._preparations.prepare(message)
+            case StopPreparing():
+                self._preparations.stop(message.job)
 
     def _welcome(self, message: Welcome) -> None:
         changed = self._daemon not in {"", message.daemon}
@@ -481,6 +497,7 @@ class Agent:
             self._replay_due = False
             for data in self._outbox.pending():
                 self._uplink.send(data)
+            self._preparations.say_again()
         self._heartbeat_sender.welcome(message)
 
     def _jobs(self) -> list[str]:
@@ -495,6 +512,8 @@ class Agent:
             f"{num_up} of {count(len(self._names), 'device')} up",
             f"trains {', '.join(jobs)}" if jobs else "no job",
         ]
+        if self._preparations.job:
+            words.append(f"prepares the data of {self._preparations.job}")
         words.append(f"daemon {self._config.daemon}" if self._daemon else "the daemon is away")
         notice = self._departure.notice
         return ", ".join([*words, f"ends in {seconds(notice.left_s)}"] if notice is not None else words)
@@ -560,6 +579,8 @@ class Agent:
             self._hello_again.cancel()
         if self._renewing is not None:
             await asyncio.wait([self._renewing])
+        self._preparations.close()
+        await self._preparers.ended()
         await self._end_devices()
         await self._spare.close()
         await self._burials.done()

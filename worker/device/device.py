@@ -41,11 +41,13 @@ from oobleckd.protocol.messages import (
     Measured,
     PreCopied,
     PreCopy,
+    PrepareData,
     Ready,
     Refused,
     Release,
     Report,
     Resume,
+    StopPreparing,
     ToWorker,
     Wake,
     Welcome,
@@ -288,7 +290,16 @@ class DeviceProcess:
                 self._release_of(control)
             case Inject():
                 self._inject(control)
-            case Welcome() | Refused() | Dismiss() | Ack() | EndStopped() | Wake():
+            case (
+                Welcome()
+                | Refused()
+                | Dismiss()
+                | Ack()
+                | EndStopped()
+                | Wake()
+                | PrepareData()
+                | StopPreparing()
+            ):
                 pass  # the agent's business
             case _:
                 assert_never(control)

@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from oobleckd.ctl import data, look
+from oobleckd.ctl import data, jobs, look
 from oobleckd.host.jobfile import load_job
 from oobleckd.prepare import build
 from oobleckd.prepare.build import PrepareProgress
-from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
+from oobleckd.protocol.api import PreparingView
+from oobleckd.protocol.samplerows import FILL, Border, SampleRow, SampleRows
 from tests.helpers.api_server import job_view
 from tests.helpers.corpora import DOCUMENTS, make_tokenizer
 from tests.helpers.one_process import OneProcess
@@ -80,14 +81,61 @@ def test_stats_count_what_the_job_reads(ctl: Ctl, rows_job: Path) -> None:
     assert f"{made['tokens']:,} of uint16" in shown
 
 
-@pytest.mark.parametrize("words", [("submit",), ("submit", "--dry-run"), ("data", "show", "--step=1")])
-def test_a_job_whose_text_is_not_prepared_is_refused(
-    ctl: Ctl, rows_job: Path, words: tuple[str, ...]
-) -> None:
-    result = ctl(*words, str(rows_job))
+def test_samples_of_a_job_that_is_not_prepared_are_refused(ctl: Ctl, rows_job: Path) -> None:
+    result = ctl("data", "show", "--step=1", str(rows_job))
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"`oobleckctl data prepare {rows_job}`" in result.stderr
-    assert not ctl.api.asked
+
+
+def test_submit_leaves_to_a_node_what_is_not_prepared(
+    ctl: Ctl, rows_job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(look, "run_worker", lambda *words: asked.append(words) or "{}")
+    dry = ctl("submit", "--dry-run", str(rows_job))
+    assert (dry.exit_code, ctl.api.asked) == (0, [])
+    assert "a node does that first" in dry.stdout
+    far = PreparingView("n1", "tokenize", "", 1 << 20, 1 << 30, float(1 << 20), 1023.0)
+    ctl.api.jobs = [job_view(state="preparing", reason="n1 tokenizes", preparing=far)]
+    done = ctl("submit", str(rows_job))
+    assert done.exit_code == 0
+    assert "n1 tokenizes" in done.stderr
+    assert [words[-1] for words in asked] == ["--no-data"] * 2
+    (handed,) = [body for body in ctl.api.asked if str(rows_job.parent) in str(body)]
+    assert "'prepared': ''" in str(handed)
+
+
+def test_submit_waits_for_data_that_is_prepared_soon(
+    ctl: Ctl, rows_job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "run_worker", lambda *_words: "{}")
+    far = PreparingView("n1", "tokenize", "", 1 << 20, 3 << 20, float(1 << 20), 2.0)
+    views = iter(
+        [
+            job_view(state="preparing", preparing=PreparingView("n1", "look")),
+            job_view(state="preparing", preparing=far),
+            job_view(state="failed", reason="t.jsonl:3: no JSON", cause="data-unprepared"),
+        ]
+    )
+    monkeypatch.setattr("oobleckd.client.Client.job", lambda *_words: next(views))
+    monkeypatch.setattr("oobleckd.ctl.waiting._LOOK_EVERY_S", 0.0)
+    done = ctl("submit", str(rows_job))
+    assert done.exit_code == 2
+    assert "t.jsonl:3: no JSON" in done.stderr
+
+
+def test_the_same_job_is_found_while_one_of_them_lacks_its_folder(
+    ctl: Ctl, rows_job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look, "run_worker", lambda *_words: "{}")
+    job = load_job(rows_job)
+    for folder in ("", "/prepared/by/a/node"):
+        spec = msgspec.structs.replace(job, data=msgspec.structs.replace(job.data, prepared=folder))
+        ctl.api.jobs = [job_view(state="running", spec=spec)]
+        done = ctl("submit", "--if-new", str(rows_job))
+        assert (done.exit_code, done.stdout.strip()) == (0, ctl.api.jobs[0].id)
+    others = msgspec.structs.replace(job, data=msgspec.structs.replace(job.data, column="body"))
+    assert not jobs._alike(job, others)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +173,8 @@ def test_submit_hands_in_the_folder(
     (handed,) = [body for body in ctl.api.asked if "submit" in str(body) or folder in str(body)]
     assert folder in str(handed)
     text.write_text('{"text": "other"}\n')
-    assert ctl("submit", str(rows_job)).exit_code == 2
+    ctl("submit", str(rows_job))
+    assert folder not in str(ctl.api.asked[-1])
 
 
 def test_plan_looks_at_the_model_where_the_text_is_not_prepared(
@@ -196,6 +245,41 @@ def test_show_has_a_line_for_each_document_of_a_row(
     assert [json.loads(each)["micro_batch"] for each in documents] == [0, 1]
 
 
+def test_show_says_what_fills_a_row_up(ctl: Ctl, rows_job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctl("data", "prepare", str(rows_job))
+    row = msgspec.structs.replace(ROW, borders=(Border(0, 3), Border(6, FILL)))
+    lines = _shown(ctl, rows_job, row, monkeypatch, "--micro-batch=1").stdout.splitlines()
+    assert (lines[1], lines[3:]) == ("  [0, 6) document 3", ["  [6, 8) fill"])
+
+
+def test_rows_are_packed_where_a_job_wants_it(ctl: Ctl, rows_job: Path, tmp_path: Path) -> None:
+    folder = ctl("data", "prepare", str(rows_job)).stdout.strip()
+    rows_job.write_text(rows_job.read_text() + 'sequences = "packed"\n')
+    assert "a node does that first" in ctl("submit", "--dry-run", str(rows_job)).stdout
+    without = rows_job.read_text()
+    for words, named in ((("data", "stats"), ""), (("submit", "--dry-run"), f'prepared = "{folder}"\n')):
+        rows_job.write_text(without + named)
+        refused = ctl(*words, str(rows_job))
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "is prepared, but not packed into rows of 8 tokens" in refused.stderr
+        assert f"`oobleckctl data prepare {rows_job}`" in refused.stderr
+    rows_job.write_text(without)
+    packed = ctl("data", "prepare", str(rows_job))
+    assert packed.stdout.strip() == folder
+    assert "packed into" in packed.stderr
+    told = ctl.json("data", "prepare", str(rows_job))
+    stats = ctl.json("data", "stats", str(rows_job))
+    assert (stats["rows"], stats["sequences"]) == ("packed", told["rows"])
+    assert stats["padding"] == told["padding"] > 0
+    assert f"{stats['targets']:,} in a pass" in ctl("data", "stats", str(rows_job)).stdout
+    rows_job.write_text(rows_job.read_text() + f'prepared = "{folder}"\non_long_document = "skip"\n')
+    assert "not packed" in ctl("data", "stats", str(rows_job)).stderr
+    assert ctl("data", "prepare", str(rows_job)).exit_code == 2  # all are longer
+    (tmp_path / "t.jsonl").unlink()
+    rows_job.write_text(rows_job.read_text().replace("sequence = 8", "sequence = 64"))
+    assert ctl("data", "prepare", str(rows_job)).stdout.strip() == folder
+
+
 def test_show_decodes_bytes_and_lets_nothing_out(
     ctl: Ctl, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +310,7 @@ def test_progress_is_said_in_lines_with_rate_and_time_left(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(data.time, "monotonic", lambda: now)
-    pace = data._Pace()
+    pace = data._Shown()
     for second in range(0, 41, 4):
         now = float(second)
         pace.line(PrepareProgress("tokenize", (10 + second) << 20, 110 << 20))
@@ -274,7 +358,7 @@ def mixed_job(job_file: JobFile, text: Path, tmp_path: Path) -> Path:
 
 
 def test_each_source_is_prepared_by_itself(ctl: Ctl, mixed_job: Path, tmp_path: Path) -> None:
-    refused = ctl("submit", "--dry-run", str(mixed_job))
+    refused = ctl("data", "stats", str(mixed_job))
     assert refused.exit_code == 2
     assert f"data.source 'a': {tmp_path}/t.jsonl is not prepared" in refused.stderr
     folders = ctl("data", "prepare", str(mixed_job)).stdout.split()
