@@ -11,13 +11,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from oobleckd.ctl import data, look
 from oobleckd.host.jobfile import load_job
 from oobleckd.prepare import build
 from oobleckd.prepare.build import PrepareProgress
-from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
+from oobleckd.protocol.samplerows import FILL, Border, SampleRow, SampleRows
+from tests.helpers import chat_templates
 from tests.helpers.api_server import job_view
+from tests.helpers.chats import chat, chat_tokenizer, write_lines
 from tests.helpers.corpora import DOCUMENTS, make_tokenizer
 from tests.helpers.one_process import OneProcess
 from tests.helpers.prepared import prepared
@@ -196,6 +199,37 @@ def test_show_has_a_line_for_each_document_of_a_row(
     assert [json.loads(each)["micro_batch"] for each in documents] == [0, 1]
 
 
+def test_show_says_what_fills_a_row_up(ctl: Ctl, rows_job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctl("data", "prepare", str(rows_job))
+    row = msgspec.structs.replace(ROW, borders=(Border(0, 3), Border(6, FILL)))
+    lines = _shown(ctl, rows_job, row, monkeypatch, "--micro-batch=1").stdout.splitlines()
+    assert (lines[1], lines[3:]) == ("  [0, 6) document 3", ["  [6, 8) fill"])
+
+
+def test_rows_are_packed_where_a_job_wants_it(ctl: Ctl, rows_job: Path, tmp_path: Path) -> None:
+    folder = ctl("data", "prepare", str(rows_job)).stdout.strip()
+    rows_job.write_text(rows_job.read_text() + 'sequences = "packed"\n')
+    for words in (("data", "stats"), ("submit", "--dry-run")):
+        refused = ctl(*words, str(rows_job))
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "is prepared, but not packed into rows of 8 tokens" in refused.stderr
+        assert f"`oobleckctl data prepare {rows_job}`" in refused.stderr
+    packed = ctl("data", "prepare", str(rows_job))
+    assert packed.stdout.strip() == folder
+    assert "packed into" in packed.stderr
+    told = ctl.json("data", "prepare", str(rows_job))
+    stats = ctl.json("data", "stats", str(rows_job))
+    assert (stats["rows"], stats["sequences"]) == ("packed", told["rows"])
+    assert stats["padding"] == told["padding"] > 0
+    assert f"{stats['targets']:,} in a pass" in ctl("data", "stats", str(rows_job)).stdout
+    rows_job.write_text(rows_job.read_text() + f'prepared = "{folder}"\non_long_document = "skip"\n')
+    assert "not packed" in ctl("data", "stats", str(rows_job)).stderr
+    assert ctl("data", "prepare", str(rows_job)).exit_code == 2  # all are longer
+    (tmp_path / "t.jsonl").unlink()
+    rows_job.write_text(rows_job.read_text().replace("sequence = 8", "sequence = 64"))
+    assert ctl("data", "prepare", str(rows_job)).stdout.strip() == folder
+
+
 def test_show_decodes_bytes_and_lets_nothing_out(
     ctl: Ctl, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,3 +372,28 @@ def test_show_says_of_which_source_a_row_is(
     row = msgspec.structs.replace(ROW, source="web")
     shown = _shown(ctl, rows_job, row, monkeypatch, "--micro-batch=1").stdout
     assert "sample 7 (of web, pass 1, from token 56 on)" in shown.splitlines()[0]
+
+
+def test_what_is_asked_for_of_a_chat_is_underlined(
+    ctl: Ctl, job_file: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = chat_tokenizer(tmp_path / "tokenizer", chat_templates.ALPACA)
+    lines = write_lines(tmp_path / "t.jsonl", {"messages": chat("Hi", "Yes.")})
+    file = job_file(
+        f'[data]\nsource = "jsonl"\npath = "{lines}"\ntokenizer = "{tokenizer}"\nformat = "chat"\n'
+    )
+    file.write_text(file.read_text().replace("sequence = 8", "sequence = 64"))
+    assert ctl("data", "prepare", str(file)).exit_code == 0
+    said: list[str] = []
+
+    def style(text: str, *, underline: bool = False, **_more: object) -> str:
+        if underline:
+            said.append(text)
+        return text
+
+    monkeypatch.setattr(data.click, "style", style)
+    row = SampleRow(0, 0, 0, tuple(b"ab-cd"), tuple(b"ab-cd"), (1, 2, 4), (Border(0, 0), Border(3, 1)))
+    shown = _shown(ctl, file, row, monkeypatch, "--micro-batch=0")
+    assert shown.exit_code == 0, shown.stderr
+    loaded = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    assert said == [loaded.decode(list(b"b-")), loaded.decode(list(b"d"))]
