@@ -1,8 +1,8 @@
 """Makes what docs/finetune.md begins with, where no model and no chats are at hand: a folder in the shape of
 Qwen2's, with random weights, a tokenizer and a chat template, and a file of chats.
 
-``python examples/make_base.py base chats.jsonl`` writes both. With a folder of your own, say a Qwen2.5 from the
-hub, and chats of your own, you need none of this.
+``python examples/make_base.py base chats.jsonl`` writes both. With a folder of your own, say a Qwen2.5 from
+the hub, and chats of your own, you need none of this.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
 
 END, TURN_BEGINS, TURN_ENDS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = (
@@ -79,7 +80,9 @@ def write_model(folder: Path, num_tokens: int, hidden: int, layers: int) -> None
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=num_tokens - 1,
+        initializer_range=0.1,  # so narrow a model learns nothing for long with the usual 0.02
     )
+    logging.disable_progress_bar()
     Qwen2ForCausalLM(config).save_pretrained(folder)
 
 

@@ -169,8 +169,8 @@ def show(file: Path, step: int, micro_batch: int | None) -> None:
         if wants_json():
             emit_item("SampleRows", told)
             continue
-        for index, row in enumerate(told.rows):
-            emit_page("\n".join(_lines_of(told, index, row, decode)))
+        for index in range(len(told.rows)):
+            emit_page("\n".join(_lines_of(told, index, decode, is_chat=job.data.has_chats)))
 
 
 def with_prepared(job: Job, source: Path) -> Job:
@@ -408,9 +408,12 @@ def _decoder(job: Job, source: Path) -> Callable[[Sequence[int]], str]:
 
 
 def _lines_of(
-    told: SampleRows, index: int, row: SampleRow, decode: Callable[[Sequence[int]], str]
+    told: SampleRows, index: int, decode: Callable[[Sequence[int]], str], *, is_chat: bool
 ) -> Iterator[str]:
-    """A row for people: a head, and a line for each stretch of one document."""
+    """A row for people: a head, and a line for each stretch of one document. What the loss asks for is
+    underlined where that is not simply all of a text.
+    """
+    row = told.rows[index]
     of = f"of {row.source}, " if row.source else ""
     asked = f"the loss asks for {count(len(row.asked), 'token')} of {len(row.tokens):,}"
     yield click.style(
@@ -418,6 +421,7 @@ def _lines_of(
         f"({of}pass {row.epoch + 1}, from token {row.start:,} on); {asked}",
         bold=True,
     )
+    underlined = set(row.asked) if is_chat or row.inputs != row.tokens else set()
     for border, following in pairwise([*(row.borders or (Border(0, -1),)), Border(len(row.tokens), -1)]):
         stretch = range(border.at, following.at)
         if border.is_fill:
@@ -426,17 +430,16 @@ def _lines_of(
         if border.document >= 0:
             into = f", from its token {border.into:,} on" if border.into else ""
             yield click.style(f"  [{border.at}, {following.at}) document {border.document}{into}", dim=True)
-        hidden = set(row.asked) if row.inputs != row.tokens else set()
-        yield "  " + "".join(_marked(stretch, row, hidden, decode))
+        yield "  " + "".join(_marked(stretch, row, underlined, decode))
 
 
 def _marked(
-    stretch: range, row: SampleRow, hidden: set[int], decode: Callable[[Sequence[int]], str]
+    stretch: range, row: SampleRow, underlined: set[int], decode: Callable[[Sequence[int]], str]
 ) -> Iterator[str]:
-    """The text of a stretch; what a masked model has to name is underlined."""
-    for is_hidden, positions in groupby(stretch, hidden.__contains__):
+    """The text of a stretch."""
+    for is_asked, positions in groupby(stretch, underlined.__contains__):
         text = visible(decode([row.tokens[position] for position in positions]))
-        yield click.style(text, underline=True) if is_hidden else text
+        yield click.style(text, underline=True) if is_asked else text
 
 
 @contextmanager

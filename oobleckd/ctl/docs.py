@@ -88,6 +88,8 @@ def _table(
     lines += ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
     for field in fields:
         type_name, bounds, meaning = explain(hints[field.name])
+        if _is_table(type(field.default)):  # which has one of its own, below
+            type_name = "table"
         said = " ".join(filter(None, [meaning, f"({bounds})" if bounds else ""]))
         lines.append(f"| `{field.name}` | {type_name} | {default(field)} | {_cell(said)} |")
     return "\n".join([*lines, ""])
@@ -108,7 +110,7 @@ def _made(factory: Any) -> Any:
 def explain(kind: Any) -> tuple[str, str, str]:
     """Name of a type, its bounds, and what its annotations say."""
     if get_origin(kind) is not Annotated:
-        return ("table" if _is_table(kind) else _name(kind)), "", ""
+        return _name(kind), "", ""
     inner, *metas = get_args(kind)
     name, bounds, meaning = explain(inner)
     for meta in metas:

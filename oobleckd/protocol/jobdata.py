@@ -353,10 +353,7 @@ def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
             raise JobError(
                 f"data.{key}", "is of text that is prepared, and no source is such", "leave it out"
             )
-    if data.chat != usual.chat and not any(source.format == "chat" for source in data.sources):
-        raise _not_of_chats("no source is such")
-    if all(source.format == "chat" for source in data.sources):
-        _check_ends(data)
+    _check_mixed_chats(data)
     odd = [name for name, part in parts if part.is_bytes]
     if odd and len(odd) < len(parts):
         other = next(name for name, part in parts if not part.is_bytes)
@@ -410,6 +407,15 @@ def _check_source(data: Data, *, has_folder: bool) -> None:
                 if data.source == "text"
                 else 'leave it out, or set data.source = "jsonl", "parquet", "arrow" or "text"',
             )
+
+
+def _check_mixed_chats(data: Data) -> None:
+    """Whether keys that hold for all sources are of some."""
+    are_chats = [source.format == "chat" for source in data.sources]
+    if data.chat != Chat() and not any(are_chats):
+        raise _not_of_chats("no source is such")
+    if all(are_chats):
+        _check_ends(data)
 
 
 def _check_format(data: Data) -> None:

@@ -45,6 +45,12 @@ CHATS = tuple(
 )
 
 
+def chatml_text(messages: list[dict[str, Any]]) -> str:
+    """What ``chat_templates.CHATML`` makes of them."""
+    own = [] if messages[0]["role"] == "system" else chat("You are a helpful assistant.", first="system")
+    return "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in (*own, *messages))
+
+
 def chat_tokenizer(folder: Path, template: str = "", **config: Any) -> Path:
     """``folder`` with a tokenizer that knows ``SPECIAL``, and a ``template``."""
     texts = tuple(str(message["content"]) for messages in CHATS for message in messages)

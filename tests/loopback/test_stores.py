@@ -30,6 +30,8 @@ from oobleckd.prepare.sources import files_of
 from oobleckd.protocol.job import Job
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.manifest import MANIFEST, TOKENS, checksums, read_manifest
+from tests.helpers import chat_templates
+from tests.helpers.chats import CHATS, chat_tokenizer, write_lines
 from tests.helpers.corpora import DOCUMENTS, job_of, make_tokenizer, write_corpora
 from tests.helpers.one_process import OneProcess
 from tests.helpers.s3_server import PAGE, S3, s3_server
@@ -138,7 +140,7 @@ def test_every_format_gives_the_tokens_of_the_folder(
         Path(file.path).name for file in local.manifest.sources
     ]
     before = len(s3.requests())
-    assert made(job) == (done.folder, done.manifest, False)
+    assert made(job) == done._replace(new=False)
     read = {path for method, path, _ in s3.requests()[before:] if method == "GET"}
     assert read <= {"/corpus", "/corpus/all/saved/state.json"}
 
@@ -175,6 +177,23 @@ def test_of_an_object_a_range_is_asked_for_at_a_time(
 
 
 @pytest.mark.usefixtures("one_process")
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
+def test_chats_are_those_of_the_folder(s3: S3, tmp_path: Path, name: str) -> None:
+    by = chat_tokenizer(tmp_path / "tokenizer", chat_templates.CHATML)
+    there = s3.folder / "corpus" / "chats"
+    there.mkdir(exist_ok=True)
+    write_lines(there / "t.jsonl", *({"messages": each} for each in CHATS))
+    pq.write_table(pa.table({"messages": [list(each) for each in CHATS]}), there / "t.parquet")
+    source, more = Path(name).suffix[1:], {"format": "chat", "on_long_document": "cut"}
+    local = made(job_of(source, there / name, by, cache=str(tmp_path / "local"), **more))
+    stored = made(job_of(source, f"s3://corpus/chats/{name}", by, cache=str(tmp_path / "stored"), **more))
+    assert stored.manifest.loss_sha256 == local.manifest.loss_sha256
+    assert stored.manifest.bin_sha256 == local.manifest.bin_sha256
+    assert stored.plan == local.plan
+    assert stored.manifest.sources[0].etag
+
+
 def test_googles_store_is_read_as_well(
     s3: S3, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

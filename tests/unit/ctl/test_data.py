@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from oobleckd.ctl import data, jobs, look
 from oobleckd.host.jobfile import load_job
@@ -18,7 +19,9 @@ from oobleckd.prepare import build
 from oobleckd.prepare.build import PrepareProgress
 from oobleckd.protocol.api import PreparingView
 from oobleckd.protocol.samplerows import FILL, Border, SampleRow, SampleRows
+from tests.helpers import chat_templates
 from tests.helpers.api_server import job_view
+from tests.helpers.chats import chat, chat_tokenizer, write_lines
 from tests.helpers.corpora import DOCUMENTS, make_tokenizer
 from tests.helpers.one_process import OneProcess
 from tests.helpers.prepared import prepared
@@ -422,3 +425,28 @@ def test_show_says_of_which_source_a_row_is(
     row = msgspec.structs.replace(ROW, source="web")
     shown = _shown(ctl, rows_job, row, monkeypatch, "--micro-batch=1").stdout
     assert "sample 7 (of web, pass 1, from token 56 on)" in shown.splitlines()[0]
+
+
+def test_what_is_asked_for_of_a_chat_is_underlined(
+    ctl: Ctl, job_file: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = chat_tokenizer(tmp_path / "tokenizer", chat_templates.ALPACA)
+    lines = write_lines(tmp_path / "t.jsonl", {"messages": chat("Hi", "Yes.")})
+    file = job_file(
+        f'[data]\nsource = "jsonl"\npath = "{lines}"\ntokenizer = "{tokenizer}"\nformat = "chat"\n'
+    )
+    file.write_text(file.read_text().replace("sequence = 8", "sequence = 64"))
+    assert ctl("data", "prepare", str(file)).exit_code == 0
+    said: list[str] = []
+
+    def style(text: str, *, underline: bool = False, **_more: object) -> str:
+        if underline:
+            said.append(text)
+        return text
+
+    monkeypatch.setattr(data.click, "style", style)
+    row = SampleRow(0, 0, 0, tuple(b"ab-cd"), tuple(b"ab-cd"), (1, 2, 4), (Border(0, 0), Border(3, 1)))
+    shown = _shown(ctl, file, row, monkeypatch, "--micro-batch=0")
+    assert shown.exit_code == 0, shown.stderr
+    loaded = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    assert said == [loaded.decode(list(b"b-")), loaded.decode(list(b"d"))]

@@ -20,7 +20,9 @@ from oobleckd.prepare.build import MadeFolder, prepare
 from oobleckd.protocol.job import Job
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.index import read_index
-from oobleckd.tokens.manifest import INDEX, MANIFEST, TOKENS, checksums, read_manifest
+from oobleckd.tokens.manifest import INDEX, LOSS, MANIFEST, TOKENS, checksums, read_manifest
+from tests.helpers import chat_templates
+from tests.helpers.chats import CHATS, asked_of, chat_tokenizer, chatml_text, write_lines
 from tests.helpers.corpora import DOCUMENTS, EOS, expected, job_of, make_tokenizer
 from tests.helpers.one_process import OneProcess
 from tests.helpers.smalldisk import SmallDisk
@@ -249,24 +251,34 @@ print(done.folder)
 """
 
 
-@pytest.mark.thin(6)
+@pytest.mark.thin(12)
 @pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("rows", ["text", "chats"])
 def test_killed_before_any_rename_it_is_finished_by_the_next(
-    corpora: Corpora, tokenizer: Path, tmp_path: Path, seed: int
+    corpora: Corpora, tokenizer: Path, tmp_path: Path, seed: int, rows: str
 ) -> None:
     source, path = corpora["jsonl"]
-    file = tmp_path / "job.toml"
+    file, more = tmp_path / "job.toml", ""
+    if rows == "chats":
+        tokenizer = chat_tokenizer(tmp_path / "tokenizer", chat_templates.CHATML)
+        path = write_lines(tmp_path / "t.jsonl", *({"messages": each} for each in CHATS))
+        more = 'format = "chat"\non_long_document = "cut"\n'
     file.write_text(
         f'name = "a"\n[train]\nsteps = 1\nglobal_batch = 1\nmicro_batch = 1\nsequence = 8\n'
         f'[data]\nsource = "{source}"\npath = "{path}"\ntokenizer = "{tokenizer}"\n'
-        f'cache = "{tmp_path}/cache"\n'
+        f'cache = "{tmp_path}/cache"\n{more}'
     )
     killed = run(KILLED, file, seed)
     assert killed.returncode in {-signal.SIGKILL, 0}
     finished = run(KILLED, file, 1000)
     folder = Path(finished.stdout.strip())
-    assert documents_of(folder) == list(expected(tokenizer))
-    assert read_manifest(folder).bin_sha256 == checksums(folder / TOKENS)[0]
+    told = read_manifest(folder)
+    if rows == "chats":
+        assert [text for text, _ in asked_of(folder, tokenizer)] == list(map(chatml_text, CHATS))
+        assert told.loss_sha256 == checksums(folder / LOSS)[0]
+    else:
+        assert documents_of(folder) == list(expected(tokenizer))
+    assert told.bin_sha256 == checksums(folder / TOKENS)[0]
     left = {path.name for path in folder.parent.iterdir()} - {folder.name}
     assert not left
 

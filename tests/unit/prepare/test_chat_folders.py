@@ -31,11 +31,9 @@ from oobleckd.tokens.manifest import (
     read_manifest,
 )
 from tests.helpers import chat_templates as templates
-from tests.helpers.chats import CHATS, SPECIAL, asked_of, chat, chat_tokenizer, write_lines
+from tests.helpers.chats import CHATS, SPECIAL, asked_of, chat, chat_tokenizer, chatml_text, write_lines
 from tests.helpers.corpora import job_of, save_to_disk
 from tests.helpers.one_process import OneProcess
-
-CHATML_TEXT = "<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +64,8 @@ def wanted_of_all() -> list[tuple[str, str]]:
     """Text and what is asked for of ``CHATS``, written out."""
     found = []
     for messages in CHATS:
-        first = (
-            [] if messages[0]["role"] == "system" else chat("You are a helpful assistant.", first="system")
-        )
-        text = "".join(CHATML_TEXT.format_map(each) for each in (*first, *messages))
         said = [each["content"] for each in messages if each["role"] == "assistant"]
-        found.append((text, "".join(f"{each}<|im_end|>" for each in said)))
+        found.append((chatml_text(messages), "".join(f"{each}<|im_end|>" for each in said)))
     return found
 
 

@@ -325,5 +325,5 @@ def test_each_source_of_a_mixture_has_rows_of_its_own(folder: Path, tmp_path: Pa
     assert seen == {0, 1}
     assert Eyes(corpus.inputs).verify() is None
     part = corpus.inputs.part
-    assert part.files == (4 if way == "windows" else 10)
+    assert part.files == len(part.listing) == (4 if way == "windows" else 10)
     assert part.whole == corpus.inputs.digest()
