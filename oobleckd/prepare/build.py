@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import socket
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,8 +76,10 @@ def check_cache(cache: Path) -> None:
     """Whether folders can be made in ``cache``, which is made where it is not there. Raises DataError."""
     with _words_for(cache):
         cache.mkdir(parents=True, exist_ok=True)
-        if not os.access(cache, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(cache))
+        try:
+            tempfile.TemporaryFile(dir=cache).close()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(cache)) from error
 
 
 class _Gone(Exception):
