@@ -139,5 +139,5 @@ def _no_row(found: PlanManifest) -> DataError:
         f"{' and '.join(filter(None, why)) or 'its documents are empty'}",
         'set data.on_long_document = "cut", or make train.sequence longer'
         if found.long
-        else "name more text: a document needs two tokens at least",
+        else "name more text: a token is asked for where another one stands before it in its row",
     )

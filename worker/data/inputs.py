@@ -206,7 +206,11 @@ def together(place: str, held: Sequence[tuple[str, Opened]]) -> Opened:
         all(each.watched for each in parts),
         tuple(seen for each in parts for seen in each.seen),
         lambda: all(each.fresh() for each in parts),
-        tuple(f"{name}/{path.name}" for name, each in held for path in each.paths),
+        tuple(
+            f"{name}/{of}"
+            for name, each in held
+            for of in each.names or tuple(path.name for path in each.paths)
+        ),
         groups,
     )
     for each in parts:

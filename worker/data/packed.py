@@ -13,8 +13,8 @@ from oobleckd.tokens.files import Tokens
 from oobleckd.tokens.plan import Pieced, Plan
 from oobleckd.worker.data.rows import NO_STARTS, Misread, Row, Stretch, of_job
 
+# Every vocabulary has it, and few tokenizers have a token for padding. (D-data-021)
 _FILL = 0
-"""Any number of the vocabulary: nobody looks at it, and the loss does not ask for it."""
 
 
 class Packed:
