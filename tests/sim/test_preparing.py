@@ -175,6 +175,18 @@ def test_where_no_node_sees_it_the_job_fails() -> None:
     assert world.folders.looks == 4
 
 
+def test_one_that_sees_it_is_waited_for_where_no_other_does() -> None:
+    world = preparing(blind=("n01", "n03", "n04"))
+    world.run(lambda: world.folders.pieces == 2)
+    world.kill("n02")
+    world.run(lambda: world.view().cause == "nodes-not-ready")
+    assert "n02" in world.view().reason
+    world.run_for(5.0)
+    assert world.state() == "preparing"
+    world.add("n02")
+    check_trained(world)
+
+
 def test_what_is_wrong_with_the_text_fails_the_job_and_no_other_node_is_asked() -> None:
     world = preparing()
     world.folders.bad = True
@@ -209,6 +221,7 @@ def test_an_agent_of_a_version_that_cannot_is_not_asked() -> None:
 
 def test_without_a_node_it_waits_for_one() -> None:
     world = half_done(1, memory=0)
+    assert world.node("n01").reason
     world.ask(Drain("n01"))
     world.run_for(1.0)
     assert (world.state(), world.view().cause) == ("preparing", "nodes-not-ready")
