@@ -42,7 +42,7 @@ class PackRule(msgspec.Struct, frozen=True):
     on_long: Literal["cut", "skip", "fail"]
 
 
-class Asked(Protocol):
+class AskedTokens(Protocol):
     """Which tokens of the data the loss asks for, where it does not ask for all."""
 
     def mask(self, first: int, stop: int) -> npt.NDArray[np.bool_]:
@@ -79,7 +79,7 @@ def rule_of(job: Job) -> PackRule | None:
     return PackRule(data.row_kind, job.train.sequence, data.is_separate, on_long)
 
 
-def pack(starts: Numbers, rule: PackRule, asked: Asked | None = None) -> Iterator[RowBlock]:
+def pack(starts: Numbers, rule: PackRule, asked: AskedTokens | None = None) -> Iterator[RowBlock]:
     """Rows of the documents that begin at ``starts``, tokens of all of the data's, with their number at the
     end. Raises DataError.
     """
@@ -105,7 +105,7 @@ def _refuse_long(starts: Numbers, sequence: int) -> None:
         )
 
 
-def _pack_block(starts: Numbers, documents: Numbers, rule: PackRule, asked: Asked | None) -> RowBlock:
+def _pack_block(starts: Numbers, documents: Numbers, rule: PackRule, asked: AskedTokens | None) -> RowBlock:
     sequence = rule.sequence
     firsts, lengths = starts[documents], starts[documents + 1] - starts[documents]
     long = lengths > sequence
@@ -124,7 +124,7 @@ def _pack_block(starts: Numbers, documents: Numbers, rule: PackRule, asked: Aske
 
 
 def _with_targets(
-    rows: Numbers, tokens: Numbers, lengths: Numbers, rule: PackRule, asked: Asked | None, long: int
+    rows: Numbers, tokens: Numbers, lengths: Numbers, rule: PackRule, asked: AskedTokens | None, long: int
 ) -> RowBlock:
     """Pieces, ordered by their ``rows``, without the rows that are asked for nothing."""
     is_first = np.diff(rows, prepend=-1) > 0

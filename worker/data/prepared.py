@@ -22,7 +22,7 @@ from oobleckd.tokens.index import Index, read_index
 from oobleckd.tokens.manifest import INDEX, TOKENS, Manifest, again_hint, read_manifest
 from oobleckd.tokens.packing import PackRule
 from oobleckd.tokens.pieces import Pieces
-from oobleckd.tokens.plan import Plan, files_of_plan, plan_folder, read_plan
+from oobleckd.tokens.plan import RowPlan, files_of_plan, plan_folder, read_plan
 from oobleckd.words import count
 from oobleckd.worker.data.inputs import Opened, opened_while
 
@@ -70,7 +70,7 @@ def open_prepared(folder: Path) -> Prepared:
     return Prepared(inputs, data.view(manifest.kind), manifest, first)
 
 
-def open_plan(folder: Path, manifest: Manifest, rule: PackRule) -> tuple[Opened, Plan]:
+def open_plan(folder: Path, manifest: Manifest, rule: PackRule) -> tuple[Opened, RowPlan]:
     """The plan of rows by ``rule`` in ``folder``, held open."""
     place = plan_folder(folder, manifest, rule)
     try:
@@ -82,7 +82,7 @@ def open_plan(folder: Path, manifest: Manifest, rule: PackRule) -> tuple[Opened,
         ) from error
     known = Input("data", str(place), 1, told.num_bytes, whole=f"{told.num_bytes}-{told.sha256}")
     inputs, plan = opened_while(
-        files_of_plan(place), str(place), lambda: Plan(place, told, lambda: _wrong_plans.add(place)), known
+        files_of_plan(place), str(place), lambda: RowPlan(place, told, lambda: _wrong_plans.add(place)), known
     )
     if inputs.small or place in _wrong_plans:
         plan.check()
