@@ -38,8 +38,9 @@ def steer(core: Core, run: Run) -> None:
     left = [name for name in able if name not in at.refused]
     if left:
         _begin(core, run, min(left, key=lambda name: at.deaths[name]))
-    elif not able:
-        reason = "waits for a node that can prepare its data; or run `oobleckctl data prepare` on a machine"
+    elif not able or at.able:
+        whom = f"{at.able} or another node" if at.able else "a node"
+        reason = f"waits for {whom} to prepare its data; see oobleckctl get nodes"
         core.explain(run.job, reason, "nodes-not-ready")
     elif core.now >= core.joined_at + core.config.batch_s:
         node, why = next(iter(at.refused.items()))
@@ -83,6 +84,12 @@ def view(run: Run) -> PreparingView | None:
     return PreparingView(
         at.node, far.phase, far.source, far.done_bytes, far.total_bytes, far.bytes_per_s, left_s
     )
+
+
+def words_of(core: Core, node: str) -> str:
+    """What a node does for the active job's data, for people; "" where that is nothing."""
+    run = core.run
+    return f"prepares the data of {run.job.id}" if run is not None and run.preparation.node == node else ""
 
 
 def words(seen: PreparingView | None) -> str:
@@ -141,6 +148,7 @@ def _answered(core: Core, run: Run, message: Preparing | PrepareDone | PrepareFa
     match message:
         case Preparing():
             at.far = message
+            at.able = at.node if message.phase != "look" else at.able
         case PrepareDone():
             _done(core, run, message)
         case PrepareFailed(died=True):

@@ -134,7 +134,8 @@ class Trouble:
 @dataclass(slots=True)
 class Preparation:
     """Who prepares the job's data: ``node`` ("": nobody), as it was told by ``order``, and how far it said it
-    is. ``refused``: node -> why it cannot; ``deaths``: node -> how often its process ended by itself.
+    is. ``refused``: node -> why it cannot; ``deaths``: node -> how often its process ended by itself;
+    ``able``: who was past a look, the last one.
     """
 
     node: str = ""
@@ -142,6 +143,7 @@ class Preparation:
     far: Preparing | None = None
     refused: dict[str, str] = field(default_factory=dict)
     deaths: Counter[str] = field(default_factory=Counter)
+    able: str = ""
 
 
 @dataclass(slots=True)

@@ -181,7 +181,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: Use, *, inside: 
         pids=tuple(d.pid for d in node.devices),
         heartbeat_age_s=max(0.0, core.now - node.heard_at),
         layers=layers,
-        reason=why.reason,
+        reason=why.reason or preparing.words_of(core, node.name),
         spare="ready" if spare.ready else "starting" if spare.pid else "",
         spare_pid=spare.pid,
         spare_bytes=spare.memory_bytes,

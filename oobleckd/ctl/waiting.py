@@ -26,8 +26,8 @@ FINAL: tuple[JobState, ...] = ("done", "failed", "cancelled")
 _BEFORE_A_PLAN: tuple[JobState, ...] = ("profiling", "planning")
 _LOOK_EVERY_S = 0.2
 _PLANNED_S = 300.0  # a model is measured first, layer by layer
-_SHORT_S = 30.0
-"""So long it is waited for data that is being prepared, and for more of it where that is nearly over."""
+_SHORT_S, _SURE_S = 30.0, 5.0
+"""So long it is waited for data that is being prepared; and until what is left is no guess any more."""
 
 
 class TimedOut(Exception):
@@ -84,7 +84,9 @@ def until_planned(client: Client, job: str) -> JobView | None:
 
 def _takes_long(view: JobView, waited_s: float) -> bool:
     """Whether its data is prepared for long enough that somebody goes and does something else."""
-    return view.preparing is None or view.preparing.left_s > _SHORT_S or waited_s > _SHORT_S
+    if view.preparing is None:
+        return True
+    return waited_s > (_SURE_S if view.preparing.left_s > _SHORT_S else _SHORT_S)
 
 
 Condition = Callable[[JobView], bool]

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import socket
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ from oobleckd.prepare.sources import TextPiece
 from oobleckd.prepare.wanted import BAD_ROW, Stat, WantedData, digest_of, find, look_at, wanted_of
 from oobleckd.prepare.worker import NO_ROOM
 from oobleckd.protocol.job import Job
-from oobleckd.tokens.asked import Asked, AskedWriter
+from oobleckd.tokens.asked import AskedTokens, AskedWriter
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.index import write_index
@@ -78,8 +79,10 @@ def check_cache(cache: Path) -> None:
     """Whether folders can be made in ``cache``, which is made where it is not there. Raises DataError."""
     with _words_for(cache):
         cache.mkdir(parents=True, exist_ok=True)
-        if not os.access(cache, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(cache))
+        try:
+            tempfile.TemporaryFile(dir=cache).close()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(cache)) from error
 
 
 class _Gone(Exception):
@@ -319,7 +322,7 @@ def _join_loss(building: Path, reports: Sequence[PieceReport], target: Path) -> 
             data = path.read_bytes()
             if zlib.crc32(data) != report.loss_crc:
                 raise _damaged(path, building, report)
-            writer.add(Asked(np.frombuffer(data, np.uint8)).mask(0, report.tokens))
+            writer.add(AskedTokens(np.frombuffer(data, np.uint8)).mask(0, report.tokens))
         writer.end()
         file.flush()
         os.fsync(file.fileno())

@@ -128,6 +128,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = path.read_bytes()
     except OSError as error:
+        if not folder.exists():
+            raise DataError(
+                f"{folder} is not seen on this machine",
+                "every node needs it under the same path: set data.cache to a folder that all of them see",
+            ) from error
         raise DataError(
             f"{path}: {error.strerror}",
             "name a folder that `oobleckctl data prepare` made and that every node can read",

@@ -1,7 +1,8 @@
 """The kinds of data that jobs of a real cluster train on; as nobody remembers which sample comes next, none
 of them may show in what a failure does.
 
-Owns their names, and the files of each, which are made once under a cluster's folder.
+Owns their names, and the files of each, which are made once under a cluster's folder: token numbers drawn by
+a seed, below 256.
 """
 
 from __future__ import annotations
@@ -10,12 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
-from tests.helpers.mixture import three_sources
+from oobleckd.protocol.job import jobs_of_sources
+from tests.helpers.cluster import tiny_job
+from tests.helpers.prepared import planned, prepared
 
-KINDS = ("bytes", "mixture")
+KINDS = ("bytes", "packed", "chats", "mixture")
+"""Packed: with separate documents. Chats: the loss asks for some of their tokens. Mixture: of two sources of
+text and one of chats, packed, whose weights change.
+"""
 MIXES_AT = 6
-"""The step in which a mixture changes."""
+"""The step in which they do."""
+_LONGEST = 50
+"""Tokens of a document, more than of a row: some are cut."""
 
 
 def data_of(kind: str, folder: Path) -> dict[str, Any]:
@@ -26,12 +36,44 @@ def data_of(kind: str, folder: Path) -> dict[str, Any]:
     noted = place / "data.json"
     if not noted.exists():
         place.mkdir()
-        noted.write_bytes(msgspec.json.encode(_MADE[kind](place)))
-    return msgspec.json.decode(noted.read_bytes(), type=dict[str, Any])
+        data = _DATA[kind](place)
+        for _, part in jobs_of_sources(tiny_job("planned", data=data)):
+            planned(part)
+        noted.write_bytes(msgspec.json.encode(data))
+    found: dict[str, Any] = msgspec.json.decode(noted.read_bytes())
+    return found
+
+
+def _packed(place: Path) -> dict[str, Any]:
+    return {**_source(place, 1), "source": "jsonl", "tokenizer": "/none", "sequences": "packed"}
+
+
+def _chats(place: Path) -> dict[str, Any]:
+    data = {**_source(place, 2, chats=True), "source": "jsonl", "tokenizer": "/none"}
+    return data | {"on_long_document": "cut"}
 
 
 def _mixture(place: Path) -> dict[str, Any]:
-    return three_sources(place, MIXES_AT)
+    sources = [
+        {"name": "web", "kind": "jsonl", "weight": 0.7, **_source(place, 3)},
+        {"name": "talk", "kind": "jsonl", "weight": 0.3, **_source(place, 4, chats=True)},
+        {"name": "wiki", "kind": "jsonl", "weight": 0, **_source(place, 5)},
+    ]
+    sources[-1] |= {"epochs": 1, "at_limit": "drop"}
+    stage = {"from_step": MIXES_AT, "weights": {"web": 0.25, "talk": 0.25, "wiki": 0.5}}
+    return {"source": sources, "tokenizer": "/none", "stage": [stage], "on_long_document": "cut"}
 
 
-_MADE = {"mixture": _mixture}
+def _source(place: Path, seed: int, *, chats: bool = False) -> dict[str, Any]:
+    """A prepared folder; of chats the loss asks for the later part of each document."""
+    dice = np.random.default_rng(seed)
+    lengths = dice.integers(1, _LONGEST, 200)
+    documents = [dice.integers(0, 256, length) for length in lengths]
+    asked: npt.NDArray[np.bool_] | None = None
+    if chats:
+        asked = np.concatenate([np.arange(length) >= dice.integers(0, length) for length in lengths])
+    folder = prepared(place / f"{seed:032x}", documents, "uint16", asked=asked)
+    return {"path": "/none", "prepared": str(folder), **({"format": "chat"} if chats else {})}
+
+
+_DATA = {"packed": _packed, "chats": _chats, "mixture": _mixture}

@@ -24,6 +24,9 @@ from oobleckd.protocol.messages import (
     Measured,
     OpTimes,
     PreCopied,
+    PrepareDone,
+    PrepareFailed,
+    Preparing,
     Progress,
     Ready,
     StepDone,
@@ -89,6 +92,9 @@ def worker_frames(node: str) -> list[bytes]:
         CheckpointPart(device, "job-1", now, "/tmp/x.partial", 0, 2, "bucket", 9, "00", {"w": "00"}),
         DeviceFailed(device, "job-1", "no text", "write some"),
         Corrupted(device, "job-1", 1, now, own="sums"),
+        Preparing("job-1", "d.1", "tokenize", "web", 1, 2, 3.0),
+        PrepareDone("job-1", ("/folder", ""), "d.1"),
+        PrepareFailed("job-1", "no text", "write some", died=True, order="d.1"),
         Goodbye("incarnation.1", "SIGTERM"),
     ]
     return [codec.encode(message) for message in messages]

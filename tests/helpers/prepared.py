@@ -14,7 +14,9 @@ from oobleckd.protocol.job import Job
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.index import write_index
 from oobleckd.tokens.manifest import (
+    FORMAT_OF_CHATS,
     INDEX,
+    LOSS,
     TOKENS,
     BadRow,
     Manifest,
@@ -32,12 +34,24 @@ def prepared(
     documents: Sequence[npt.NDArray[Any]],
     dtype: str,
     *,
+    asked: npt.NDArray[np.bool_] | None = None,
     bad_rows: Sequence[tuple[str, int, str]] = (),
     **fields: Any,
 ) -> Path:
-    """``folder`` with ``documents``; ``fields`` of its manifest that are to be others."""
+    """``folder`` with ``documents``; ``asked``: of each token of chats, whether the loss asks for it;
+    ``fields`` of its manifest that are to be others.
+    """
     folder.mkdir(parents=True)
     tokens = np.concatenate(documents) if documents else np.zeros(0)
+    if asked is not None:
+        np.packbits(asked, bitorder="little").tofile(folder / LOSS)
+        loss_sha256, loss_crcs = checksums(folder / LOSS)
+        fields |= {
+            "format": FORMAT_OF_CHATS,
+            "asked": int(asked.sum()),
+            "loss_sha256": loss_sha256,
+            "loss_crcs": loss_crcs,
+        }
     tokens.astype(NAMED[dtype]).tofile(folder / TOKENS)
     write_index(folder / INDEX, NAMED[dtype], np.array([len(each) for each in documents], np.int32))
     bin_sha256, crcs = checksums(folder / TOKENS)

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from oobleckd.core.entries import JobSubmitted
+from oobleckd.core.events import Heard
 from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.changes import PreparingBegan, PreparingEnded
 from oobleckd.protocol.jobdata import without_folders
+from oobleckd.protocol.messages import PrepareDone, PrepareFailed
 from tests.helpers.simjobs import UNPREPARED, make_job
 from tests.helpers.simprepare import FOLDER
 from tests.helpers.storm import Storm
@@ -173,6 +175,18 @@ def test_where_no_node_sees_it_the_job_fails() -> None:
     assert world.folders.looks == 4
 
 
+def test_one_that_sees_it_is_waited_for_where_no_other_does() -> None:
+    world = preparing(blind=("n01", "n03", "n04"))
+    world.run(lambda: world.folders.pieces == 2)
+    world.kill("n02")
+    world.run(lambda: world.view().cause == "nodes-not-ready")
+    assert "n02" in world.view().reason
+    world.run_for(5.0)
+    assert world.state() == "preparing"
+    world.add("n02")
+    check_trained(world)
+
+
 def test_what_is_wrong_with_the_text_fails_the_job_and_no_other_node_is_asked() -> None:
     world = preparing()
     world.folders.bad = True
@@ -182,8 +196,32 @@ def test_what_is_wrong_with_the_text_fails_the_job_and_no_other_node_is_asked() 
     assert world.folders.looks == 1
 
 
+def test_a_node_that_says_something_else_than_folders_fails_the_job() -> None:
+    world = half_done()
+    order = world.machine.core.run.preparation.order
+    world.daemon.feed_now(Heard("n01", PrepareDone("job-1", (), order)))
+    assert (world.state(), world.view().cause) == ("failed", "data-unprepared")
+
+
+def test_a_late_word_of_an_order_before_counts_for_nothing() -> None:
+    world = half_done()
+    world.daemon.feed_now(Heard("n01", PrepareFailed("job-1", "late", begun=True, order="d0.0")))
+    world.daemon.feed_now(Heard("n02", PrepareDone("job-1", ("/other",), "d0.0")))
+    check_trained(world)
+
+
+def test_an_agent_of_a_version_that_cannot_is_not_asked() -> None:
+    world = World(1, 3)
+    world.run_for(1.0)
+    world.machine.core.members.nodes["n01"].prepares = False
+    world.submit(make_job(steps=8, f=0, memory=350, data=UNPREPARED))
+    check_trained(world)
+    assert [each.node for each in world.told(PreparingBegan)] == ["n02"]
+
+
 def test_without_a_node_it_waits_for_one() -> None:
     world = half_done(1, memory=0)
+    assert world.node("n01").reason
     world.ask(Drain("n01"))
     world.run_for(1.0)
     assert (world.state(), world.view().cause) == ("preparing", "nodes-not-ready")

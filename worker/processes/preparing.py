@@ -103,4 +103,5 @@ class Preparations:
 
 
 def _died(order: PrepareData, what: str) -> PrepareFailed:
-    return PrepareFailed(order.job, f"the process that prepares data {what}", died=True)
+    error, hint = f"the process that prepares data {what}", "the log of that worker has more"
+    return PrepareFailed(order.job, error, hint, died=True)

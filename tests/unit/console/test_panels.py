@@ -118,6 +118,8 @@ def test_banners() -> None:
     )
     assert "waiting  needs 2 nodes and has 1" in banner(waiting)
     assert "not deployed" in said(verdict.paint(waiting, NOW, 160))
+    far = job(state="preparing", reason="n1 tokenizes the data: 1 GiB of 2 GiB", tolerance=-1)
+    assert "preparing  n1 tokenizes the data" in banner(fold(LIVE, [fetched(jobs=(far,))]))
     assert "oobleckctl submit" in banner(fold(View(), [fetched(jobs=(), incidents=())]))
 
 

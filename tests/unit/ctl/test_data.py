@@ -99,6 +99,7 @@ def test_submit_leaves_to_a_node_what_is_not_prepared(
     assert (dry.exit_code, ctl.api.asked) == (0, [])
     assert "a node does that first" in dry.stdout
     far = PreparingView("n1", "tokenize", "", 1 << 20, 1 << 30, float(1 << 20), 1023.0)
+    monkeypatch.setattr("oobleckd.ctl.waiting._SURE_S", 0.0)
     ctl.api.jobs = [job_view(state="preparing", reason="n1 tokenizes", preparing=far)]
     done = ctl("submit", str(rows_job))
     assert done.exit_code == 0

@@ -22,6 +22,7 @@ from oobleckd.simulator.outcome import Outcome, SimulationError
 from oobleckd.simulator.runs import apart, run_all
 from oobleckd.simulator.traces import TraceEvent
 from oobleckd.simulator.world import World, simulate
+from tests.helpers.simjobs import UNPREPARED
 from tests.unit.simulator.build import BATCH_S, FREE, even_profile, job_of, question, trace_of
 
 STEP_S = 0.18
@@ -43,6 +44,11 @@ def test_nothing_happens() -> None:
     assert run.useful_device_s == pytest.approx(4 * STEP_S * run.steps)
     assert (run.losses, run.plans, run.rollbacks) == (0, 1, 0)
     assert [decided.step_s for decided in run.decisions] == [pytest.approx(STEP_S)]
+
+
+def test_data_that_is_not_prepared_takes_no_time() -> None:
+    job = msgspec.structs.replace(job_of(), data=UNPREPARED)
+    assert simulate(question(job=job)).steps == simulate(question()).steps
 
 
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
