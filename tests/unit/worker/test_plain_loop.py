@@ -23,6 +23,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "padded": {"sequences": "padded"},
     "windows": {"documents": "separate"},
     "padded, joined": {"sequences": "padded", "documents": "joined"},
+    "chats": {"format": "chat"},
+    "chats, padded": {"format": "chat", "sequences": "padded"},
 }
 
 
@@ -37,8 +39,10 @@ def job_of(family: str, tmp_path: Path, **data: Any) -> Job:
 def job_on_documents(family: str, tmp_path: Path, way: str) -> Job:
     """On documents of 1 to 24 tokens, none of them 0, with which some families fill up."""
     dice = np.random.default_rng(0)
-    documents = [dice.integers(1, VOCAB - 1, size) for size in dice.integers(1, 25, 60)]
-    folder = prepared(tmp_path / ("0" * 32), documents, "uint16")
+    longest = SEQUENCE if "chats" in way else 24
+    documents = [dice.integers(1, VOCAB - 1, size) for size in dice.integers(1, longest + 1, 60)]
+    asked = [dice.random(len(each)) < dice.random() / 2 for each in documents if "chats" in way]
+    folder = prepared(tmp_path / ("0" * 32), documents, "uint16", asked=asked)
     data = {"source": "jsonl", "path": "/nowhere.jsonl", "prepared": str(folder), **WAYS[way]}
     job = job_of(family, tmp_path, **data)
     if job.data.row_kind != "windows":
