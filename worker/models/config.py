@@ -261,8 +261,8 @@ def _check_separate(job: Job, config: PretrainedConfig) -> None:
         reason = "with model.config.alibi its positions are counted through the whole row"
     if reason is None and (limit := rope.long_from(config)) is not None and job.train.sequence > limit:
         reason = (
-            f"its rotary angles (longrope) are other ones as soon as a document beside has more than {limit} "
-            "tokens"
+            "its rotary angles (longrope) are other ones as soon as a document beside has more than "
+            f"{count(limit, 'token')}"
         )
     if reason is not None:
         raise UserError(

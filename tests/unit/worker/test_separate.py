@@ -21,6 +21,7 @@ from tests.helpers.documents import (
     SEQUENCE,
     loud_params,
     packed_batch,
+    places_of,
     separate_spec,
     some_tokens,
 )
@@ -50,12 +51,6 @@ def logits_of(spec: ModelSpec, params: dict[str, Tensor], batch: Batch) -> Tenso
             x = layer(x, batch, calls.get(layer.index))
         found: Tensor = head.module(inputs_embeds=x).logits
     return found
-
-
-def places_of(batch: Batch) -> tuple[Tensor, Tensor]:
-    assert batch.positions is not None
-    assert batch.documents is not None
-    return batch.positions, batch.documents
 
 
 def far_from(found: Tensor, wanted: Tensor) -> float:
@@ -207,6 +202,20 @@ def test_a_model_that_cannot_keep_them_apart_is_refused_by_name(family: str, con
     with pytest.raises(UserError, match=f'data.documents: "separate" does not go with .*{family}'):
         separate_spec(family, **config)
     load_config(small_job(family, small_config(family, **config)))  # joined it is trained as ever
+
+
+@of(SOME)
+def test_a_model_that_keeps_them_apart_is_let_in(family: str) -> None:
+    separate_spec(family).try_blocks()
+
+
+def test_a_model_that_a_folder_says_sees_both_ways_is_refused() -> None:
+    """Transformers then makes a mask for it without a look at the borders."""
+    job = separate_spec("llama").job
+    config = load_config(job)
+    config.is_causal = False
+    with pytest.raises(UserError, match="block 0 would see other documents"):
+        ModelSpec(job, config).try_blocks()
 
 
 def test_angles_that_no_row_changes_are_let_in() -> None:
