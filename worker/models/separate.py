@@ -61,8 +61,7 @@ def check_apart(calls: tuple[Call, ...], documents: Tensor) -> None:
             raise UserError(
                 f'data.documents: "separate" does not go with this model: block {number} would see other '
                 "documents",
-                'set data.sequences = "windows" and data.documents = "joined", or compare the folder\'s '
-                "config.json with that of its family",
+                'set data.documents = "joined", or see what the folder\'s config.json says of attention',
             )
 
 
