@@ -33,8 +33,7 @@ from oobleckd.protocol.api import (
 )
 from oobleckd.protocol.changes import Act, Audited, Level
 from oobleckd.protocol.inputs import Inputs
-from oobleckd.protocol.job import check_job
-from oobleckd.protocol.jobdata import same_data
+from oobleckd.protocol.job import check_job, reads_the_same
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
@@ -147,10 +146,9 @@ def _inputs(core: Core, request: Submit, source: str) -> Inputs:
     """What the state to start from was made from, where the job is to read the same."""
     if not request.resume:
         return ()
-    data = request.job.data
     for job in reversed(core.state.jobs.values()):
         if job.inputs and any(kept.directory == source for kept in job.kept):
-            return job.inputs if same_data(job.spec.data, data) else ()
+            return job.inputs if reads_the_same(job.spec, request.job) else ()
     return request.inputs
 
 

@@ -33,30 +33,35 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.programs import run_worker
-from oobleckd.prepare.build import PrepareProgress, prepare
+from oobleckd.prepare.build import MadeFolder, PrepareProgress, prepare
 from oobleckd.prepare.objects import is_url
+from oobleckd.prepare.plans import has_plan
 from oobleckd.prepare.sources import root_of
 from oobleckd.prepare.stats import DataStats, MixtureStats, mixture_stats, stats_of
 from oobleckd.prepare.tokenizer import file_of, opened
-from oobleckd.prepare.wanted import find, look_at, wanted_of
+from oobleckd.prepare.wanted import FoundFolder, find, look_at, wanted_of
 from oobleckd.protocol.job import Job, jobs_of_sources, table_of
 from oobleckd.protocol.jobdata import Data, in_source, with_parts
 from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from oobleckd.protocol.text import visible
 from oobleckd.tokens.errors import DataError
-from oobleckd.tokens.manifest import BadRow, Manifest
-from oobleckd.words import count, seconds, short, size
+from oobleckd.tokens.manifest import BadRow, read_manifest
+from oobleckd.tokens.packing import rule_of
+from oobleckd.words import count, noun, seconds, short, size
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
 _LINE_EVERY_S = 10.0
 _MAX_NAMED = 5
-_PHASES = {"read": "reading", "tokenize": "tokenizing", "join": "joining"}
+_PHASES = {"read": "reading", "tokenize": "tokenizing", "join": "joining", "pack": "packing"}
+_LONG = {"cut": "cut into rows", "skip": "left out", "fail": "refused"}
 
 
 class PreparedData(msgspec.Struct, frozen=True):
-    """What ``-o json`` prints. ``new``: it was made just now; ``source``: of several, its name."""
+    """What ``-o json`` prints. ``new``: it was made just now; ``source``: of several, its name; ``rows``:
+    packed or padded ones, with ``padding``, the share of their positions that hold no token.
+    """
 
     folder: str
     digest: str
@@ -72,6 +77,8 @@ class PreparedData(msgspec.Struct, frozen=True):
     num_bad_rows: int
     bad_rows: tuple[BadRow, ...]
     source: str = ""
+    rows: int = 0
+    padding: float = 0.0
 
 
 @click.group()
@@ -108,7 +115,7 @@ def prepare_command(file: Path, num_jobs: int | None) -> None:
             except KeyboardInterrupt:
                 note("what is done stays: run it again, and it goes on")
                 raise
-        _say(name, made.folder, made.manifest, new=made.new)
+        _say(name, made)
 
 
 @data.command()
@@ -172,7 +179,7 @@ def with_prepared(job: Job, source: Path) -> Job:
     job, lacks = _found(job, source)
     if lacks:
         fail(
-            f"{source}: {lacks} is not prepared, or was changed since",
+            f"{source}: {lacks}",
             f"run `oobleckctl data prepare {source}` once, on any machine that sees it",
             USAGE,
         )
@@ -189,17 +196,40 @@ def _found(job: Job, file: Path) -> tuple[Job, str]:
     """The job with the folders that are there, and what is not prepared, the first of it."""
     found, lacks = [], ""
     for name, part in jobs_of_sources(job):
-        folder = part.data.prepared
-        if part.data.is_prepared and not folder:
+        folder, lack = part.data.prepared, ""
+        if part.data.is_prepared:
             with translated(file, name):
-                wanted = wanted_of(part)
-                made = find(wanted)
-                if made is None:
-                    look_at(wanted)
-            lacks = lacks or ("" if made else in_source(name, f"data.path: {part.data.path}"))
-            folder = str(made.folder) if made else ""
+                made = _named(Path(folder)) if folder else _made_of(part)
+            if made is not None:
+                folder = str(made.folder)
+                lack = "" if has_plan(part, *made) else _not_planned(part)
+            elif not folder:
+                lack = "is not prepared, or was changed since"
+        lacks = lacks or (lack and in_source(name, f"data.path: {part.data.path} {lack}"))
         found.append(msgspec.structs.replace(part.data, prepared=folder))
     return msgspec.structs.replace(job, data=with_parts(job.data, found)), lacks
+
+
+def _made_of(job: Job) -> FoundFolder | None:
+    """The folder of a job on one source. Raises DataError where none could be made."""
+    wanted = wanted_of(job)
+    made = find(wanted)
+    if made is None:
+        look_at(wanted)
+    return made
+
+
+def _not_planned(job: Job) -> str:
+    rows = f"rows of {count(job.train.sequence, 'token')}"
+    return f"is prepared, but not {job.data.row_kind} into {rows}"
+
+
+def _named(folder: Path) -> FoundFolder | None:
+    """The one that the job names; None where it does not lie here, or nodes will say what is wrong."""
+    try:
+        return FoundFolder(folder, read_manifest(folder))
+    except DataError:
+        return None
 
 
 def is_here(data: Data) -> bool:
@@ -238,8 +268,8 @@ def _source_words(data: Data) -> str:
     return "every data.source" if data.sources else f"data.source = {data.source!r}"
 
 
-def _say(source: str, folder: Path, manifest: Manifest, *, new: bool) -> None:
-    bad = manifest.bad_rows
+def _say(source: str, made: MadeFolder) -> None:
+    folder, manifest, plan, bad = made.folder, made.manifest, made.plan, made.manifest.bad_rows
     for row in bad[:_MAX_NAMED]:
         note(f"left out: {row.file}{f':{row.line}' if row.line else ''}: {row.why}")
     if manifest.num_bad_rows > _MAX_NAMED:
@@ -248,22 +278,28 @@ def _say(source: str, folder: Path, manifest: Manifest, *, new: bool) -> None:
         emit_item(
             "PreparedData",
             PreparedData(
-                str(folder), manifest.digest, new, manifest.documents, manifest.tokens, manifest.dtype,
+                str(folder), manifest.digest, made.new, manifest.documents, manifest.tokens, manifest.dtype,
                 manifest.largest, manifest.vocabulary, manifest.eos, manifest.bos, len(manifest.sources),
-                manifest.num_bad_rows, bad, source,
+                manifest.num_bad_rows, bad, source, plan.rows if plan else 0, plan.padding if plan else 0.0,
             ),
         )  # fmt: skip
         return
     emit_line(str(folder))
-    how = f"{f'{source}: ' if source else ''}{'' if new else 'was prepared before: '}"
+    how = f"{f'{source}: ' if source else ''}{'' if made.new else 'was prepared before: '}"
     note(
         f"{how}{count(manifest.documents, 'document')}, {count(manifest.tokens, 'token')} of {manifest.dtype}"
     )
+    if plan is not None:
+        rows = f"{count(plan.rows, 'row')} of {count(plan.rule.sequence, 'token')}"
+        note(f"{plan.rule.kind} into {rows}, {_percent(plan.padding)} of them padding")
 
 
 def _words_of(job: Job, told: DataStats) -> dict[str, str]:
     largest = f", the largest {told.largest:,}" if told.largest >= 0 else ""
-    left = f"; {count(told.left_over, 'token')} at the end are in none" if told.left_over else ""
+    left = (
+        f"; {count(told.left_over, 'token')} {noun(told.left_over, 'is')} in none" if told.left_over else ""
+    )
+    rule, weighs = rule_of(job), job.data.weighs_targets
     return {
         "path": told.path,
         "documents": f"{told.documents:,}; their lengths: {short(told.mean)} on average, half of them "
@@ -272,10 +308,12 @@ def _words_of(job: Job, told: DataStats) -> dict[str, str]:
         else "",
         "tokens": f"{told.tokens:,} of {told.dtype}{largest}",
         "vocabulary": f"{told.vocabulary:,}" if told.vocabulary else "",
-        "sequences": f"{told.sequences:,} of {count(job.train.sequence, 'token')}{left}",
+        "sequences": f"{told.sequences:,} of {count(job.train.sequence, 'token')}, {told.rows}{left}",
+        "longer documents": f"{told.long:,}, {_LONG[rule.on_long]}" if rule is not None and told.long else "",
         "epochs": f"{short(told.epochs)} in {count(job.train.steps, 'step')} of "
         f"{count(job.train.global_batch, 'sequence')}",
         "padding": f"{short(100 * told.padding)} %",
+        "targets": f"{told.targets:,} in a pass, of a model that names the next token" if weighs else "",
         "left out": count(told.bad_rows, "row") if told.bad_rows else "",
     }
 
@@ -284,20 +322,26 @@ def _say_mixture(told: MixtureStats) -> None:
     if wants_json():
         emit_item("MixtureStats", told)
         return
+    # A share of rows is one of what is learnt from only where all rows are asked for equally many tokens.
+    weighs = any(each.data.rows != "windows" for each in told.sources)
     rows = [
         (
             each.name,
             f"{each.data.documents:,}" if each.data.documents else "",
             f"{each.data.tokens:,}",
             f"{each.data.sequences:,}",
+            *((_percent(each.data.padding),) if weighs else ()),
             f"{each.samples:,}",
             _percent(each.share),
+            *((_percent(each.target_share),) if weighs else ()),
             short(each.epochs),
             f"in step {each.limit_step:,}" if each.limit_step else "",
         )
         for each in told.sources
     ]
-    emit_table(("SOURCE", "DOCUMENTS", "TOKENS", "SEQUENCES", "SAMPLES", "SHARE", "EPOCHS", "LIMIT"), rows)
+    padding, targets = (("PADDING",), ("TARGETS",)) if weighs else ((), ())
+    heads = ("SOURCE", "DOCUMENTS", "TOKENS", "SEQUENCES", *padding, "SAMPLES", "SHARE", *targets, "EPOCHS")
+    emit_table((*heads, "LIMIT"), rows)
     if len(told.stages) == 1 and not any(each.limit_step for each in told.sources):
         return
     emit_line()
@@ -367,10 +411,13 @@ def _lines_of(
         bold=True,
     )
     for border, following in pairwise([*(row.borders or (Border(0, -1),)), Border(len(row.tokens), -1)]):
+        stretch = range(border.at, following.at)
+        if border.is_fill:
+            yield click.style(f"  [{border.at}, {following.at}) fill", dim=True)
+            continue
         if border.document >= 0:
             into = f", from its token {border.into:,} on" if border.into else ""
             yield click.style(f"  [{border.at}, {following.at}) document {border.document}{into}", dim=True)
-        stretch = range(border.at, following.at)
         hidden = set(row.asked) if row.inputs != row.tokens else set()
         yield "  " + "".join(_marked(stretch, row, hidden, decode))
 

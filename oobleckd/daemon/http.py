@@ -38,8 +38,7 @@ from oobleckd.host.folder import disclaim
 from oobleckd.protocol.api import AnyRequest, Control, Denied, Drain, Forget, Kill, NodeView, Problem, Submit
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
-from oobleckd.protocol.job import parse_job
-from oobleckd.protocol.jobdata import same_data
+from oobleckd.protocol.job import parse_job, reads_the_same
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.text import all_visible, shown_json, visible
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
@@ -245,7 +244,7 @@ class Api:
         source = latest(self._service.core, job.name) if body.resume == "latest" else body.resume
         manifest = await asyncio.to_thread(_manifest_of, source)
         counters = (manifest.counters.step, manifest.counters.applied) if manifest is not None else None
-        same = manifest is not None and same_data(manifest.spec.data, job.data)
+        same = manifest is not None and reads_the_same(manifest.spec, job)
         inputs = manifest.read if manifest is not None and same else ()
         async with self._submitting:  # whose folder has a number is to be the job with it
             root = Path(self._service.core.checkpoint_dir(job))

@@ -17,12 +17,15 @@ from oobleckd.tokens.files import file_of, index_of, read_tokens
 from oobleckd.tokens.index import read_index
 from oobleckd.tokens.manifest import INDEX, read_manifest
 from oobleckd.tokens.mixture import Mixture, planned
+from oobleckd.tokens.packing import rule_of
+from oobleckd.tokens.plan import plan_folder, read_plan
 
 
 class DataStats(msgspec.Struct, frozen=True):
     """``path``: of the prepared folder, or of the file. ``documents``, and their lengths: 0 where nobody
-    says. ``sequences``: of a pass over all tokens; ``left_over``: tokens behind the last whole one, which no
-    pass reads. ``epochs``: passes that the job makes. ``padding``: share of positions that hold no token.
+    says. ``sequences``: of a pass over all, made as ``rows`` says; ``left_over``: tokens that are in none.
+    ``epochs``: passes that the job makes. ``padding``: share of positions that hold no token. ``targets``:
+    tokens of a pass that a causal model is asked for. ``long``: documents that are longer than a sequence.
     ``largest``, ``vocabulary``: of prepared data, else -1 and 0.
     """
 
@@ -40,11 +43,15 @@ class DataStats(msgspec.Struct, frozen=True):
     vocabulary: int = 0
     bad_rows: int = 0
     padding: float = 0.0
+    rows: str = "windows"
+    targets: int = 0
+    long: int = 0
 
 
 class SourceStats(msgspec.Struct, frozen=True):
-    """One of several sources. ``samples``: that the job draws of it; ``share``: of all; ``epochs``: passes
-    that it makes over it. ``limit_step``: the step, from 1, in which it reaches its limit; 0: it does not.
+    """One of several sources. ``samples``: that the job draws of it; ``share``: of all; ``target_share``: of
+    what a causal model is asked for; ``epochs``: passes that the job makes over it. ``limit_step``: the step,
+    from 1, in which it reaches its limit; 0: it does not.
     """
 
     name: str
@@ -53,6 +60,7 @@ class SourceStats(msgspec.Struct, frozen=True):
     epochs: float
     limit_step: int
     data: DataStats
+    target_share: float = 0.0
 
 
 class StageStats(msgspec.Struct, frozen=True):
@@ -84,6 +92,7 @@ def mixture_stats(job: Job) -> MixtureStats:
     mixture, train = planned(job, [each.sequences for each in told]), job.train
     upto = mixture.end if mixture.over is None else mixture.over
     drawn = mixture.counts(upto)
+    targets = [samples * each.targets / each.sequences for samples, each in zip(drawn, told, strict=True)]
     sources = tuple(
         SourceStats(
             source.name,
@@ -92,8 +101,11 @@ def mixture_stats(job: Job) -> MixtureStats:
             samples / each.sequences,
             0 if limit.reached is None else limit.reached // train.global_batch + 1,
             each,
+            asked / (sum(targets) or 1.0),
         )
-        for source, samples, limit, each in zip(job.data.sources, drawn, mixture.limits, told, strict=True)
+        for source, samples, limit, each, asked in zip(
+            job.data.sources, drawn, mixture.limits, told, targets, strict=True
+        )
     )
     return MixtureStats(sources, tuple(_stages(job, mixture, upto)))
 
@@ -128,12 +140,24 @@ def stats_of(job: Job) -> DataStats:
 
 
 def _prepared(job: Job, folder: Path) -> DataStats:
-    manifest = read_manifest(folder)
-    told = _counted(
-        job, folder, manifest.tokens, manifest.dtype, read_index(folder / INDEX).document_starts()
-    )
-    return msgspec.structs.replace(
+    manifest, rule = read_manifest(folder), rule_of(job)
+    starts = read_index(folder / INDEX).document_starts()
+    told = _counted(job, folder, manifest.tokens, manifest.dtype, starts)
+    told = msgspec.structs.replace(
         told, largest=manifest.largest, vocabulary=manifest.vocabulary, bad_rows=manifest.num_bad_rows
+    )
+    if rule is None:
+        return told
+    plan = read_plan(plan_folder(folder, manifest, rule), manifest, rule)
+    return msgspec.structs.replace(
+        told,
+        rows=rule.kind,
+        sequences=plan.rows,
+        left_over=manifest.tokens - plan.filled,
+        epochs=_asked(job) / plan.rows,
+        padding=plan.padding,
+        targets=plan.targets,
+        long=plan.long,
     )
 
 
@@ -145,9 +169,13 @@ def _ready_made(job: Job, file: Path) -> DataStats:
 
 
 def _counted(job: Job, path: Path, tokens: int, dtype: str, starts: npt.NDArray[np.int64]) -> DataStats:
-    lengths = np.diff(starts)
-    sequences, left_over = divmod(tokens, job.train.sequence)
-    asked = job.train.steps * job.train.global_batch
+    """With windows."""
+    lengths, sequence = np.diff(starts), job.train.sequence
+    sequences, left_over = divmod(tokens, sequence)
+    targets = sequences * (sequence - 1)
+    if job.data.is_separate:
+        begins = np.unique(starts[starts < sequences * sequence])
+        targets -= int(np.count_nonzero(begins % sequence))
     return DataStats(
         path=str(path),
         tokens=tokens,
@@ -158,5 +186,12 @@ def _counted(job: Job, path: Path, tokens: int, dtype: str, starts: npt.NDArray[
         longest=int(lengths.max(initial=0)),
         sequences=sequences,
         left_over=left_over,
-        epochs=asked / sequences if sequences else 0.0,
+        epochs=_asked(job) / sequences if sequences else 0.0,
+        targets=targets,
+        long=int(np.count_nonzero(lengths > sequence)),
     )
+
+
+def _asked(job: Job) -> int:
+    """Samples of the job."""
+    return job.train.steps * job.train.global_batch

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
-from oobleckd.protocol.jobdata import Data, check_data
+from oobleckd.protocol.jobdata import Data, check_data, same_data
 from oobleckd.protocol.jobtable import SEE, JobError, JobTable
 from oobleckd.protocol.units import parse_rate, parse_size
 from oobleckd.protocol.unreadable import misfit
@@ -334,6 +334,14 @@ class Job(JobTable, frozen=True):
         shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
         apart = ("separate",) if self.data.is_separate else ()
         return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every, *apart
+
+
+def reads_the_same(one: Job, other: Job) -> bool:
+    """Whether the two jobs read the same files, as far as they say: packed and padded rows have a plan in a
+    file of its own for each length.
+    """
+    lengths = {job.train.sequence for job in (one, other) if job.data.row_kind != "windows"}
+    return same_data(one.data, other.data) and len(lengths) < 2
 
 
 def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:

@@ -18,6 +18,7 @@ from oobleckd.words import count
 
 _ROWS = frozenset({"jsonl", "parquet", "arrow"})
 """Sources that are prepared before they can be trained on."""
+_WITHOUT_DOCUMENTS = frozenset({"npy", "llmc", "bin"})
 _OF_PREPARED = ("tokenizer", "eos", "bos", "on_bad_row", "cache", "prepared")
 _OF_SOURCE = frozenset(
     {
@@ -252,13 +253,16 @@ class Data(JobTable, frozen=True):
 
 
 def same_data(one: Data, other: Data) -> bool:
-    """Whether two jobs name the same data, whatever lies there and however it is mixed."""
+    """Whether two jobs name the same data and make rows of it alike, whatever lies there and however it is
+    mixed.
+    """
     return _named(one) == _named(other)
 
 
 def _named(data: Data) -> list[tuple[object, ...]]:
     each = [data.only(source) for source in data.sources] or [data]
-    return [tuple(getattr(one, name) for name in _NAMES_DATA) for one in each]
+    rows = data.row_kind, data.is_separate, data.on_long_document
+    return [(*rows, *(getattr(one, name) for name in _NAMES_DATA)) for one in each]
 
 
 def with_parts(data: Data, parts: Sequence[Data]) -> Data:
@@ -286,12 +290,19 @@ def check_data(data: Data, steps: int, *, has_folder: bool) -> None:
     """What the types cannot say, of a job of so many ``steps``. ``has_folder``: it starts from
     `model.checkpoint`. Raises JobError.
     """
+    if data.row_kind == "windows" and data.on_long_document != "auto":
+        raise JobError(
+            "data.on_long_document",
+            "is of packed and padded rows, and windows are cut out of all documents",
+            'leave it out, or set data.sequences = "packed"',
+        )
     if isinstance(data.source, tuple):
         _check_mixture(data, steps, has_folder=has_folder)
         return
     if data.stage:
         raise JobError("data.stage", "is of several sources, and there is one", _SEVERAL)
     _check_source(data, has_folder=has_folder)
+    _check_rows(data, f"data.source is {data.source!r}")
 
 
 def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
@@ -310,6 +321,8 @@ def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
             if path in _OF_SOURCE:
                 path = f"data.source[{index}].{path.removeprefix('data.')}"
             raise JobError(path, error.problem, error.hint) from error
+    for name, part in parts:
+        _check_rows(part, f"source {name!r} is of kind {part.source!r}")
     for key in () if data.is_prepared else _OF_PREPARED:
         if getattr(data, key) != getattr(usual, key):
             raise JobError(
@@ -326,6 +339,26 @@ def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
             "data.source",
             f"{odd[0]!r} is read as bytes, and {other!r} as tokens, which are other numbers",
             "name a data.tokenizer, and no source of kind stdlib",
+        )
+
+
+def _check_rows(data: Data, but: str) -> None:
+    """Whether rows of one source can be made as they are asked for; ``but``: what stands in the way else."""
+    if data.row_kind != "windows" and not data.is_prepared:
+        raise JobError(
+            "data.sequences",
+            f"{data.row_kind!r} needs text that is prepared, and {but}",
+            "leave it out: rows are windows then"
+            if data.is_ready_made
+            else 'leave it out, or name a data.tokenizer, with data.source = "text"',
+        )
+    if data.is_separate and (data.is_bytes or data.source in _WITHOUT_DOCUMENTS):
+        raise JobError(
+            "data.documents",
+            f"'separate' needs to know where documents begin, and {but}, which says nothing of that",
+            'leave it out, or use a Megatron data set: source = "megatron"'
+            if data.is_ready_made
+            else 'leave it out, or name a data.tokenizer, with data.source = "text"',
         )
 
 

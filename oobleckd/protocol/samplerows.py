@@ -6,15 +6,22 @@ from __future__ import annotations
 
 import msgspec
 
+FILL = -2
+
 
 class Border(msgspec.Struct, frozen=True):
-    """Document ``document`` of the data (from 0) begins at position ``at`` of the row; of the first one of a
-    row, ``at`` is 0 and ``into`` of its tokens came before.
+    """Document ``document`` of the data (from 0) begins at position ``at`` of the row, ``into`` of whose
+    tokens came before; or what fills the row up (``FILL``).
     """
 
     at: int
     document: int
     into: int = 0
+
+    @property
+    def is_fill(self) -> bool:
+        """Whether no document begins there, and nothing of one comes behind."""
+        return self.document == FILL
 
 
 class SampleRow(msgspec.Struct, frozen=True):

@@ -60,6 +60,11 @@ class PlanManifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
     @property
+    def padding(self) -> float:
+        """Share of the positions of all rows that hold no token."""
+        return 1 - self.filled / (self.rows * self.rule.sequence)
+
+    @property
     def num_bytes(self) -> int:
         """Of the four files."""
         return sum(self.size_of(name) for name in ARRAYS)
@@ -155,8 +160,7 @@ def read_plan(folder: Path, manifest: Manifest, rule: PackRule) -> PlanManifest:
     Raises DataError, and FileNotFoundError where there is none.
     """
     path, again = folder / PLAN, again_hint(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(str(folder))
+    folder.stat()
     try:
         data = path.read_bytes()
         known = msgspec.json.decode(data, type=_Format).format

@@ -54,6 +54,13 @@ def packed_batch(
     return Batch(tokens, tokens if labels is None else labels, torch.stack(positions), torch.stack(documents))
 
 
+def places_of(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Positions and documents of one whose documents are apart."""
+    assert batch.positions is not None
+    assert batch.documents is not None
+    return batch.positions, batch.documents
+
+
 def some_tokens(spec: ModelSpec, seed: int = 3) -> Tensor:
     """Of two rows."""
     generator = torch.Generator().manual_seed(seed)

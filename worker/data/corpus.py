@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -39,7 +39,7 @@ from oobleckd.worker.data.masking import Masking, num_chosen
 from oobleckd.worker.data.order import Place, SampleOrder
 from oobleckd.worker.data.packed import Packed
 from oobleckd.worker.data.prepared import Prepared, open_asked, open_index, open_plan, open_prepared
-from oobleckd.worker.data.rows import Rows, of_job
+from oobleckd.worker.data.rows import Misread, Rows, of_job
 from oobleckd.worker.data.textfiles import read_joined
 from oobleckd.worker.data.windows import Windows
 from oobleckd.worker.models import MASKED, Batch, load_config
@@ -116,22 +116,24 @@ class Corpus:
 
     def draw_ahead(self, step: int) -> None:
         """Whoever asks for samples and targets of ``step`` has them at once then. They are remembered for
-        this step and the one before.
+        this step and the one before. What is wrong with a plan is said to who asks.
         """
         if step not in self._drawn:
-            firsts = range(step * self._global_batch, (step + 1) * self._global_batch, self._micro_batch)
-            samples = tuple(
-                tuple(self._order(first + i) for i in range(self._micro_batch)) for first in firsts
-            )
-            targets = tuple(sum(map(self._num_targets, each)) for each in samples)
-            kept = {number: drawn for number, drawn in self._drawn.items() if number == step - 1}
-            self._drawn = {**kept, step: Drawn(samples, targets)}
+            with suppress(Misread):
+                self._draw(step)
 
     def _of(self, step: int) -> Drawn:
         if step not in self._drawn:
             self.num_waits += 1
-            self.draw_ahead(step)
+            self._draw(step)
         return self._drawn[step]
+
+    def _draw(self, step: int) -> None:
+        firsts = range(step * self._global_batch, (step + 1) * self._global_batch, self._micro_batch)
+        samples = tuple(tuple(self._order(first + i) for i in range(self._micro_batch)) for first in firsts)
+        targets = tuple(sum(map(self._num_targets, each)) for each in samples)
+        kept = {number: drawn for number, drawn in self._drawn.items() if number == step - 1}
+        self._drawn = {**kept, step: Drawn(samples, targets)}
 
     def _places(self, step: int, micro_batch: int) -> list[tuple[Rows, int]]:
         return [self._row_of(sample) for sample in self.sample_ids(step, micro_batch)]

@@ -174,6 +174,7 @@ class Executor:
         self.early, self.returned = None, {}
         self.end_precopy()
         commands = self.machine.adopt(layout, counters, order)
+        self.corpus.draw_ahead(counters.step)
         self.reducer.adopt()
         self._obey(commands)
 
@@ -295,6 +296,7 @@ class Executor:
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
+        self.corpus.draw_ahead(self.counters.step + 1)  # who never waits still has a GPU that computes now
         self.context.timer.settle()
         # Digests travel in the votes, before the update: then what came of a flipped bit is in nobody's
         # weights. (D-corruption-001)

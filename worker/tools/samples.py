@@ -7,7 +7,7 @@ tokens, ``oobleckd.worker.data.corpus`` says.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -18,38 +18,38 @@ import numpy.typing as npt
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.job import Job, jobs_of_sources
 from oobleckd.protocol.jobtable import JobError
-from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
+from oobleckd.protocol.samplerows import FILL, Border, SampleRow, SampleRows
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import file_of, index_of
 from oobleckd.tokens.index import read_index
 from oobleckd.tokens.manifest import INDEX
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.masking import NOT_ASKED
+from oobleckd.worker.data.rows import Stretch
+from oobleckd.worker.models import MASKED
 from oobleckd.worker.runtime.errors import UserError
 
 
 def samples(job: Job, step: int, micro_batch: int) -> SampleRows:
     """Rows of micro-batch ``micro_batch`` of step ``step``, counted from 1. Raises UserError, DataError."""
-    corpus, sequence = open_corpus(job), job.train.sequence
-    parts = jobs_of_sources(job)
-    starts = {index: _document_starts(part) for index, (_, part) in enumerate(parts)}
-    batch = corpus.batch(step - 1, micro_batch)
-    tokens = corpus.tokens(step - 1, micro_batch).tolist()
-    shifted = bool((batch.inputs == batch.labels).all())  # a causal model names the next token
+    corpus, parts = open_corpus(job), jobs_of_sources(job)
+    starts = [_document_starts(part) for _, part in parts]
+    batch, tokens = corpus.batch(step - 1, micro_batch), corpus.tokens(step - 1, micro_batch).tolist()
+    first = 0 if job.model.family in MASKED else 1  # nobody can name the first token of a row
     rows = []
     for number, sample in enumerate(corpus.sample_ids(step - 1, micro_batch)):
         place = corpus.place(sample)
-        first, of_documents = place.row * sequence, starts[place.source]
+        stretches = corpus.sources[place.source].stretches(place.row)
         asked = (batch.labels[number] != NOT_ASKED).nonzero().flatten().tolist()
         rows.append(
             SampleRow(
                 sample,
                 place.epoch,
-                first,
+                stretches[0].token,
                 tuple(tokens[number]),
                 tuple(batch.inputs[number].tolist()),
-                tuple(asked[1:] if shifted else asked),
-                tuple(_borders(of_documents, first, sequence)) if of_documents is not None else (),
+                tuple(at for at in asked if at >= first),
+                tuple(_borders(starts[place.source], stretches, job.train.sequence)),
                 parts[place.source][0],
             )
         )
@@ -67,13 +67,21 @@ def _document_starts(job: Job) -> npt.NDArray[np.int64] | None:
     return read_index(index).document_starts() if index is not None else None
 
 
-def _borders(starts: npt.NDArray[np.int64], first: int, length: int) -> Iterator[Border]:
-    document = int(np.searchsorted(starts, first, side="right")) - 1
-    yield Border(0, document, first - int(starts[document]))
-    for more in range(document + 1, len(starts) - 1):
-        if starts[more] >= first + length:
-            break
-        yield Border(int(starts[more]) - first, more)
+def _borders(
+    starts: npt.NDArray[np.int64] | None, stretches: Sequence[Stretch], sequence: int
+) -> Iterator[Border]:
+    """Of a row that has these ``stretches`` of the data."""
+    at = 0
+    for token, length in stretches if starts is not None else ():
+        assert starts is not None
+        document = int(np.searchsorted(starts, token, side="right")) - 1
+        yield Border(at, document, token - int(starts[document]))
+        for more in range(document + 1, int(np.searchsorted(starts, token + length))):
+            if starts[more] < starts[more + 1]:  # an empty one is nowhere
+                yield Border(at + int(starts[more]) - token, more)
+        at += length
+    if 0 < at < sequence:
+        yield Border(at, FILL)
 
 
 @click.command()

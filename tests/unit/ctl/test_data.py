@@ -16,7 +16,7 @@ from oobleckd.ctl import data, look
 from oobleckd.host.jobfile import load_job
 from oobleckd.prepare import build
 from oobleckd.prepare.build import PrepareProgress
-from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
+from oobleckd.protocol.samplerows import FILL, Border, SampleRow, SampleRows
 from tests.helpers.api_server import job_view
 from tests.helpers.corpora import DOCUMENTS, make_tokenizer
 from tests.helpers.one_process import OneProcess
@@ -194,6 +194,37 @@ def test_show_has_a_line_for_each_document_of_a_row(
     assert lines[3] == "  [4, 8) document 4"
     documents = _shown(ctl, rows_job, ROW, monkeypatch, "-o", "json").stdout.splitlines()
     assert [json.loads(each)["micro_batch"] for each in documents] == [0, 1]
+
+
+def test_show_says_what_fills_a_row_up(ctl: Ctl, rows_job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctl("data", "prepare", str(rows_job))
+    row = msgspec.structs.replace(ROW, borders=(Border(0, 3), Border(6, FILL)))
+    lines = _shown(ctl, rows_job, row, monkeypatch, "--micro-batch=1").stdout.splitlines()
+    assert (lines[1], lines[3:]) == ("  [0, 6) document 3", ["  [6, 8) fill"])
+
+
+def test_rows_are_packed_where_a_job_wants_it(ctl: Ctl, rows_job: Path, tmp_path: Path) -> None:
+    folder = ctl("data", "prepare", str(rows_job)).stdout.strip()
+    rows_job.write_text(rows_job.read_text() + 'sequences = "packed"\n')
+    for words in (("data", "stats"), ("submit", "--dry-run")):
+        refused = ctl(*words, str(rows_job))
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "is prepared, but not packed into rows of 8 tokens" in refused.stderr
+        assert f"`oobleckctl data prepare {rows_job}`" in refused.stderr
+    packed = ctl("data", "prepare", str(rows_job))
+    assert packed.stdout.strip() == folder
+    assert "packed into" in packed.stderr
+    told = ctl.json("data", "prepare", str(rows_job))
+    stats = ctl.json("data", "stats", str(rows_job))
+    assert (stats["rows"], stats["sequences"]) == ("packed", told["rows"])
+    assert stats["padding"] == told["padding"] > 0
+    assert f"{stats['targets']:,} in a pass" in ctl("data", "stats", str(rows_job)).stdout
+    rows_job.write_text(rows_job.read_text() + f'prepared = "{folder}"\non_long_document = "skip"\n')
+    assert "not packed" in ctl("data", "stats", str(rows_job)).stderr
+    assert ctl("data", "prepare", str(rows_job)).exit_code == 2  # all are longer
+    (tmp_path / "t.jsonl").unlink()
+    rows_job.write_text(rows_job.read_text().replace("sequence = 8", "sequence = 64"))
+    assert ctl("data", "prepare", str(rows_job)).stdout.strip() == folder
 
 
 def test_show_decodes_bytes_and_lets_nothing_out(

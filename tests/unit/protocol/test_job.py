@@ -12,7 +12,7 @@ from oobleckd.core.jobs import as_linked
 from oobleckd.ctl.reference import to_toml
 from oobleckd.host.jobfile import load_job
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.job import Job, parse_job, table_of
+from oobleckd.protocol.job import Job, parse_job, reads_the_same, table_of
 from oobleckd.protocol.jobdata import Data, same_data
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.units import parse_rate
@@ -140,6 +140,12 @@ def test_what_is_prepared_and_what_is_bytes(data: dict[str, str], prepared: bool
         ({"source": "npy", "path": "/t", "prepared": "/p"}, "data.prepared"),
         ({"source": "stdlib", "on_bad_row": "skip"}, "data.on_bad_row"),
         ({"source": "csv", "path": "/t"}, "data.source"),
+        ({"sequences": "packed"}, "data.sequences"),
+        ({"source": "text", "path": "/t", "sequences": "padded"}, "data.sequences"),
+        ({"source": "megatron", "path": "/t", "sequences": "packed"}, "data.sequences"),
+        ({"documents": "separate"}, "data.documents"),
+        ({"source": "bin", "path": "/t", "documents": "separate"}, "data.documents"),
+        ({"on_long_document": "cut"}, "data.on_long_document"),
     ],
 )
 def test_what_does_not_go_together_is_refused(data: dict[str, object], key: str) -> None:
@@ -153,6 +159,22 @@ def test_which_data_is_the_same_the_place_of_what_was_prepared_does_not_say() ->
     assert same_data(one, data_of(source="jsonl", path="/t", tokenizer="/a", prepared="/q", cache="/c"))
     assert not same_data(one, data_of(source="jsonl", path="/t", tokenizer="/b", prepared="/p"))
     assert not same_data(one, data_of(source="jsonl", path="/t", tokenizer="/a", eos=False))
+
+
+def test_a_plan_is_of_one_length_and_read_by_jobs_of_that() -> None:
+    def job(sequence: int, **data: str) -> Job:
+        table = {"source": "jsonl", "path": "/t", "tokenizer": "/a", **data}
+        return parse_job({"name": "a", "train": TRAIN | {"sequence": sequence}, "data": table})
+
+    assert reads_the_same(job(16), job(32))
+    assert reads_the_same(job(16, sequences="packed"), job(16, sequences="packed", documents="separate"))
+    for one, other in (
+        (job(16, sequences="packed"), job(32, sequences="packed")),
+        (job(16, sequences="packed"), job(16, sequences="padded")),
+        (job(16, sequences="packed"), job(16, sequences="packed", documents="joined")),
+        (job(16), job(16, documents="separate")),
+    ):
+        assert not reads_the_same(one, other)
 
 
 # --------------------------------------------------------------------------- several sources
@@ -247,6 +269,9 @@ def test_what_a_source_has_of_the_whole_table() -> None:
         },
     }).data  # fmt: skip
     code, web = (data.only(source) for source in data.sources)
-    assert code == Data(source="bin", path="/c")
-    assert web == Data(source="parquet", path="/w", column="body", tokenizer="/t", eos=False, cache="/c")
+    rows = {"sequences": "windows", "documents": "joined"}
+    assert code == Data(source="bin", path="/c", **rows)
+    assert web == Data(
+        source="parquet", path="/w", column="body", tokenizer="/t", eos=False, cache="/c", **rows
+    )
     assert (data.is_prepared, data.is_bytes, data.is_ready_made) == (True, False, False)

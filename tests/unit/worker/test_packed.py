@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from oobleckd.protocol.inputs import Input
-from oobleckd.protocol.job import Job
+from oobleckd.protocol.job import Job, jobs_of_sources
 from oobleckd.worker.data import inputs as inputs_module
 from oobleckd.worker.data.corpus import Corpus, open_corpus
 from oobleckd.worker.data.input_watch import Eyes
@@ -290,3 +290,40 @@ def test_rows_are_of_any_kind_of_numbers(tmp_path: Path) -> None:
     job = small_job("gpt2", model, data=data, train={"sequence": SEQUENCE})
     planned(job)
     assert open_corpus(job).tokens(0, 0).max() >= 100_000
+
+
+# --------------------------------------------------------------------------- several sources
+
+
+def mixed_job(places: dict[str, Path], **data: Any) -> Job:
+    sources = [
+        {"name": name, "kind": "jsonl", "path": "/t", "weight": 1, "prepared": str(place)}
+        for name, place in places.items()
+    ]
+    table = {"source": sources, "tokenizer": "/t", **data}
+    return small_job("gpt2", {**GPT2, "vocab_size": VOCAB}, data=table, train={"sequence": SEQUENCE})
+
+
+@pytest.mark.parametrize("way", ["packed", "padded", "windows"])
+def test_each_source_of_a_mixture_has_rows_of_its_own(folder: Path, tmp_path: Path, way: str) -> None:
+    other = prepared(tmp_path / "x", [np.arange(120, 124), np.arange(130, 145)] * 3, "uint16")
+    job = mixed_job({"one": folder, "two": other}, **WAYS[way])
+    if way != "windows":
+        with pytest.raises(UserError, match=r"^data\.source 'one': .* is not") as raised:
+            open_corpus(job)
+        assert "data prepare" in raised.value.hint
+        for _, part in jobs_of_sources(job):
+            planned(part)
+    corpus = open_corpus(job)
+    seen = set()
+    for step in STEPS:
+        for micro_batch in range(2):
+            batch = corpus.batch(step, micro_batch)
+            assert batch.num_targets == corpus.targets_of(step)[micro_batch] > 0
+            assert batch.documents is not None
+            seen |= {corpus.place(sample).source for sample in corpus.sample_ids(step, micro_batch)}
+    assert seen == {0, 1}
+    assert Eyes(corpus.inputs).verify() is None
+    part = corpus.inputs.part
+    assert part.files == (4 if way == "windows" else 10)
+    assert part.whole == corpus.inputs.digest()

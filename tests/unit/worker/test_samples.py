@@ -11,7 +11,7 @@ from oobleckd.protocol.job import parse_job
 from oobleckd.protocol.samplerows import Border, SampleRows
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.tools.samples import samples
-from tests.helpers.prepared import prepared
+from tests.helpers.prepared import planned, prepared
 
 LENGTHS = (5, 1, 30, 8, 20)
 BERT = {"family": "bert", "config": {"vocab_size": 70}}
@@ -20,6 +20,8 @@ BERT = {"family": "bert", "config": {"vocab_size": 70}}
 def shown(folder: Path, model: dict[str, object], data: dict[str, object]) -> SampleRows:
     train = {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 16}
     job = parse_job({"name": "a", "train": train, "model": model, "data": data})
+    if job.data.row_kind != "windows":
+        planned(job)
     told = samples(job, 2, 1)
     corpus = open_corpus(job)
     assert [row.sample for row in told.rows] == list(corpus.sample_ids(1, 1))
@@ -57,6 +59,28 @@ def test_a_megatron_data_set_has_borders_and_a_plain_file_none(folder: Path) -> 
     (folder / "tokens.idx").unlink()
     told = shown(folder, {}, {"source": "bin", "path": f"{folder}/tokens.bin"})
     assert not any(row.borders for row in told.rows)
+
+
+def test_packed_rows_have_the_borders_of_their_pieces_and_of_the_fill(folder: Path) -> None:
+    table = {"source": "jsonl", "path": "t", "prepared": str(folder), "sequences": "packed"}
+    told = shown(folder, {}, table)
+    ends = np.cumsum(LENGTHS)
+    for row in told.rows:
+        fill = next((border.at for border in row.borders if border.is_fill), 16)
+        assert row.borders[0].at == 0
+        assert row.start == row.tokens[0]
+        edges = [*(border.at for border in row.borders if not border.is_fill), fill]
+        for border, end in zip(row.borders, edges[1:], strict=False):
+            first = int(ends[border.document] - LENGTHS[border.document]) + border.into
+            assert row.tokens[border.at : end] == tuple(range(first, first + end - border.at))
+        assert row.tokens[fill:] == (0,) * (16 - fill)
+        assert row.asked == tuple(sorted(set(range(fill)) - set(edges)))
+
+
+def test_windows_of_separate_documents_ask_for_no_first_token(folder: Path) -> None:
+    table = {"source": "megatron", "path": f"{folder}/tokens", "documents": "separate"}
+    for row in shown(folder, {}, table).rows:
+        assert row.asked == tuple(sorted(set(range(16)) - {border.at for border in row.borders}))
 
 
 def test_a_masked_model_is_asked_for_what_is_hidden(folder: Path) -> None:
