@@ -15,7 +15,7 @@ from tests.helpers.engine_jobs import GOAL, SCHEDULES, STAGES, Reference, any_de
 def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """A job, and what it comes to without failures."""
     tmp_path = tmp_path_factory.mktemp("rows")
-    spec = job_on_documents("llama", tmp_path, request.param, steps=GOAL, global_batch=16)
+    spec = job_on_documents("llama", tmp_path, request.param, steps=GOAL, global_batch=8)
     world = World(spec, STAGES, 0, tmp_path)
     world.run()
     return spec, world.losses, world.weights()
