@@ -28,21 +28,31 @@ def model_of(family: str) -> dict[str, Any]:
     return small_config(family, vocab_size=VOCAB, **more)
 
 
-def job_on_documents(family: str, tmp_path: Path, way: str, **train: Any) -> Job:
-    """On documents of up to 24 tokens, chats of up to a row; none of these is 0, with which some families
-    fill up. ``train`` besides micro-batches of 2 rows of ``SEQUENCE``.
+def data_of(tmp_path: Path, way: str, sequence: int = SEQUENCE, vocab: int = VOCAB) -> dict[str, Any]:
+    """The table [data] of a job: documents of up to 24 tokens, chats of up to a row. No token is 0, which
+    some families fill up with.
     """
     dice, has_chats = np.random.default_rng(0), "chats" in way
-    sizes = dice.integers(1, SEQUENCE + 1 if has_chats else 25, 60)
-    documents = [dice.integers(1, VOCAB - 1, size) for size in sizes]
+    sizes = dice.integers(1, min(sequence, 24) + 1 if has_chats else 25, 60)
+    documents = [dice.integers(1, vocab - 1, size) for size in sizes]
     asked = [dice.random(size) < dice.random() / 2 for size in sizes if has_chats]
     folder = prepared(tmp_path / ("0" * 32), documents, "uint16", asked=asked)
+    return {"source": "jsonl", "path": "/nowhere.jsonl", "prepared": str(folder), **WAYS[way]}
+
+
+def job_on_documents(family: str, tmp_path: Path, way: str, **train: Any) -> Job:
+    """A job on those; ``train`` besides micro-batches of 2 rows of ``SEQUENCE``."""
     job = small_job(
         family, model_of(family),
-        data={"source": "jsonl", "path": "/nowhere.jsonl", "prepared": str(folder), **WAYS[way]},
+        data=data_of(tmp_path, way),
         train={"micro_batch": 2, "sequence": SEQUENCE, **train},
         checkpoint={"dir": str(tmp_path)},
     )  # fmt: skip
+    return with_plan(job)
+
+
+def with_plan(job: Job) -> Job:
+    """``job``, whose plan is made."""
     if job.data.row_kind != "windows":
         planned(job)
     return job
