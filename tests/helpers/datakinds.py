@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from oobleckd.protocol.job import jobs_of_sources
 from tests.helpers.cluster import tiny_job
@@ -69,9 +68,7 @@ def _source(place: Path, seed: int, *, chats: bool = False) -> dict[str, Any]:
     dice = np.random.default_rng(seed)
     lengths = dice.integers(1, _LONGEST, 200)
     documents = [dice.integers(0, 256, length) for length in lengths]
-    asked: npt.NDArray[np.bool_] | None = None
-    if chats:
-        asked = np.concatenate([np.arange(length) >= dice.integers(0, length) for length in lengths])
+    asked = [np.arange(length) >= dice.integers(0, length) for length in lengths] if chats else []
     folder = prepared(place / f"{seed:032x}", documents, "uint16", asked=asked)
     return {"path": "/none", "prepared": str(folder), **({"format": "chat"} if chats else {})}
 

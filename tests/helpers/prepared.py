@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from oobleckd.prepare.plans import plan_of
 from oobleckd.protocol.job import Job
+from oobleckd.tokens.asked import AskedWriter
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.index import write_index
 from oobleckd.tokens.manifest import (
@@ -34,26 +35,19 @@ def prepared(
     documents: Sequence[npt.NDArray[Any]],
     dtype: str,
     *,
-    asked: npt.NDArray[np.bool_] | None = None,
     bad_rows: Sequence[tuple[str, int, str]] = (),
+    asked: Sequence[npt.NDArray[np.bool_]] = (),
     **fields: Any,
 ) -> Path:
-    """``folder`` with ``documents``; ``asked``: of each token of chats, whether the loss asks for it;
-    ``fields`` of its manifest that are to be others.
+    """``folder`` with ``documents``; ``asked``: tokens of chats that the loss asks for; ``fields`` of its
+    manifest that are to be others.
     """
     folder.mkdir(parents=True)
     tokens = np.concatenate(documents) if documents else np.zeros(0)
-    if asked is not None:
-        np.packbits(asked, bitorder="little").tofile(folder / LOSS)
-        loss_sha256, loss_crcs = checksums(folder / LOSS)
-        fields |= {
-            "format": FORMAT_OF_CHATS,
-            "asked": int(asked.sum()),
-            "loss_sha256": loss_sha256,
-            "loss_crcs": loss_crcs,
-        }
     tokens.astype(NAMED[dtype]).tofile(folder / TOKENS)
     write_index(folder / INDEX, NAMED[dtype], np.array([len(each) for each in documents], np.int32))
+    if asked:
+        fields |= _loss_of(folder, np.concatenate(asked))
     bin_sha256, crcs = checksums(folder / TOKENS)
     manifest = Manifest(
         digest=folder.name,
@@ -72,6 +66,21 @@ def prepared(
     )
     write_manifest(folder, manifest)
     return folder
+
+
+def _loss_of(folder: Path, asked: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Write the loss.bin of ``folder``; what its manifest says of it."""
+    with (folder / LOSS).open("wb") as file:
+        writer = AskedWriter(file)
+        writer.add(asked)
+        writer.end()
+    sha256, crcs = checksums(folder / LOSS)
+    return {
+        "asked": int(asked.sum()),
+        "loss_sha256": sha256,
+        "loss_crcs": crcs,
+        "format": FORMAT_OF_CHATS,
+    }
 
 
 def planned(job: Job) -> Path:
