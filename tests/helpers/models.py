@@ -83,7 +83,9 @@ def some_batch(spec: ModelSpec) -> Batch:
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, spec.config.vocab_size, (2, 8), generator=generator)
     if spec.job.model.family in MASKED:
-        return Masking(spec.job.train.seed, spec.config.vocab_size - 1, spec.config.vocab_size)(tokens, 0, 0)
+        return Masking(spec.job.train.seed, spec.config.vocab_size - 1, spec.config.vocab_size)(
+            tokens, [8, 8], 0, 0
+        )
     return Batch(tokens, tokens)
 
 
