@@ -87,7 +87,10 @@ def _with_folders(data: Data) -> Data:
         for key in ("tokenizer", "cache", "prepared")
         if (text := getattr(data, key)) and text != FROM_CHECKPOINT
     }
-    return msgspec.structs.replace(data, **changed)
+    chat = data.chat
+    if chat.template:
+        chat = msgspec.structs.replace(chat, template=str(Path(chat.template).expanduser().absolute()))
+    return msgspec.structs.replace(data, chat=chat, **changed)
 
 
 def _with_path(data: Data, source: Path, key: str) -> Data:

@@ -17,26 +17,29 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
 from oobleckd import __version__
 from oobleckd.host.durable import sync_directory
-from oobleckd.prepare.piece import PieceReport, PieceSetup, done_of, report_of, tokens_of
+from oobleckd.prepare.piece import PieceReport, PieceSetup, done_of, loss_of, report_of, tokens_of
 from oobleckd.prepare.plans import plan_of
 from oobleckd.prepare.pool import PieceRefused, Pool
 from oobleckd.prepare.rows import lines_before, place_of
 from oobleckd.prepare.sources import TextPiece
-from oobleckd.prepare.wanted import Stat, WantedData, digest_of, find, look_at, wanted_of
+from oobleckd.prepare.wanted import BAD_ROW, Stat, WantedData, digest_of, find, look_at, wanted_of
 from oobleckd.prepare.worker import NO_ROOM
 from oobleckd.protocol.job import Job
+from oobleckd.tokens.asked import Asked, AskedWriter
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.index import write_index
 from oobleckd.tokens.manifest import (
+    FORMAT_OF_CHATS,
     INDEX,
+    LOSS,
     MAX_BAD_ROWS,
     TOKENS,
     BadRow,
@@ -204,7 +207,7 @@ def _setup(wanted: WantedData, building: Path) -> PieceSetup:
     tokenizer, data = wanted.tokenizer, wanted.data
     return PieceSetup(
         wanted.kind, data.column, str(tokenizer.file), tokenizer.eos, tokenizer.bos, wanted.dtype,
-        data.on_bad_row == "skip", str(building),
+        data.on_bad_row == "skip", str(building), wanted.chat,
     )  # fmt: skip
 
 
@@ -228,7 +231,7 @@ def _refused(wanted: WantedData, pieces: Sequence[TextPiece], error: PieceRefuse
         file, line = place_of(wanted.kind, part, refused.bad.row, before)
         return DataError(
             f"{file}{f':{line}' if line else ''}: {refused.problem}",
-            'mend it, or set data.on_bad_row = "skip": such rows are left out then, and counted',
+            refused.bad.hint or BAD_ROW,
         )
     return _Gone(refused.problem) if refused.gone else DataError(refused.problem, refused.hint)
 
@@ -253,6 +256,8 @@ def _finish(
     making.mkdir()
     try:
         _join(building, reports, making / TOKENS, told)
+        if wanted.chat is not None:
+            _join_loss(building, reports, making / LOSS)
         lengths = np.frombuffer(b"".join(report.lengths for report in reports), "<i4")
         write_index(making / INDEX, NAMED[wanted.dtype], lengths)
         manifest = _manifest(wanted, sources, reports, making)
@@ -291,11 +296,29 @@ def _join(
                     file.write(data)
                     done += len(data)
             if crc != report.crc:
-                done_of(building, report.number).unlink(missing_ok=True)
-                raise DataError(f"{path} is damaged", "run it again: that piece alone is made anew")
+                raise _damaged(path, building, report)
             told(PrepareProgress("join", done, total))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _join_loss(building: Path, reports: Sequence[PieceReport], target: Path) -> None:
+    with target.open("xb") as file:
+        writer = AskedWriter(file)
+        for report in reports:
+            path = loss_of(building, report.number)
+            data = path.read_bytes()
+            if zlib.crc32(data) != report.loss_crc:
+                raise _damaged(path, building, report)
+            writer.add(Asked(np.frombuffer(data, np.uint8)).mask(0, report.tokens))
+        writer.end()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _damaged(path: Path, building: Path, report: PieceReport) -> DataError:
+    done_of(building, report.number).unlink(missing_ok=True)
+    return DataError(f"{path} is damaged", "run it again: that piece alone is made anew")
 
 
 def _manifest(
@@ -322,7 +345,17 @@ def _manifest(
         eos=wanted.tokenizer.eos,
         bos=wanted.tokenizer.bos,
         versions={"oobleckd": __version__, "tokenizers": tokenizers.__version__},
+        **_loss_fields(reports, making),
     )
+
+
+def _loss_fields(reports: Sequence[PieceReport], making: Path) -> dict[str, Any]:
+    """What a manifest has of chats alone."""
+    if not (making / LOSS).is_file():
+        return {}
+    loss_sha256, loss_crcs = checksums(making / LOSS)
+    asked = sum(report.asked for report in reports)
+    return {"format": FORMAT_OF_CHATS, "asked": asked, "loss_crcs": loss_crcs, "loss_sha256": loss_sha256}
 
 
 def _bad_rows(wanted: WantedData, reports: Sequence[PieceReport]) -> Iterator[BadRow]:

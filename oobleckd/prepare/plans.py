@@ -19,9 +19,10 @@ import numpy as np
 
 from oobleckd.host.durable import sync_directory, write_whole
 from oobleckd.protocol.job import Job
+from oobleckd.tokens.asked import Asked
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.index import read_index
-from oobleckd.tokens.manifest import INDEX, Manifest, again_hint, checksums
+from oobleckd.tokens.manifest import INDEX, LOSS, Manifest, again_hint, checksums
 from oobleckd.tokens.packing import PackRule, RowBlock, pack, rule_of
 from oobleckd.tokens.plan import ARRAYS, PLAN, PlanManifest, file_of, plan_folder, read_plan
 from oobleckd.words import count, noun
@@ -69,10 +70,12 @@ def plan_of(
 def _made(
     place: Path, folder: Path, manifest: Manifest, rule: PackRule, told: Callable[[int], None]
 ) -> PlanManifest:
-    index = folder / INDEX
-    if checksums(index)[0] != manifest.idx_sha256:
-        raise DataError(f"{index} is not what its manifest says", again_hint(folder))
-    rows = pack(read_index(index).document_starts(), rule)
+    sums = {INDEX: manifest.idx_sha256, **({LOSS: manifest.loss_sha256} if manifest.has_loss else {})}
+    for name, sha256 in sums.items():
+        if checksums(folder / name)[0] != sha256:
+            raise DataError(f"{folder / name} is not what its manifest says", again_hint(folder))
+    asked = Asked(np.memmap(folder / LOSS, np.uint8, mode="r")) if manifest.has_loss else None
+    rows = pack(read_index(folder / INDEX).document_starts(), rule, asked)
     shutil.rmtree(place, ignore_errors=True)
     return _write(place, manifest, rule, rows, told)
 
@@ -124,8 +127,8 @@ def _written(
     whole = hashlib.sha256()
     sums = {name: checksums(making / file_of(name), whole)[1] for name in ARRAYS}
     return PlanManifest(
-        index=manifest.idx_sha256, asked="", rule=rule, rows=rows, pieces=pieces, filled=filled,
-        targets=targets, long=long, idle=idle, sha256=whole.hexdigest(), crcs=sums,
+        index=manifest.idx_sha256, asked=manifest.loss_sha256, rule=rule, rows=rows, pieces=pieces,
+        filled=filled, targets=targets, long=long, idle=idle, sha256=whole.hexdigest(), crcs=sums,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The rows of a part of a source, one after another: text, or why a row has none.
+"""The rows of a part of a source, one after another: what stands in their columns, or why nothing does.
 
 Owns the formats that need no library: JSONL, plain or compressed, and text files, each of which is a row.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple, cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from oobleckd.prepare import arrows
 from oobleckd.prepare.objects import SourcePath, StoredObject, open_file, size_of
@@ -28,30 +29,59 @@ _NO_JSON = "is no JSON"
 _BOM = b"\xef\xbb\xbf"
 
 
-class TextRow(NamedTuple):
-    """Number ``number`` of its part (from 0), up to byte ``done`` of the part's work. ``problem``: what is
-    wrong with it.
+class RowColumns(NamedTuple):
+    """What is read of a row: columns of ``text``; of ``lists`` of tables; and ``more``, of anything, which a
+    row need not have.
+    """
+
+    text: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those that every row has."""
+        return self.text + self.lists
+
+
+class SourceRow(NamedTuple):
+    """Number ``number`` of its part (from 0), up to byte ``done`` of the part's work. ``values``: by column;
+    ``problem``: what is wrong with it.
     """
 
     number: int
-    text: str
+    values: Mapping[str, Any]
     done: int
     problem: str = ""
 
 
-def rows_of(kind: Kind, part: Part, column: str) -> Iterator[TextRow]:
+class RowProblem(ValueError):
+    """What is wrong with a row. ``hint``: what to do where the row is right, and the job cannot read it: no
+    such row is skipped.
+    """
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem, self.hint = problem, hint
+
+
+def rows_of(kind: Kind, part: Part, columns: RowColumns) -> Iterator[SourceRow]:
     """Raises DataError where the file cannot be read on."""
     path = part.file
     try:
         match kind:
             case "jsonl":
-                yield from _json_lines(part, path, column)
+                yield from _json_lines(part, path, columns)
             case "text":
-                yield _whole(path)
+                yield _whole(path, *columns.text)
             case "parquet":
-                yield from _columns(part, arrows.text_of_groups(path, part.begin, part.stop, column))
+                yield from _table_rows(
+                    part, columns, arrows.values_of_groups(path, part.begin, part.stop, columns)
+                )
             case "arrow":
-                yield from _columns(part, arrows.text_of_batches(path, part.begin, part.stop, column))
+                yield from _table_rows(
+                    part, columns, arrows.values_of_batches(path, part.begin, part.stop, columns)
+                )
     except OSError as error:
         if error.strerror:
             raise DataError(f"{path}: {error.strerror}", "make it readable for this user") from error
@@ -104,8 +134,9 @@ def columns_of(path: SourcePath) -> Sequence[str]:
 # --------------------------------------------------------------------------- JSONL
 
 
-def _json_lines(part: Part, path: SourcePath, column: str) -> Iterator[TextRow]:
-    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_shape(column))
+def _json_lines(part: Part, path: SourcePath, columns: RowColumns) -> Iterator[SourceRow]:
+    shape = _shape(columns)
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(shape)
     with _opened(path) as (file, place):
         at, number = part.begin, -1
         if part.begin:  # a line belongs to the part in which it begins
@@ -117,29 +148,40 @@ def _json_lines(part: Part, path: SourcePath, column: str) -> Iterator[TextRow]:
             at += len(line)
             if len(line) == MAX_DOCUMENT and not line.endswith(b"\n"):
                 at += _to_line_end(file)
-                yield TextRow(number, "", place() - part.begin, f"is longer than {size(MAX_DOCUMENT)}")
+                yield SourceRow(number, {}, place() - part.begin, f"is longer than {size(MAX_DOCUMENT)}")
             elif line.strip():
-                text, problem = _decoded(
-                    decoder, line.removeprefix(_BOM) if at == len(line) else line, column
+                values, problem = _decoded(
+                    decoder, line.removeprefix(_BOM) if at == len(line) else line, columns
                 )
-                yield TextRow(number, text, (at if plain else place()) - part.begin, problem)
+                yield SourceRow(number, values, (at if plain else place()) - part.begin, problem)
 
 
-def _shape(column: str) -> type[msgspec.Struct]:
-    """A row of which everything but ``column`` is passed over."""
-    kind = str | msgspec.UnsetType
-    return msgspec.defstruct("Row", [("text", kind, msgspec.UNSET)], rename={"text": column}, frozen=True)
+def _shape(columns: RowColumns) -> type[msgspec.Struct]:
+    """A row of which all other columns are passed over."""
+    kinds: dict[str, Any] = {
+        **dict.fromkeys(columns.text, str),
+        **dict.fromkeys(columns.lists, list[dict[str, Any]]),
+        **dict.fromkeys(columns.more, Any),
+    }
+    fields = [(f"column{number}", kind | UnsetType, UNSET) for number, kind in enumerate(kinds.values())]
+    names = {f"column{number}": name for number, name in enumerate(kinds)}
+    return msgspec.defstruct("Row", fields, rename=names, frozen=True)
 
 
-def _decoded(decoder: msgspec.json.Decoder[Any], line: bytes, column: str) -> tuple[str, str]:
+def _decoded(
+    decoder: msgspec.json.Decoder[Any], line: bytes, columns: RowColumns
+) -> tuple[Mapping[str, Any], str]:
     try:
-        text = decoder.decode(line).text
+        row = decoder.decode(line)
     except (*UNREADABLE, RecursionError) as error:
-        return "", _why(line, column, error)
-    return ("", f"has no column {column!r}") if text is msgspec.UNSET else (text, "")
+        return {}, _why(line, columns, error)
+    there = zip((*columns.needed, *columns.more), msgspec.structs.astuple(row), strict=True)
+    values = {name: value for name, value in there if value is not UNSET}
+    missing = next((name for name in columns.needed if name not in values), None)
+    return (values, "") if missing is None else ({}, f"has no column {missing!r}")
 
 
-def _why(line: bytes, column: str, error: Exception) -> str:
+def _why(line: bytes, columns: RowColumns, error: Exception) -> str:
     """What is wrong with a row, for people."""
     try:
         line.decode()
@@ -156,7 +198,20 @@ def _why(line: bytes, column: str, error: Exception) -> str:
         return "not JSON: too deep"
     if not isinstance(row, dict):
         return f"no object, but {shown(row)}"
-    return f"its {column!r} is no text, but {shown(row[column])}" if column in row else problem_of(error)
+    return next(_misfits(row, columns), problem_of(error))
+
+
+def _misfits(row: Mapping[str, Any], columns: RowColumns) -> Iterator[str]:
+    """Which columns are of another kind than is wanted."""
+    for name in columns.text:
+        if name in row and not isinstance(row[name], str):
+            yield f"its {name!r} is no text, but {shown(row[name])}"
+    for name in columns.lists:
+        said = row.get(name, [])
+        if not isinstance(said, list):
+            yield f"its {name!r} is no list, but {shown(said)}"
+        elif odd := [each for each in said if not isinstance(each, dict)]:
+            yield f"its {name!r} has {shown(odd[0])} where a table is to be"
 
 
 @contextmanager
@@ -195,27 +250,31 @@ def _to_line_end(file: IO[bytes]) -> int:
 # --------------------------------------------------------------------------- others
 
 
-def _whole(path: SourcePath) -> TextRow:
+def _whole(path: SourcePath, column: str) -> SourceRow:
     num_bytes = size_of(path)
     if num_bytes > MAX_DOCUMENT:
-        return TextRow(0, "", num_bytes, f"is longer than {size(MAX_DOCUMENT)}")
+        return SourceRow(0, {}, num_bytes, f"is longer than {size(MAX_DOCUMENT)}")
     with open_file(path) as file:
         data = file.read()
     # Of files in folders this is known before one of them is read.
     if isinstance(path, StoredObject) and (problem := problem_of_text(data)):
-        return TextRow(0, "", num_bytes, problem)
+        return SourceRow(0, {}, num_bytes, problem)
     try:
-        return TextRow(0, data.decode("utf-8-sig"), num_bytes)
+        return SourceRow(0, {column: data.decode("utf-8-sig")}, num_bytes)
     except UnicodeDecodeError as error:
-        return TextRow(0, "", num_bytes, f"not UTF-8 at byte {error.start:,}")
+        return SourceRow(0, {}, num_bytes, f"not UTF-8 at byte {error.start:,}")
 
 
-def _columns(part: Part, batches: Iterable[Sequence[str | None]]) -> Iterator[TextRow]:
-    for number, text in enumerate(text for batch in batches for text in batch):
+def _table_rows(
+    part: Part, columns: RowColumns, batches: Iterable[Iterable[Mapping[str, Any]]]
+) -> Iterator[SourceRow]:
+    needed = columns.needed
+    for number, values in enumerate(values for batch in batches for values in batch):
         done = part.num_bytes * (number + 1) // part.num_rows if part.num_rows else 0
-        if text is None:
-            yield TextRow(number, "", done, "has nothing there (null)")
-        elif len(text) > MAX_DOCUMENT:
-            yield TextRow(number, "", done, f"is longer than {size(MAX_DOCUMENT)}")
+        if missing := [name for name in needed if values[name] is None]:
+            where = "there" if len(needed) == 1 else f"in {missing[0]!r}"
+            yield SourceRow(number, {}, done, f"has nothing {where} (null)")
+        elif any(len(values[name]) > MAX_DOCUMENT for name in columns.text):
+            yield SourceRow(number, {}, done, f"is longer than {size(MAX_DOCUMENT)}")
         else:
-            yield TextRow(number, text, done)
+            yield SourceRow(number, values, done)

@@ -1,7 +1,8 @@
-"""The tokenizer of a job: its file, how many numbers it has, and which of them end and begin a document.
+"""The tokenizer of a job: its file, how many numbers it has, which of them end and begin a document, and its
+chat template.
 
-Owns where these are looked for: in ``tokenizer_config.json`` and the configurations beside
-``tokenizer.json``, as transformers does, and among the names that are in use where nothing is said.
+Owns where these are looked for: in ``tokenizer_config.json`` and the files beside ``tokenizer.json``, as
+transformers does, and of numbers among the names that are in use where nothing is said.
 ``tokenizers`` itself is loaded when a tokenizer is opened.
 """
 
@@ -26,6 +27,7 @@ _USUAL = {
     "eos": ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>"),
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "<|bos|>", "[BOS]", "<|startoftext|>"),
 }
+_DEFAULT = "default"
 NONE = -1
 """In place of the number of a token that there is not to be."""
 
@@ -71,7 +73,7 @@ def tokenizer_of(job: Job) -> TokenizerOf:
         raise DataError(f"data.tokenizer: {file} has no tokens", _HINT)
     ends = [
         _number_of(kind, file, numbers) if wanted else NONE
-        for kind, wanted in (("eos", job.data.eos), ("bos", job.data.bos))
+        for kind, wanted in (("eos", job.data.writes_eos), ("bos", job.data.bos))
     ]
     _check_vocabulary(job, size)
     return TokenizerOf(file, hashlib.sha256(file.read_bytes()).hexdigest(), size, *ends)
@@ -90,6 +92,94 @@ def opened(file: Path) -> Any:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def see_all_characters(tokenizer: Any) -> None:
+    """Make it say of each token where all its characters were."""
+    # Llama 3's, and others, leave blanks out of what a token covers, so the indents of an answer's code would
+    # be part of nothing. What else a post-processor does, adding tokens, nobody asks for. (D-data-024)
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
+
+
+def special_of(file: Path) -> tuple[str, ...]:
+    """The tokens that nothing but their name stands for, as text. Raises DataError."""
+    added = opened(file).get_added_tokens_decoder()
+    return tuple(token.content for _, token in sorted(added.items()) if token.special)
+
+
+def words_of(folder: Path) -> dict[str, str | None]:
+    """What the files beside a tokenizer call its special tokens: name -> text; None: there is none."""
+    words: dict[str, str | None] = {}
+    for name in reversed(_CONFIGS[:2]):
+        for key, said in _config(folder / name).items():
+            match said:
+                case {"content": str(text)} | str(text) if key.endswith("_token"):
+                    words[key] = text
+                case None if key.endswith("_token"):
+                    words[key] = None
+                case _:
+                    pass
+    return words
+
+
+def templates_of(job: Job, folder: Path) -> dict[str, str]:
+    """The chat templates of ``job``, by name; ``default`` among them. Raises DataError."""
+    if job.data.chat.template:
+        return {_DEFAULT: _read(Path(job.data.chat.template).expanduser(), "data.chat.template")}
+    found = {
+        name: _read(file, "data.chat")
+        for name, file in (
+            (_DEFAULT, folder / "chat_template.jinja"),
+            *((file.stem, file) for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))),
+        )
+        if file.is_file()
+    } or _told(_config(folder / _CONFIGS[0]).get("chat_template"))
+    if _DEFAULT not in found:
+        several = f" that is the default; it has {', '.join(sorted(found))}" if found else ""
+        raise DataError(
+            f"data.chat: {folder} has no chat template{several}",
+            f"put one into {folder / 'chat_template.jinja'}, or name one in data.chat.template",
+        )
+    return found
+
+
+def _told(said: Any) -> dict[str, str]:
+    """Templates, as a configuration has one or several."""
+    match said:
+        case str():
+            return {_DEFAULT: said}
+        case list():
+            return {each["name"]: each["template"] for each in said if _is_template(each)}
+        case _:
+            return {}
+
+
+def _is_template(said: Any) -> bool:
+    match said:
+        case {"name": str(), "template": str()}:
+            return True
+        case _:
+            return False
+
+
+def _read(file: Path, key: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{key}: {file} is not UTF-8", "name a file with a Jinja template") from error
+    except OSError as error:
+        raise DataError(f"{key}: {file}: {error.strerror}", "name a file with a Jinja template") from error
+
+
+def _config(file: Path) -> dict[str, Any]:
+    """What a configuration has; nothing where there is none that can be read."""
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _number_of(kind: str, file: Path, numbers: dict[str, int]) -> int:
@@ -111,12 +201,7 @@ def _number_of(kind: str, file: Path, numbers: dict[str, int]) -> int:
 def _said(kind: str, folder: Path) -> Iterator[str | int]:
     """What the files beside a tokenizer say, the most certain first."""
     for name in _CONFIGS:
-        try:
-            config = json.loads((folder / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            continue
-        if not isinstance(config, dict):
-            continue
+        config = _config(folder / name)
         for said in (config.get(f"{kind}_token"), config.get(f"{kind}_token_id")):
             match said:
                 case {"content": str(text)}:

@@ -15,19 +15,21 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from oobleckd.prepare.arrows import check_column, no_column
+from oobleckd.prepare.arrows import check_columns, no_column
+from oobleckd.prepare.chats import ChatSetup, RowReader, check_templates, reader_of
 from oobleckd.prepare.objects import SourcePath, StoredObject, is_url
-from oobleckd.prepare.rows import columns_of
+from oobleckd.prepare.rows import RowProblem, columns_of, place_of, rows_of
 from oobleckd.prepare.sources import Kind, TextPiece, check_text, files_of, is_pattern, pieces_of, root_of
-from oobleckd.prepare.tokenizer import TokenizerOf, tokenizer_of
+from oobleckd.prepare.tokenizer import TokenizerOf, special_of, templates_of, tokenizer_of, words_of
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobdata import Data
 from oobleckd.tokens.dtypes import NAMED, smallest
 from oobleckd.tokens.errors import DataError
-from oobleckd.tokens.manifest import FORMAT, Manifest, SourceFile, read_manifest
+from oobleckd.tokens.manifest import FORMAT, FORMAT_OF_CHATS, Manifest, SourceFile, read_manifest
 from oobleckd.words import count
 
 _KINDS: dict[str, Kind] = {"jsonl": "jsonl", "text": "text", "parquet": "parquet", "arrow": "arrow"}
+BAD_ROW = 'mend it, or set data.on_bad_row = "skip": such rows are left out then, and counted'
 _NAME = re.compile(r"[0-9a-f]{32}")
 _DIGITS = 32
 
@@ -49,7 +51,7 @@ class Stat(NamedTuple):
 
 
 class WantedData(NamedTuple):
-    """``settings``: a digest of all but the sources that decides the tokens."""
+    """``settings``: a digest of all but the sources that decides the tokens; ``chat``: None of text."""
 
     data: Data
     kind: Kind
@@ -58,6 +60,7 @@ class WantedData(NamedTuple):
     dtype: str
     cache: Path
     settings: str
+    chat: ChatSetup | None
 
     @property
     def num_bytes(self) -> int:
@@ -84,10 +87,14 @@ def wanted_of(job: Job) -> WantedData:
     cache = cache_of(data)
     tokenizer = tokenizer_of(job)
     dtype = _dtype_of(data, tokenizer.size)
-    said = (FORMAT, kind, data.column, tokenizer.sha256, tokenizer.eos, tokenizer.bos, dtype, data.on_bad_row)
+    chat = _chat_of(job, tokenizer)
+    said: tuple[object, ...] = (
+        FORMAT if chat is None else FORMAT_OF_CHATS, kind, data.column, tokenizer.sha256, tokenizer.eos,
+        tokenizer.bos, dtype, data.on_bad_row, *([] if chat is None else [chat]),
+    )  # fmt: skip
     settings = hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:_DIGITS]
     files = tuple(_stat(file) for file in files_of(kind, data.path, cache))
-    return WantedData(data, kind, files, tokenizer, dtype, cache, settings)
+    return WantedData(data, kind, files, tokenizer, dtype, cache, settings, chat)
 
 
 def look_at(wanted: WantedData) -> None:
@@ -101,11 +108,27 @@ def look_at(wanted: WantedData) -> None:
     if not wanted.num_bytes:
         return
     first = next(stat.file for stat in wanted.files if stat.size)
-    column = wanted.data.column
+    reader = reader_of(wanted.data.column, wanted.chat)
     if wanted.kind != "jsonl":
-        check_column(first, column, parquet=wanted.kind == "parquet")
-    elif (names := columns_of(first)) and column not in names:
-        raise no_column(first, column, names)
+        check_columns(first, reader.columns, parquet=wanted.kind == "parquet")
+    elif (names := columns_of(first)) and not set(reader.columns.needed) <= set(names):
+        raise no_column(first, reader.columns, names)
+    if wanted.chat is not None and wanted.data.on_bad_row == "fail" and isinstance(first, Path):
+        _look_at_chat(wanted.kind, first, reader)
+
+
+def _look_at_chat(kind: Kind, file: Path, reader: RowReader) -> None:
+    """Whether the template takes the first row: one that takes none is found before all is read."""
+    part = pieces_of(kind, [file])[0].parts[0]
+    for row in rows_of(kind, part, reader.columns):
+        if row.problem:
+            return  # whoever prepares it says so
+        try:
+            list(reader.texts(row.values))
+        except RowProblem as error:
+            path, line = place_of(kind, part, row.number)
+            raise DataError(f"{path}:{line}: {error.problem}", error.hint or BAD_ROW) from error
+        return
 
 
 def find(wanted: WantedData) -> FoundFolder | None:
@@ -175,6 +198,25 @@ def _stat(file: SourcePath) -> Stat:
     except OSError as error:
         raise DataError(f"data.path: {file}: {error.strerror}", "make it readable for this user") from error
     return Stat(str(file), stat.st_size, stat.st_mtime_ns)
+
+
+def _chat_of(job: Job, tokenizer: TokenizerOf) -> ChatSetup | None:
+    """How chats of ``job`` become text; None of text. Raises DataError."""
+    data = job.data
+    match data.format:
+        case "text":
+            return None
+        case "completion":
+            return ChatSetup("completion")
+        case "chat":
+            folder = tokenizer.file.parent
+            templates, words = templates_of(job, folder), words_of(folder)
+            setup = ChatSetup(
+                "chat", data.chat.roles, data.chat.unroll, templates,
+                {name: word for name, word in words.items() if word is not None}, special_of(tokenizer.file),
+            )  # fmt: skip
+            check_templates(setup, folder, words.keys())
+            return setup
 
 
 def _dtype_of(data: Data, size: int) -> str:

@@ -20,22 +20,39 @@ _ROWS = frozenset({"jsonl", "parquet", "arrow"})
 """Sources that are prepared before they can be trained on."""
 _WITHOUT_DOCUMENTS = frozenset({"npy", "llmc", "bin"})
 _OF_PREPARED = ("tokenizer", "eos", "bos", "on_bad_row", "cache", "prepared")
-_OF_SOURCE = frozenset({"data", "data.path", "data.column", "data.dtype", "data.prepared"})
-_NAMES_DATA = ("source", "path", "tokenizer", "column", "eos", "bos")
+_OF_SOURCE = frozenset(
+    {
+        "data",
+        "data.path",
+        "data.column",
+        "data.dtype",
+        "data.format",
+        "data.prepared",
+    }
+)
+_NAMES_DATA = ("source", "path", "tokenizer", "column", "eos", "bos", "format", "chat")
 FROM_CHECKPOINT = "model.checkpoint"
 """In place of a tokenizer's path: that beside the weights."""
 _SEVERAL = "what belongs to one of several sources stands in its own [[data.source]] table"
 
 
 class Chat(JobTable, frozen=True):
-    """How rows of `format = "chat"` or "completion" become tokens, and which of them the loss asks for."""
+    """How rows of `format = "chat"` become tokens, and which of them the loss asks for."""
 
-    roles: Annotated[tuple[str, ...], Meta(min_length=1, description="Whose messages the loss asks for.")] = (
-        "assistant",
-    )
+    roles: Annotated[
+        tuple[str, ...],
+        Meta(
+            min_length=1,
+            description="Whose messages the loss asks for. Of an answer (`assistant`) what the model is to "
+            "say, of another role its whole turn.",
+        ),
+    ] = ("assistant",)
     template: Annotated[
         str,
-        Meta(description="A file with a Jinja template, in place of the tokenizer's own chat template."),
+        Meta(
+            description="A file with a Jinja template, in place of the tokenizer's own chat template "
+            "(`chat_template.jinja`, or that in its `tokenizer_config.json`)."
+        ),
     ] = ""
     unroll: Annotated[
         bool,
@@ -139,8 +156,9 @@ class Data(JobTable, frozen=True):
     format: Annotated[
         RowFormat,
         Meta(
-            description="What a row has. text: data.column. chat: `messages`, with a role and content each. "
-            "completion: `prompt` and `completion`. Of these two the loss asks for what [data.chat] says."
+            description="What a row of jsonl, parquet or arrow has. text: data.column, and the loss asks for "
+            "all of it. chat: `messages`, with a role and content each, of which it asks for those that "
+            "[data.chat] says. completion: `prompt` and `completion`, of which it asks for the second."
         ),
     ] = "text"
     chat: Annotated[Chat, Meta(description="How chats become tokens: `[data.chat]`, below.")] = Chat()
@@ -185,6 +203,11 @@ class Data(JobTable, frozen=True):
         return self.row_kind != "windows" or self.is_separate or self.has_chats
 
     @property
+    def writes_eos(self) -> bool:
+        """Whether documents end as ``eos`` says; chats end as their template has it."""
+        return self.eos and self.format != "chat"
+
+    @property
     def is_prepared(self) -> bool:
         """Whether it is trained on as prepared, in a folder of its own. Of several sources: any of them."""
         if self.sources:
@@ -206,8 +229,10 @@ class Data(JobTable, frozen=True):
     def only(self, source: DataSource) -> Data:
         """What a job has that trains on ``source`` of several alone. Its rows are made as those of all."""
         is_text = source.kind in _ROWS or (source.kind == "text" and bool(self.tokenizer))
+        is_chat = source.format == "chat"
         return msgspec.structs.replace(
             self if is_text else Data(mask_token=self.mask_token),
+            **({"eos": True, "bos": False} if is_chat else {"chat": Chat()}),
             source=source.kind,
             path=source.path,
             dtype=source.dtype,
@@ -303,6 +328,10 @@ def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
             raise JobError(
                 f"data.{key}", "is of text that is prepared, and no source is such", "leave it out"
             )
+    if data.chat != usual.chat and not any(source.format == "chat" for source in data.sources):
+        raise _not_of_chats("no source is such")
+    if all(source.format == "chat" for source in data.sources):
+        _check_ends(data)
     odd = [name for name, part in parts if part.is_bytes]
     if odd and len(odd) < len(parts):
         other = next(name for name, part in parts if not part.is_bytes)
@@ -342,6 +371,7 @@ def _check_source(data: Data, *, has_folder: bool) -> None:
             f"is of token numbers, and data.source is {data.source!r}",
             'leave it out, or set data.source = "tokens"',
         )
+    _check_format(data)
     if data.is_prepared:
         _check_prepared(data, has_folder=has_folder)
         return
@@ -355,6 +385,41 @@ def _check_source(data: Data, *, has_folder: bool) -> None:
                 if data.source == "text"
                 else 'leave it out, or set data.source = "jsonl", "parquet", "arrow" or "text"',
             )
+
+
+def _check_format(data: Data) -> None:
+    if data.format != "chat" and data.chat != Chat():
+        raise _not_of_chats(f"data.format is {data.format!r}")
+    if data.format == "text":
+        return
+    if data.source not in _ROWS:
+        raise JobError(
+            "data.format",
+            f"{data.format!r} is of rows, and data.source is {data.source!r}",
+            'set data.source = "jsonl", "parquet" or "arrow"',
+        )
+    if data.column != Data().column:
+        raise JobError("data.column", f"is of text, and data.format is {data.format!r}", "leave it out")
+    if data.sequences == "windows":
+        raise JobError(
+            "data.sequences",
+            f"windows cut through what belongs together, and data.format is {data.format!r}",
+            'set data.sequences = "packed" or "padded", or leave it out',
+        )
+    if data.format == "chat":
+        _check_ends(data)
+
+
+def _check_ends(data: Data) -> None:
+    for key, said in (("eos", not data.eos), ("bos", data.bos)):
+        if said:
+            raise JobError(
+                f"data.{key}", "is of text, and chats begin and end as their template has it", "leave it out"
+            )
+
+
+def _not_of_chats(why: str) -> JobError:
+    return JobError("data.chat", f"is of chats, and {why}", 'leave it out, or set format = "chat"')
 
 
 def _check_prepared(data: Data, *, has_folder: bool) -> None:

@@ -234,7 +234,7 @@ class Held(Message, frozen=True):
 class StepDone(Message, frozen=True):
     """A committed round, told by every device to its agent, which keeps it until acknowledged.
 
-    ``loss`` is the mean over micro-batches in micro-batch order (float64). ``samples`` counts the samples in
+    ``loss`` is the mean over all tokens that the step asks for (float64). ``samples`` counts the samples in
     the sums and ``ledger`` is a digest of which ones (docs/exactness.md). ``repeated`` layer-gradients were
     computed again by this device (redone work), ``forwards`` layer-forwards. ``early``: the device had
     updated before it had all votes; ``taken_back``: in vain. ``checkpoint``: a checkpoint of the state after

@@ -26,8 +26,9 @@ from oobleckd.words import count
 if TYPE_CHECKING:
     from hashlib import _Hash as Digest
 
-FORMAT = 1
-TOKENS, INDEX, MANIFEST = "tokens.bin", "tokens.idx", "manifest.json"
+FORMAT, FORMAT_OF_CHATS = 1, 2
+"""A program that knows no loss.bin would ask for every token of a chat, and so must not know its format."""
+TOKENS, INDEX, MANIFEST, LOSS = "tokens.bin", "tokens.idx", "manifest.json", "loss.bin"
 PIECE = 1 << 20
 """Bytes of tokens that have a checksum together."""
 _CRC_BYTES = 4
@@ -63,6 +64,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``settings``: a digest of what else than the sources decides the tokens; ``vocabulary``, ``eos``, ``bos``:
     the tokenizer's (-1: not written); ``versions``: of programs, to explain a difference.
+
+    Of chats and completions, which are of ``FORMAT_OF_CHATS``: ``asked``: tokens that the loss asks for;
+    ``loss_sha256``, ``loss_crcs``: of `loss.bin`, as of `tokens.bin`.
     """
 
     digest: str
@@ -82,6 +86,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     eos: int = -1
     bos: int = -1
     versions: dict[str, str] = {}
+    asked: _Count = 0
+    loss_sha256: str = ""
+    loss_crcs: bytes = b""
     format: int = FORMAT
 
     @property
@@ -93,6 +100,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def bin_bytes(self) -> int:
         """What `tokens.bin` has."""
         return self.tokens * self.kind.itemsize
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether a `loss.bin` says which tokens the loss asks for; else it asks for all."""
+        return self.format == FORMAT_OF_CHATS
+
+    @property
+    def loss_bytes(self) -> int:
+        """What `loss.bin` has."""
+        return -(-self.tokens // 8) if self.has_loss else 0
 
     def crc_of(self, piece: int) -> int:
         """CRC-32 of the ``piece``-th MiB of `tokens.bin`."""
@@ -117,14 +134,24 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     try:
         known = msgspec.json.decode(data, type=_Format).format
-        if known != FORMAT:
-            raise DataError(f"{path} is of format {known}, and {FORMAT} is known", again)
+        if known not in {FORMAT, FORMAT_OF_CHATS}:
+            raise DataError(
+                f"{path} is of format {known}, and {FORMAT} and {FORMAT_OF_CHATS} are known", again
+            )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {problem_of(error)}", again) from error
-    if manifest.dtype not in NAMED or not covers(manifest.crcs, manifest.bin_bytes):
+    if (
+        manifest.dtype not in NAMED
+        or not covers(manifest.crcs, manifest.bin_bytes)
+        or not covers(manifest.loss_crcs, manifest.loss_bytes)
+        or bool(manifest.loss_sha256) != manifest.has_loss
+    ):
         raise DataError(f"{path} contradicts itself", again)
-    for name, size in ((TOKENS, manifest.bin_bytes), (INDEX, manifest.idx_bytes)):
+    sizes = {TOKENS: manifest.bin_bytes, INDEX: manifest.idx_bytes}
+    if manifest.has_loss:
+        sizes[LOSS] = manifest.loss_bytes
+    for name, size in sizes.items():
         check_size(folder / name, size, again)
     return manifest
 

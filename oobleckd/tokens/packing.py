@@ -9,13 +9,14 @@ fit). Owns that; how rows are stored is ``plan``'s. Raises DataError.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from oobleckd.protocol.job import Job
+from oobleckd.tokens.asked import Asked
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.permutation import Permutation
 from oobleckd.words import count, noun
@@ -40,18 +41,6 @@ class PackRule(msgspec.Struct, frozen=True):
     sequence: int
     separate: bool
     on_long: Literal["cut", "skip", "fail"]
-
-
-class Asked(Protocol):
-    """Which tokens of the data the loss asks for, where it does not ask for all."""
-
-    def mask(self, first: int, stop: int) -> npt.NDArray[np.bool_]:
-        """Of each token from ``first`` to before ``stop``, whether it does."""
-        ...
-
-    def counts(self, tokens: Numbers, lengths: Numbers) -> Numbers:
-        """How many it asks for of each stretch: of so many tokens from a token on."""
-        ...
 
 
 class RowBlock(NamedTuple):

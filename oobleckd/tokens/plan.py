@@ -76,7 +76,7 @@ class PlanManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def follows_from(self, manifest: Manifest, rule: PackRule) -> bool:
         """Whether it is the plan by ``rule`` of what ``manifest`` describes."""
-        return (self.index, self.asked, self.rule) == (manifest.idx_sha256, "", rule)
+        return (self.index, self.asked, self.rule) == (manifest.idx_sha256, manifest.loss_sha256, rule)
 
 
 class _Format(msgspec.Struct):

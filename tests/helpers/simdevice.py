@@ -385,8 +385,10 @@ class SimExecutor(Executor):
         self.now = self._passes(self.machine.now)
 
     def _reducer(self, released: Any) -> SimReducer:
-        exact = self.job.train.exact
-        return SimReducer(self.sim.world, self.machine, self.store, self.messenger, exact=exact)
+        return SimReducer(
+            self.sim.world, self.machine, self.store, self.messenger, self.weights_of,
+            exact=self.job.train.exact,
+        )  # fmt: skip
 
     def adopt(self, layout: Layout, counters: Counters, order: Order = ()) -> None:
         super().adopt(layout, counters, order)

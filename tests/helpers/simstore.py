@@ -19,6 +19,7 @@ from oobleckd.planner.plan import Layers
 from oobleckd.worker import sums
 from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.reduce import Reduced, Reducer
+from oobleckd.worker.round.weights import WeightsOf
 from oobleckd.worker.round_machine.exchange import Contribution
 from oobleckd.worker.round_machine.machine import RoundMachine
 from oobleckd.worker.state.bucket_files import DamagedCheckpoint
@@ -158,9 +159,16 @@ class SimReducer(Reducer):
     store: SimStore
 
     def __init__(
-        self, world: World, machine: RoundMachine, store: SimStore, messenger: Messenger, *, exact: bool
+        self,
+        world: World,
+        machine: RoundMachine,
+        store: SimStore,
+        messenger: Messenger,
+        weights_of: WeightsOf,
+        *,
+        exact: bool,
     ) -> None:
-        super().__init__(machine.exchange, store, messenger, exact=exact)
+        super().__init__(machine.exchange, store, messenger, weights_of, exact=exact)
         self.world, self.machine = world, machine
 
     def _sum(self, bucket: int) -> Any:

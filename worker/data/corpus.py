@@ -38,7 +38,7 @@ from oobleckd.worker.data.inputs import Opened, opened_while, together
 from oobleckd.worker.data.masking import Masking, num_chosen
 from oobleckd.worker.data.order import Place, SampleOrder
 from oobleckd.worker.data.packed import Packed
-from oobleckd.worker.data.prepared import Prepared, open_index, open_plan, open_prepared
+from oobleckd.worker.data.prepared import Prepared, open_asked, open_index, open_plan, open_prepared
 from oobleckd.worker.data.rows import Misread, Rows, of_job
 from oobleckd.worker.data.textfiles import read_joined
 from oobleckd.worker.data.windows import Windows
@@ -256,8 +256,16 @@ def _rows_of(job: Job, folder: Path, found: Prepared) -> tuple[Rows, Opened]:
     rule = rule_of(job)
     if rule is not None:
         held, plan = open_plan(folder, found.manifest, rule)
-        inputs = together(str(folder), [("tokens", found.inputs), ("plan", held)])
-        return Packed(found.tokens, plan, found.first), inputs
+        parts, asked = [("tokens", found.inputs), ("plan", held)], None
+        if found.manifest.has_loss:
+            held, asked = open_asked(folder, found.manifest)
+            parts.append(("loss", held))
+        return Packed(found.tokens, plan, found.first, asked), together(str(folder), parts)
+    if found.manifest.has_loss:
+        raise DataError(
+            f"{folder} has chats, and data.format is {job.data.format!r}",
+            'set data.format = "chat" or "completion", as it was prepared',
+        )
     if not job.data.is_separate:
         return Windows(found.tokens, job.train.sequence, first=found.first), found.inputs
     held, index = open_index(folder, found.manifest)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from oobleckd.tokens.asked import Asked
 from oobleckd.tokens.files import Tokens
 from oobleckd.tokens.plan import Pieced, Plan
 from oobleckd.worker.data.rows import NO_STARTS, Misread, Row, Stretch, of_job
@@ -18,10 +19,14 @@ _FILL = 0
 
 
 class Packed:
-    """``first``: looks at the bytes of tokens before they are read."""
+    """``first``: looks at the bytes of tokens before they are read. ``asked``: which of them the loss asks
+    for; None: all.
+    """
 
-    def __init__(self, tokens: Tokens, plan: Plan, first: Callable[[int, int], None]) -> None:
-        self._tokens, self._plan, self._first = tokens.view(np.ndarray), plan, first
+    def __init__(
+        self, tokens: Tokens, plan: Plan, first: Callable[[int, int], None], asked: Asked | None = None
+    ) -> None:
+        self._tokens, self._plan, self._first, self._asked = tokens.view(np.ndarray), plan, first, asked
         rule = plan.manifest.rule
         self._sequence, self._separate = rule.sequence, rule.separate
         self.count = plan.manifest.rows
@@ -30,12 +35,15 @@ class Packed:
         """Its tokens, where documents begin, and what is fill. Raises Misread."""
         pieces = self._pieces(number)
         tokens, at = np.full(self._sequence, _FILL, self._tokens.dtype), 0
+        asked = np.zeros(self._sequence, np.bool_)
         for start, length in _stretches(pieces):
             with of_job("data", Misread):
                 self._first(start, start + length)
+                asked[at : at + length] = (
+                    True if self._asked is None else self._asked.mask(start, start + length)
+                )
             tokens[at : at + length] = self._tokens[start : start + length]
             at += length
-        asked = np.arange(self._sequence) < at if at < self._sequence else None
         return Row(tokens, self._starts(pieces), asked)
 
     def starts(self, number: int) -> npt.NDArray[np.int32]:

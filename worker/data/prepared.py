@@ -1,5 +1,5 @@
 """Opens a folder that `oobleckctl data prepare` made: its tokens, the plan of its rows or where documents
-begin, all mapped, and their identity from its manifests.
+begin, of chats what the loss asks for, all mapped, and their identity from its manifests.
 
 Owns what of it is looked at when it is opened: the manifest and the sizes of the files, and the bytes only
 where they are few, or were wrong before. Raises DataError, OSError.
@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from oobleckd.protocol.inputs import Input
+from oobleckd.tokens.asked import Asked
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import Tokens
 from oobleckd.tokens.index import Index, read_index
-from oobleckd.tokens.manifest import INDEX, TOKENS, Manifest, again_hint, read_manifest
+from oobleckd.tokens.manifest import INDEX, LOSS, TOKENS, Manifest, again_hint, read_manifest
 from oobleckd.tokens.packing import PackRule
 from oobleckd.tokens.pieces import Pieces
 from oobleckd.tokens.plan import Plan, files_of_plan, plan_folder, read_plan
@@ -38,9 +39,11 @@ class Prepared(NamedTuple):
     first: Callable[[int, int], None]
 
 
+_Bytes = npt.NDArray[np.uint8]
+_Check = Callable[[int, int], None]
 _wrong: dict[Path, tuple[int, int]] = {}
-"""Tokens of folders that this process has found to be others than they were. Who asks whether a folder is
-right again is told so only after these were read.
+"""Bytes of files that this process has found to be others than they were. Who asks whether a folder is right
+again is told so only after these were read.
 """
 _wrong_plans: set[Path] = set()
 """Plans likewise."""
@@ -49,25 +52,41 @@ _wrong_plans: set[Path] = set()
 def open_prepared(folder: Path) -> Prepared:
     """The tokens of ``folder``, held open."""
     manifest = read_manifest(folder)
-    path = folder / TOKENS
     whole = f"{manifest.bin_bytes}-{manifest.bin_sha256}"
-    known = Input("data", str(folder), 1, manifest.bin_bytes, whole=whole)
+    inputs, data, check = _opened(folder, TOKENS, whole, manifest.crcs)
+    width = manifest.kind.itemsize
+    return Prepared(
+        inputs, data.view(manifest.kind), manifest, lambda start, stop: check(start * width, stop * width)
+    )
+
+
+def open_asked(folder: Path, manifest: Manifest) -> tuple[Opened, Asked]:
+    """Which tokens of the chats in ``folder`` the loss asks for, held open."""
+    whole = f"{manifest.loss_bytes}-{manifest.loss_sha256}"
+    inputs, data, check = _opened(folder, LOSS, whole, manifest.loss_crcs)
+    return inputs, Asked(data, check)
+
+
+def _opened(folder: Path, name: str, whole: str, crcs: bytes) -> tuple[Opened, _Bytes, _Check]:
+    """A file of ``folder``, its bytes, and what checks some of them before they are read."""
+    path = folder / name
+    known = Input("data", str(folder), 1, int(whole.partition("-")[0]), whole=whole)
     inputs, data = opened_while(path, str(folder), lambda: _mapped(path), known)
     inputs.part = msgspec.structs.replace(inputs.blocks(), whole=whole)
-    pieces, width = Pieces(data, manifest.crcs, path, again_hint(folder)), manifest.kind.itemsize
+    pieces = Pieces(data, crcs, path, again_hint(folder))
 
-    def first(start: int, stop: int) -> None:
+    def check(start: int, stop: int) -> None:
         try:
-            pieces.check(start * width, stop * width)
+            pieces.check(start, stop)
         except DataError:
-            _wrong[folder] = start, stop
+            _wrong[path] = start, stop
             raise
 
     if inputs.small:
-        first(0, manifest.tokens)
-    elif folder in _wrong:
-        first(*_wrong[folder])
-    return Prepared(inputs, data.view(manifest.kind), manifest, first)
+        check(0, len(data))
+    elif path in _wrong:
+        check(*_wrong[path])
+    return inputs, data, check
 
 
 def open_plan(folder: Path, manifest: Manifest, rule: PackRule) -> tuple[Opened, Plan]:
@@ -100,7 +119,7 @@ def open_index(folder: Path, manifest: Manifest) -> tuple[Opened, Index]:
     return inputs, index
 
 
-def _mapped(path: Path) -> npt.NDArray[np.uint8]:
+def _mapped(path: Path) -> _Bytes:
     if not path.stat().st_size:
         return np.zeros(0, np.uint8)
     return np.memmap(path, np.uint8, mode="r").view(np.ndarray)

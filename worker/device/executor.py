@@ -38,6 +38,7 @@ from oobleckd.worker.round.round import ComputeContext, RoundClock
 from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round.update import apply_update, global_norm
+from oobleckd.worker.round.weights import weights_of
 from oobleckd.worker.round_machine.commands import (
     BeginRound,
     CastVote,
@@ -110,6 +111,7 @@ class Executor:
         self.check = Check(device, job_id, job, store, self.activity)
         uses = [bucket.uses for bucket in store.spec.buckets]
         self.machine = RoundMachine(device, Rules.of(job), uses, partial(goes_through, job))
+        self.weights_of = weights_of(job, corpus)
         self.reducer = self._reducer(released)
         self.copies = Copies(self.machine.copies, messenger, self.reducer)
         self.checkpoint_due = False
@@ -119,6 +121,7 @@ class Executor:
             job,
             store,
             corpus,
+            self.weights_of,
             messenger,
             faults,
             self.activity,
@@ -135,6 +138,7 @@ class Executor:
             self.machine.exchange,
             self.store,
             self.messenger,
+            self.weights_of,
             exact=self.job.train.exact,
             guarded=bool(self.check.every),
             released=released,
@@ -370,7 +374,7 @@ class Executor:
         self.tell(
             step_done(
                 self.device, self.job_id, command.epoch, was, vote, command.outcome, (norm, lr),
-                self.corpus, self.now.clock, self.context.timer, self.saving.due,
+                self.corpus, self.weights_of(was.step), self.now.clock, self.context.timer, self.saving.due,
                 taken_back=self.now.clock.early and not command.early,
                 fingerprints=self.check.told(was.step, vote),
             )
@@ -397,7 +401,7 @@ class Executor:
             returned, self.returned = self.returned, {}
             self.now = self._passes(command.spec, returned)
         self.messenger.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < command.spec.tag)
-        self.reducer.begin()
+        self.reducer.begin(command.spec.counters.step)
         self.copies.begin()
 
     def _enter(self) -> None:

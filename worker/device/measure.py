@@ -299,7 +299,7 @@ class _SumOf:
     def update(self) -> None:
         """From the sums to new weights; the next micro-batch is the first of a step."""
         reduced = sums.total([self._sum.tensors])
-        mean = sums.mean_grads(reduced, self._exponents, 1, self._exact)
+        mean = sums.mean_grads(reduced, self._exponents, 1.0, self._exact)
         sums.squared_norms(mean)
         if self._exact:
             sums.next_exponents(reduced, self._exponents, 1)

@@ -9,10 +9,10 @@ import time
 from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import StepDone
 from oobleckd.protocol.parts import Counters, Outcome, Vote
-from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import Due, ledger_digest
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.round.round import RoundClock
+from oobleckd.worker.round.weights import Weights
 from oobleckd.worker.runtime.timing import DeviceTimer
 
 
@@ -25,6 +25,7 @@ def step_done(
     outcome: Outcome,
     rates: tuple[float, float],
     corpus: Corpus,
+    weights: Weights,
     clock: RoundClock,
     timer: DeviceTimer,
     due: Due,
@@ -33,8 +34,8 @@ def step_done(
     fingerprints: Fingerprints | None = None,
 ) -> StepDone:
     """Of the round that ``counters`` begin, committed with ``vote``. ``rates``: gradient norm and learning
-    rate; ``due``: what follows of checkpoints; ``taken_back``: an early update was in vain; ``fingerprints``:
-    where they were asked for.
+    rate; ``weights``: of the step's micro-batches; ``due``: what follows of checkpoints; ``taken_back``: an
+    early update was in vain; ``fingerprints``: where they were asked for.
     """
     samples, ledger = ledger_digest(corpus, counters.step, vote.losses)
     return StepDone(
@@ -43,7 +44,7 @@ def step_done(
         epoch,
         counters,
         outcome,
-        sums.added(vote.losses.values()) / len(vote.losses),
+        weights.mean(vote.losses),
         *rates,
         samples,
         ledger,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,14 @@ class Batch:
     positions: Tensor | None = None
     documents: Tensor | None = None
     num_targets: int = 0
+
+    def with_a_target(self) -> Batch:
+        """The same batch, of which one token is asked for. Where nothing is, the loss would be NaN, and so it
+        is times a weight of 0.
+        """
+        labels = self.labels.clone()
+        labels[0, -1] = self.inputs[0, -1]
+        return replace(self, labels=labels)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``."""

@@ -183,7 +183,13 @@ class Passes:
         reads = task.first or task.last
         if not reads and not self.context.job.data.is_separate:
             return None
-        batch = self.context.corpus.batch(self.counters.step, task.route.micro_batch, tokens=reads)
+        corpus, step, micro_batch = self.context.corpus, self.counters.step, task.route.micro_batch
+        batch = corpus.batch(step, micro_batch, tokens=reads)
+        if task.last:
+            counted = corpus.targets_of(step)[micro_batch]
+            assert batch.num_targets == counted, "a micro-batch weighs what it does not ask for"
+            if not self._weight(task):
+                batch = batch.with_a_target()
         return batch.to(self.context.store.device)
 
     def _calls(self, task: Task, batch: Batch | None) -> Mapping[int, Call]:
@@ -197,11 +203,19 @@ class Passes:
         with self.context.released():
             return spec.calls(batch.positions, batch.documents)
 
+    def _weight(self, task: Task) -> float:
+        """How much its micro-batch counts."""
+        return self.context.weights_of(self.counters.step).each[task.route.micro_batch]
+
+    def _weighed(self, task: Task, loss: Tensor) -> Tensor:
+        """What the backward pass of ``loss``, the mean over its micro-batch, begins with."""
+        return torch.full_like(loss, self._weight(task))
+
     def _backward(self, work: Work) -> Pieces:
         """B, or the I of a decoupled one. Its task may be another when it goes on: the next attempt's."""
         task = work.task
-        g = None if task.last else self._input(task, "B")
         graph = self.graphs.pop(task)
+        g: Tensor | None = self._weighed(task, graph[-1][1]) if task.last else self._input(task, "B")
         debts: Debts = []
         for layer in reversed(range(max(task.lowest, task.layers.start), task.layers.stop)):
             into, out, owed = graph.pop()

@@ -24,6 +24,7 @@ from oobleckd.protocol.parts import Vote
 from oobleckd.worker import sums
 from oobleckd.worker.round.gather import Gathered, Gathering, key_of
 from oobleckd.worker.round.messenger import Messenger
+from oobleckd.worker.round.weights import WeightsOf
 from oobleckd.worker.round_machine.commands import Contribute
 from oobleckd.worker.round_machine.copies import SumCopy
 from oobleckd.worker.round_machine.exchange import Contribution, Exchange
@@ -48,8 +49,8 @@ class Reduced:
 
 
 class Reducer:
-    """The sums of one device's round. ``released``: entered where sums are added to or copied, so that a
-    report is answered meanwhile.
+    """The sums of one device's round, of ``step``. ``weights_of``: how much its micro-batches count;
+    ``released``: entered where sums are added to or copied, so that a report is answered meanwhile.
 
     ``parts``: (bucket, use) -> own sums. ``nan`` and ``overflow``: buckets with one in what was inherited; of
     its own, the parts know. ``losses`` of a GPU are asked for at the end. ``inherited``: sums that are in the
@@ -61,12 +62,14 @@ class Reducer:
         exchange: Exchange,
         store: Store,
         messenger: Messenger,
+        weights_of: WeightsOf,
         *,
         exact: bool,
         guarded: bool = False,
         released: Released = nullcontext,
     ) -> None:
-        self.exchange, self.store, self.messenger = exchange, store, messenger
+        self.exchange, self.store, self.messenger, self.weights_of = exchange, store, messenger, weights_of
+        self.step = 0
         self.exact, self.guarded, self.released = exact, guarded, released
         self.parts: dict[tuple[int, int], sums.Sum] = {}
         self.nan: set[int] = set()
@@ -83,8 +86,9 @@ class Reducer:
         wanted = sorted((bucket, use) for bucket, uses in self.exchange.held.items() for use in uses)
         self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in wanted}
 
-    def begin(self) -> None:
-        """A new round: sums, losses and totals of the last one are gone."""
+    def begin(self, step: int) -> None:
+        """A new round, of ``step``: sums, losses and totals of the last one are gone."""
+        self.step = step
         for part in self.parts.values():
             part.zero_()
         self.nan, self.overflow, self.losses, self.reduced = set(), set(), {}, {}
@@ -233,7 +237,7 @@ class Reducer:
         exponents = self.store.buckets[bucket].exponents
         if what.nan or what.overflow:
             return Reduced(what, total, [], (0.0,) * len(total), exponents)
-        grads = sums.mean_grads(total, exponents, self.exchange.num_micro_batches, self.exact)
+        grads = sums.mean_grads(total, exponents, self.weights_of(self.step).total, self.exact)
         norms = sums.squared_norms(grads)
         if not all(map(math.isfinite, norms)):  # float sums: what was not finite in a term is so in the sum
             return Reduced(msgspec.structs.replace(what, nan=True), total, [], (0.0,) * len(total), exponents)

@@ -17,6 +17,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Owed
 from oobleckd.worker.round.messenger import Messenger
+from oobleckd.worker.round.weights import WeightsOf
 from oobleckd.worker.round_machine.tasks import Kind, Task
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
@@ -73,6 +74,7 @@ class ComputeContext:
     job: Job
     store: Store
     corpus: Corpus
+    weights_of: WeightsOf
     messenger: Messenger
     faults: Faults
     activity: ActivityPage

@@ -58,20 +58,18 @@ def total(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return sums
 
 
-def mean_grads(
-    sums: Sequence[Tensor], exponents: Sequence[int], num_micro_batches: int, exact: bool
-) -> list[Tensor]:
-    """The mean gradient over the step's micro-batches by key: one division, in float64 if exact.
+def mean_grads(sums: Sequence[Tensor], exponents: Sequence[int], weight: float, exact: bool) -> list[Tensor]:
+    """The step's mean gradient by key: one division, in float64 if exact.
 
-    ``sums``: by key, float64 integers scaled by ``2**exponent`` (exact) or float32. The result has their
-    shapes and is always float32, rounded once.
+    ``sums``: by key, float64 integers scaled by ``2**exponent`` (exact) or float32; ``weight``: how much the
+    micro-batches in them count together. The result has their shapes and is always float32, rounded once.
     """
     if not exact:
-        return [torch.div(tensor, num_micro_batches) for tensor in sums]
+        return [torch.div(tensor, weight) for tensor in sums]
     grads = []
     for tensor, exponent in zip(sums, exponents, strict=True):
         grad = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
-        divisor = math.ldexp(float(num_micro_batches), exponent)
+        divisor = math.ldexp(weight, exponent)
         chunk = chunk_of(tensor.device)
         for part, into in zip(
             pieces_of(tensor.view(-1), chunk), pieces_of(grad.view(-1), chunk), strict=True

@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oobleckd.prepare import arrows, rows, sources
-from oobleckd.prepare.rows import lines_before, place_of, rows_of
+from oobleckd.prepare.rows import RowColumns, lines_before, place_of, rows_of
 from oobleckd.prepare.sources import Kind, Part, files_of, pieces_of
 from oobleckd.prepare.wanted import look_at, wanted_of
 from oobleckd.protocol.job import Job
 from oobleckd.tokens.errors import DataError
 from tests.helpers.corpora import job_of, save_to_disk
 
+TEXT = RowColumns(text=("text",))
 LINES = st.lists(
     st.sampled_from(["", "  ", '{"text": "a"}', '{"text": "%s"}' % ("b" * 50), "{}"]), max_size=12
 )
@@ -38,10 +39,14 @@ def test_a_line_belongs_to_one_piece_and_keeps_its_number(
         patch.setattr(sources, "PIECE_BYTES", size)
         pieces = pieces_of("jsonl", [file])
     found = [
-        (place_of("jsonl", part, row.number, lines_before(part))[1], row.text, bool(row.problem))
+        (
+            place_of("jsonl", part, row.number, lines_before(part))[1],
+            row.values.get("text", ""),
+            bool(row.problem),
+        )
         for piece in pieces
         for part in piece.parts
-        for row in rows_of("jsonl", part, "text")
+        for row in rows_of("jsonl", part, TEXT)
     ]
     wanted = [
         (number, json.loads(line).get("text", ""), "text" not in line)
@@ -76,17 +81,13 @@ def test_a_row_that_is_none_has_a_reason(
     file = tmp_path / "t.jsonl"
     file.write_bytes(b'\xef\xbb\xbf{"text": "good"}\n' + line + b'\n{"text": "good"}\n')
     part = Part(str(file), 0, file.stat().st_size, file.stat().st_size)
-    assert [(row.number, row.text, row.problem) for row in rows_of("jsonl", part, "text")] == [
-        (0, "good", ""), (1, "", problem), (2, "good", ""),
-    ]  # fmt: skip
+    found = [(row.number, row.values.get("text", ""), row.problem) for row in rows_of("jsonl", part, TEXT)]
+    assert found == [(0, "good", ""), (1, "", problem), (2, "good", "")]
 
 
-def rows_in(kind: Kind, file: Path) -> list[rows.TextRow]:
+def rows_in(kind: Kind, file: Path) -> list[rows.SourceRow]:
     return [
-        row
-        for piece in pieces_of(kind, [file])
-        for part in piece.parts
-        for row in rows_of(kind, part, "text")
+        row for piece in pieces_of(kind, [file]) for part in piece.parts for row in rows_of(kind, part, TEXT)
     ]
 
 
@@ -114,8 +115,8 @@ def test_text_of_every_type_is_read(tmp_path: Path, kind: str) -> None:
     table = pa.table({"text": texts})
     with pa.OSFile(str(file), "wb") as out, pa.ipc.new_stream(out, table.schema) as writer:
         writer.write_table(table)
-    arrows.check_column(file, "text", parquet=False)
-    assert [row.text for row in rows_in("arrow", file)] == ["a", "b", "a"]
+    arrows.check_columns(file, TEXT, parquet=False)
+    assert [row.values["text"] for row in rows_in("arrow", file)] == ["a", "b", "a"]
 
 
 # --------------------------------------------------------------------------- refusals
@@ -212,7 +213,7 @@ def read(job: Job) -> None:
     look_at(wanted)
     for piece in wanted.pieces():
         for part in piece.parts:
-            list(rows_of(wanted.kind, part, "text"))
+            list(rows_of(wanted.kind, part, TEXT))
 
 
 def test_a_pattern_takes_neither_hidden_files_nor_prepared_ones(tmp_path: Path) -> None:

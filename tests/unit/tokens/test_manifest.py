@@ -26,7 +26,7 @@ def test_it_says_what_the_folder_has(tmp_path: Path) -> None:
     assert (found.tokens, found.documents, found.largest, found.bin_bytes) == (700_000, 2, 59_999, len(data))
     assert found.kind == NAMED["uint16"]
     assert found.bin_sha256 == hashlib.sha256(data).hexdigest()
-    assert [found.crc_of(piece) for piece in range(2)] == [zlib.crc32(data[:PIECE]), zlib.crc32(data[PIECE:])]
+    assert np.frombuffer(found.crcs, "<u4").tolist() == [zlib.crc32(data[:PIECE]), zlib.crc32(data[PIECE:])]
     assert found.sources == (SourceFile("a.jsonl", 3, 5, "00"),)
     assert checksums(folder / "tokens.idx")[0] == found.idx_sha256
 
@@ -62,7 +62,10 @@ def _manifest(folder: Path, old: bytes, new: bytes) -> None:
         (lambda folder: (folder / "tokens.bin").unlink(), "tokens.bin: No such file or directory"),
         (lambda folder: (folder / MANIFEST).unlink(), "manifest.json: No such file or directory"),
         (lambda folder: (folder / MANIFEST).write_bytes(b"{"), "manifest.json cannot be read"),
-        (lambda folder: _manifest(folder, b'"format": 1', b'"format": 2'), "is of format 2, and 1 is known"),
+        (
+            lambda folder: _manifest(folder, b'"format": 1', b'"format": 3'),
+            "is of format 3, and 1 and 2 are known",
+        ),
         (lambda folder: _manifest(folder, b'"tokens": 700', b'"tokens": "'), "manifest.json cannot be read"),
         (lambda folder: _manifest(folder, b'"tokens": 700000', b'"tokens": -7'), "cannot be read: tokens"),
         (lambda folder: _manifest(folder, b'"tokens": 700000', b'"tokens": 7'), "contradicts itself"),

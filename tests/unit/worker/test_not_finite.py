@@ -58,7 +58,8 @@ def test_who_wants_to_goes_on_to_the_end(tmp_path: Path) -> None:
     ("loss", "outcome"), [(2.0, "applied"), (math.inf, "skipped"), (math.nan, "skipped")]
 )
 def test_a_loss_that_is_not_finite_skips_a_step_whose_gradients_are(loss: float, outcome: Outcome) -> None:
-    reducer = Reducer(Exchange("n0/0", [(0,)], 1), store=None, messenger=None, exact=True)  # type: ignore[arg-type]
+    nothing: Any = None
+    reducer = Reducer(Exchange("n0/0", [(0,)], 1), nothing, nothing, nothing, exact=True)
     what = Contribution({0: (0,)}, nan=False, overflow=False, losses={0: loss})
     reducer.reduced = {0: Reduced(what, [torch.zeros(1)], [torch.zeros(1)], (0.0,), (0,))}
     assert outcome_of(reducer.vote()) == outcome

@@ -1,0 +1,42 @@
+"""One step against a plain loop of transformers and torch on the same samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oobleckd.worker.data.corpus import open_corpus
+from oobleckd.worker.models import FAMILIES, MASKED
+from oobleckd.worker.models.config import JOINED_ONLY
+from tests.helpers.asking import asking_unequally
+from tests.helpers.documents import SEQUENCE, WAYS, job_on_documents, model_of
+from tests.helpers.models import small_job
+from tests.helpers.plain import assert_same, engine_step, plain_step
+
+STEP = {"steps": 1, "global_batch": 8}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_rows_of_documents(family: str, way: str, tmp_path: Path) -> None:
+    """Each document in a row of its own, in the plain loop, where they are separate."""
+    job = job_on_documents(family, tmp_path, way, **STEP)
+    assert len(set(open_corpus(job).targets_of(0))) > 1 or family in MASKED
+    assert_same(engine_step(job, tmp_path), plain_step(job))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["packed", "padded"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in JOINED_ONLY])
+def test_rows_of_documents_in_every_family(family: str, way: str, tmp_path: Path) -> None:
+    test_rows_of_documents(family, way, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_rows_that_ask_for_little(family: str, tmp_path: Path) -> None:
+    """For some tokens of a row, for a single one of a micro-batch, for none."""
+    train = {**STEP, "micro_batch": 2, "sequence": SEQUENCE}
+    job = small_job(family, model_of(family), train=train, checkpoint={"dir": str(tmp_path)})
+    with asking_unequally():
+        assert_same(engine_step(job, tmp_path), plain_step(job))
