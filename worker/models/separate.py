@@ -2,7 +2,7 @@
 another document.
 
 Owns masks, and what transformers takes for the borders of documents. Which family takes what is ``config``'s,
-and what its blocks are called with a ``Recorder`` finds out.
+and what its blocks are called with a ``CallRecorder`` finds out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from transformers import PretrainedConfig, masking_utils
 
 from oobleckd.worker.models.config import BY_MASK, MASKED, first_position
-from oobleckd.worker.models.split import Call, Recorder, mapped
+from oobleckd.worker.models.split import Call, CallRecorder, mapped
 from oobleckd.worker.runtime.errors import UserError
 
 
 def record(
-    recorder: Recorder, config: PretrainedConfig, positions: Tensor, documents: Tensor, dtype: torch.dtype
+    recorder: CallRecorder, config: PretrainedConfig, positions: Tensor, documents: Tensor, dtype: torch.dtype
 ) -> tuple[Call, ...]:
     """What each block is called with for a micro-batch with these ``positions`` and ``documents``, int64
     (batch, sequence). Masks are of ``dtype``, that of the queries, and one for all blocks that are alike.

@@ -19,10 +19,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.config import TIED, first_position, load_config
-from oobleckd.worker.models.folder import Folder
+from oobleckd.worker.models.folders.folder import Folder
 from oobleckd.worker.models.layer import Layer
 from oobleckd.worker.models.separate import check_apart, record
-from oobleckd.worker.models.split import Call, Recorder, Split, split
+from oobleckd.worker.models.split import Call, CallRecorder, Split, split
 from oobleckd.worker.models.weights import fresh
 from oobleckd.worker.runtime.errors import UserError
 
@@ -58,7 +58,7 @@ class ModelSpec:
             tuple(bucket.index for bucket in self.buckets if layer in bucket.uses)
             for layer in range(self.num_layers)
         )
-        self._recorders: dict[torch.device, Recorder] = {}
+        self._recorders: dict[torch.device, CallRecorder] = {}
         self._calls: dict[torch.device, tuple[Call, ...]] = {}
 
     @property

@@ -69,9 +69,9 @@ class Split:
         tail = _real(self.model, _Tail(self.tail), params, device)
         return _real(self.model, self.model, {**params, id(self.body): tail}, device)
 
-    def recorder(self, device: torch.device) -> Recorder:
+    def recorder(self, device: torch.device) -> CallRecorder:
         """What finds out on ``device`` what the blocks are called with."""
-        return Recorder(self.model, self.body, self.blocks, device)
+        return CallRecorder(self.model, self.body, self.blocks, device)
 
     def try_blocks(self) -> None:
         """Call a block of each kind on the meta device, which computes shapes alone. Raises UserError where
@@ -115,7 +115,7 @@ def split(config: PretrainedConfig) -> Split:
             model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         model.train()
         body, blocks = _find_blocks(model, config.num_hidden_layers)
-        recorder = Recorder(model, body, blocks, torch.device("cpu"))
+        recorder = CallRecorder(model, body, blocks, torch.device("cpu"))
         recorder((1, 2))
     return Split(model, body, blocks, tuple(body.get_submodule(name) for name in recorder.after))
 
@@ -135,7 +135,7 @@ def _buildable(config: PretrainedConfig) -> Iterator[None]:
         ) from error
 
 
-class Recorder:
+class CallRecorder:
     """The body on ``device`` with weights that take no memory, and blocks that only note what they are called
     with. ``after``: names of the modules that are called after the last block.
     """

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 from oobleckd.ctl.reference import to_toml
 from oobleckd.protocol.job import table_of
 from oobleckd.protocol.modelnotes import FolderNote, words
-from oobleckd.worker.models import MASKED, ModelSpec, load_spec, names
+from oobleckd.worker.models import MASKED, ModelSpec, load_spec
+from oobleckd.worker.models.folders import names
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.tools import look
 from tests.helpers.models import all_params, small_config, small_job
@@ -117,7 +118,7 @@ def test_shards_outside_the_folder_are_never_opened(
     table = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     table["weight_map"]["x"] = name
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(table))
-    monkeypatch.setattr("oobleckd.worker.models.files.safe_open", None)
+    monkeypatch.setattr("oobleckd.worker.models.folders.files.safe_open", None)
     assert f"names {name!r}, which is not inside the folder" in str(refused(tmp_path))
 
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.words import count
-from oobleckd.worker.models import files, names
-from oobleckd.worker.models.names import Recipe
+from oobleckd.worker.models.folders import files, names
+from oobleckd.worker.models.folders.names import Recipe
 from oobleckd.worker.runtime.errors import UserError
 
 _WEIGHTS = frozenset({"F16", "BF16", "F32", "F64"})
