@@ -332,6 +332,11 @@ def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
         raise _not_of_chats("no source is such")
     if all(source.format == "chat" for source in data.sources):
         _check_ends(data)
+    _check_alike(parts)
+
+
+def _check_alike(parts: Sequence[tuple[str, Data]]) -> None:
+    """Whether the numbers of all sources, by name, mean the same."""
     odd = [name for name, part in parts if part.is_bytes]
     if odd and len(odd) < len(parts):
         other = next(name for name, part in parts if not part.is_bytes)
