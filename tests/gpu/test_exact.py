@@ -23,8 +23,8 @@ from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
 from tests.helpers import gpu
-from tests.helpers.documents import packed_batch, places_of, separate_spec, some_tokens
 from tests.helpers.models import small_job
+from tests.helpers.separate import packed_batch, places_of, separate_spec, some_tokens
 
 pytestmark = pytest.mark.gpu
 TIMEOUT_S = 60.0

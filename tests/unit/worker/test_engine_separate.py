@@ -15,10 +15,10 @@ import pytest
 from oobleckd.protocol.job import Job, Schedule
 from oobleckd.worker.data.packed import Packed
 from oobleckd.worker.models import ModelSpec
-from tests.helpers.documents import separate_spec
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import GOAL, Reference, check, ran_ahead, random_deaths
 from tests.helpers.prepared import planned, prepared
+from tests.helpers.separate import separate_spec
 
 ALONE = {"a": [(0, 5)]}
 CUT = {"a": [(0, 2), (2, 5)], "b": [(0, 1), (1, 4), (4, 5)]}

@@ -13,8 +13,8 @@ from oobleckd.worker.device.measure import measure, profile_key, state_bytes
 from oobleckd.worker.models import ModelSpec, load_config, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.sums import Chunked
-from tests.helpers.documents import SEQUENCE, separate_spec
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
+from tests.helpers.separate import SEQUENCE, separate_spec
 
 
 def test_a_profile_has_every_layer() -> None:

@@ -16,7 +16,8 @@ from oobleckd.worker.models import FAMILIES, MASKED, Batch, ModelSpec, load_conf
 from oobleckd.worker.models.config import BY_MASK, JOINED_ONLY
 from oobleckd.worker.models.separate import _masks, first_position
 from oobleckd.worker.runtime.errors import UserError
-from tests.helpers.documents import (
+from tests.helpers.models import all_layers, layered_step, small_config, small_job, some_batch, undivided
+from tests.helpers.separate import (
     BESIDE_EACH_OTHER,
     SEQUENCE,
     loud_params,
@@ -25,7 +26,6 @@ from tests.helpers.documents import (
     separate_spec,
     some_tokens,
 )
-from tests.helpers.models import all_layers, layered_step, small_config, small_job, some_batch, undivided
 
 SEPARATE = tuple(family for family in FAMILIES if family not in JOINED_ONLY)
 SOME = ("bert", "gemma3_text", "gpt2", "llama", "modernbert", "mpt", "opt")
