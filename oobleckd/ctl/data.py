@@ -291,7 +291,7 @@ def _say(source: str, made: MadeFolder) -> None:
     )
     if plan is not None:
         rows = f"{count(plan.rows, 'row')} of {count(plan.rule.sequence, 'token')}"
-        note(f"{plan.rule.kind} into {rows}, {_percent(plan.padding)} of them padding")
+        note(f"{plan.rule.kind} into {rows}, with {_percent(plan.padding)} padding")
 
 
 def _words_of(job: Job, told: DataStats) -> dict[str, str]:

@@ -32,7 +32,7 @@ from oobleckd.prepare.sources import TextPiece
 from oobleckd.prepare.wanted import BAD_ROW, Stat, WantedData, digest_of, find, look_at, wanted_of
 from oobleckd.prepare.worker import NO_ROOM
 from oobleckd.protocol.job import Job
-from oobleckd.tokens.asked import Asked, AskedWriter
+from oobleckd.tokens.asked import AskedTokens, AskedWriter
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.index import write_index
@@ -310,7 +310,7 @@ def _join_loss(building: Path, reports: Sequence[PieceReport], target: Path) -> 
             data = path.read_bytes()
             if zlib.crc32(data) != report.loss_crc:
                 raise _damaged(path, building, report)
-            writer.add(Asked(np.frombuffer(data, np.uint8)).mask(0, report.tokens))
+            writer.add(AskedTokens(np.frombuffer(data, np.uint8)).mask(0, report.tokens))
         writer.end()
         file.flush()
         os.fsync(file.fileno())

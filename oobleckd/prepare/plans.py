@@ -19,7 +19,7 @@ import numpy as np
 
 from oobleckd.host.durable import sync_directory, write_whole
 from oobleckd.protocol.job import Job
-from oobleckd.tokens.asked import Asked
+from oobleckd.tokens.asked import AskedTokens
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.index import read_index
 from oobleckd.tokens.manifest import INDEX, LOSS, Manifest, again_hint, checksums
@@ -74,7 +74,7 @@ def _made(
     for name, sha256 in sums.items():
         if checksums(folder / name)[0] != sha256:
             raise DataError(f"{folder / name} is not what its manifest says", again_hint(folder))
-    asked = Asked(np.memmap(folder / LOSS, np.uint8, mode="r")) if manifest.has_loss else None
+    asked = AskedTokens(np.memmap(folder / LOSS, np.uint8, mode="r")) if manifest.has_loss else None
     rows = pack(read_index(folder / INDEX).document_starts(), rule, asked)
     shutil.rmtree(place, ignore_errors=True)
     return _write(place, manifest, rule, rows, told)
@@ -142,5 +142,5 @@ def _no_row(found: PlanManifest) -> DataError:
         f"{' and '.join(filter(None, why)) or 'its documents are empty'}",
         'set data.on_long_document = "cut", or make train.sequence longer'
         if found.long
-        else "name more text: a document needs two tokens at least",
+        else "name more text: a token is asked for where another one stands before it in its row",
     )

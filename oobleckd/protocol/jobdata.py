@@ -345,17 +345,17 @@ def _check_rows(data: Data, but: str) -> None:
         raise JobError(
             "data.sequences",
             f"{data.row_kind!r} needs text that is prepared, and {but}",
-            "leave it out: rows are windows then"
+            'name its text in place of its tokens, or set data.sequences = "windows"'
             if data.is_ready_made
-            else 'leave it out, or name a data.tokenizer, with data.source = "text"',
+            else 'set data.source = "text" and name a data.tokenizer, or set data.sequences = "windows"',
         )
     if data.is_separate and (data.is_bytes or data.source in _WITHOUT_DOCUMENTS):
         raise JobError(
             "data.documents",
             f"'separate' needs to know where documents begin, and {but}, which says nothing of that",
-            'leave it out, or use a Megatron data set: source = "megatron"'
+            "leave it out, or name a Megatron data set, whose index says it"
             if data.is_ready_made
-            else 'leave it out, or name a data.tokenizer, with data.source = "text"',
+            else 'leave it out, or set data.source = "text" and name a data.tokenizer',
         )
 
 

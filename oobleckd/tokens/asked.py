@@ -15,7 +15,7 @@ import numpy.typing as npt
 _Bits = npt.NDArray[np.bool_]
 
 
-class Asked:
+class AskedTokens:
     """``data``: the bytes of a loss.bin; ``check``: looks at a stretch of them before it is read."""
 
     def __init__(

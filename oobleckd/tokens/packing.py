@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oobleckd.protocol.job import Job
-from oobleckd.tokens.asked import Asked
+from oobleckd.tokens.asked import AskedTokens
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.permutation import Permutation
 from oobleckd.words import count, noun
@@ -68,7 +68,7 @@ def rule_of(job: Job) -> PackRule | None:
     return PackRule(data.row_kind, job.train.sequence, data.is_separate, on_long)
 
 
-def pack(starts: Numbers, rule: PackRule, asked: Asked | None = None) -> Iterator[RowBlock]:
+def pack(starts: Numbers, rule: PackRule, asked: AskedTokens | None = None) -> Iterator[RowBlock]:
     """Rows of the documents that begin at ``starts``, tokens of all of the data's, with their number at the
     end. Raises DataError.
     """
@@ -94,7 +94,7 @@ def _refuse_long(starts: Numbers, sequence: int) -> None:
         )
 
 
-def _pack_block(starts: Numbers, documents: Numbers, rule: PackRule, asked: Asked | None) -> RowBlock:
+def _pack_block(starts: Numbers, documents: Numbers, rule: PackRule, asked: AskedTokens | None) -> RowBlock:
     sequence = rule.sequence
     firsts, lengths = starts[documents], starts[documents + 1] - starts[documents]
     long = lengths > sequence
@@ -113,7 +113,7 @@ def _pack_block(starts: Numbers, documents: Numbers, rule: PackRule, asked: Aske
 
 
 def _with_targets(
-    rows: Numbers, tokens: Numbers, lengths: Numbers, rule: PackRule, asked: Asked | None, long: int
+    rows: Numbers, tokens: Numbers, lengths: Numbers, rule: PackRule, asked: AskedTokens | None, long: int
 ) -> RowBlock:
     """Pieces, ordered by their ``rows``, without the rows that are asked for nothing."""
     is_first = np.diff(rows, prepend=-1) > 0

@@ -90,7 +90,7 @@ class Pieced(NamedTuple):
     lengths: npt.NDArray[np.int32]
 
 
-class Plan:
+class RowPlan:
     """One that lies in ``folder``, mapped: each MiB is checked when it is first read. ``wrong``: called where
     one is not what it was.
     """

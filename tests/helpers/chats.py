@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from oobleckd.tokens.asked import Asked
+from oobleckd.tokens.asked import AskedTokens
 from oobleckd.tokens.index import read_index
 from oobleckd.tokens.manifest import INDEX, LOSS, TOKENS
 from tests.helpers.corpora import make_tokenizer
@@ -74,7 +74,7 @@ def asked_of(folder: Path, tokenizer: Path) -> list[tuple[str, str]]:
     loaded = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     index = read_index(folder / INDEX)
     tokens = np.fromfile(folder / TOKENS, index.dtype)
-    asked = Asked(np.fromfile(folder / LOSS, np.uint8))
+    asked = AskedTokens(np.fromfile(folder / LOSS, np.uint8))
     found = []
     for start, stop in pairwise(index.document_starts().tolist()):
         some = tokens[start:stop], tokens[start:stop][asked.mask(start, stop)]

@@ -11,13 +11,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
-from oobleckd.tokens.manifest import TOKENS, checksums, read_manifest
+from oobleckd.tokens.dtypes import NAMED
+from oobleckd.tokens.index import write_index
+from oobleckd.tokens.manifest import INDEX, TOKENS, checksums, read_manifest, write_manifest
 from tests.helpers.corpora import DOCUMENTS, make_tokenizer
 from tests.helpers.othernode import named
+from tests.helpers.prepared import prepared
 
 WITHIN_S = 60.0
+NUM_DOCUMENTS = 600_000
 COMMAND = (sys.executable, "-P", "-m", "oobleckd.ctl.main", "data", "prepare")
 
 
@@ -104,6 +110,31 @@ def test_of_two_nodes_one_is_killed_and_the_other_finishes(job: Path) -> None:
     assert read_manifest(folder).documents == 3 * 12 * len(DOCUMENTS)
     assert read_manifest(folder).bin_sha256 == checksums(folder / TOKENS)[0]
     assert [path.name for path in prepared.iterdir()] == [folder.name]
+
+
+def test_a_plan_is_whole_or_not_there_whenever_it_is_killed(tmp_path: Path) -> None:
+    """Of many documents, in a folder whose text is gone."""
+    folder = prepared(tmp_path / ("0" * 32), [np.zeros(3 * NUM_DOCUMENTS)], "uint16")
+    told = read_manifest(folder)
+    write_index(folder / INDEX, NAMED["uint16"], np.full(NUM_DOCUMENTS, 3, np.int32))
+    manifest = msgspec.structs.replace(
+        told, idx_sha256=checksums(folder / INDEX)[0],
+        idx_bytes=(folder / INDEX).stat().st_size, documents=NUM_DOCUMENTS,
+    )  # fmt: skip
+    write_manifest(folder, manifest)
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'name = "a"\n[train]\nsteps = 1\nglobal_batch = 1\nmicro_batch = 1\nsequence = 8\n[data]\n'
+        f'source = "jsonl"\npath = "/gone.jsonl"\nprepared = "{folder}"\nsequences = "packed"\n'
+    )
+    killed = subprocess.Popen([*COMMAND, str(job)], stdout=subprocess.PIPE)
+    until(lambda: [path for path in folder.glob(".plan-*/tokens.bin") if path.stat().st_size])
+    killed.kill()
+    killed.communicate(timeout=WITHIN_S)
+    assert (killed.returncode, list(folder.glob("plan-*"))) == (-signal.SIGKILL, [])
+    done = subprocess.run([*COMMAND, str(job), "-o", "json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["rows"] == NUM_DOCUMENTS / 2
+    assert [path.name for path in folder.glob("*plan-*")] == [path.name for path in folder.glob("plan-*")]
 
 
 def on_node(name: str, job: Path) -> subprocess.Popen[str]:

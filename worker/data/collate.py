@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker.data.masking import NOT_ASKED
-from oobleckd.worker.data.rows import Row
+from oobleckd.worker.data.rows import DataRow
 from oobleckd.worker.models.layer import Batch
 
 Starts = Sequence[npt.NDArray[np.int32]]
 _NO_TOKENS = torch.zeros(0, dtype=torch.int64)
 
 
-def tokens_of(rows: Sequence[Row]) -> Tensor:
+def tokens_of(rows: Sequence[DataRow]) -> Tensor:
     """Int64 (rows, sequence)."""
     return torch.from_numpy(np.stack([row.tokens for row in rows]).astype(np.int64))
 
 
-def causal_batch(rows: Sequence[Row]) -> Batch:
+def causal_batch(rows: Sequence[DataRow]) -> Batch:
     """Of a model that names the next token: nobody asks for the first of a document, which has none before
     it, nor of a row.
     """
@@ -42,14 +42,14 @@ def causal_batch(rows: Sequence[Row]) -> Batch:
     return Batch(inputs, labels, positions, documents, int(asked.sum()))
 
 
-def joined_batch(rows: Sequence[Row]) -> Batch:
+def joined_batch(rows: Sequence[DataRow]) -> Batch:
     """The same of rows that are asked for all their tokens but the first: the head asks for none of that."""
     tokens = tokens_of(rows)
     return Batch(tokens, tokens)
 
 
 def masked_batch(
-    rows: Sequence[Row], hide: Callable[[Tensor, Sequence[int]], Batch], *, weighs: bool
+    rows: Sequence[DataRow], hide: Callable[[Tensor, Sequence[int]], Batch], *, weighs: bool
 ) -> Batch:
     """Of a model that names what ``hide`` hides; ``weighs``: rows may have different numbers of targets."""
     tokens = tokens_of(rows)

@@ -228,8 +228,10 @@ def _open_ready_made(job: Job) -> tuple[Opened, Tokens, Index | None]:
     with _readable("data.path", str(file)):
         index = index_of(file)
     if index is None:
-        read_at = "set data.source to a Megatron data set, or leave data.documents out"
-        raise UserError(f"data.documents: nothing says where the documents of {file} begin", read_at)
+        raise UserError(
+            f"data.documents: 'separate' needs to know where documents begin, and {file} has no index",
+            "leave it out, or name a Megatron data set, whose index says it",
+        )
     inputs, (tokens, found) = _held(file, lambda: (read(), read_index(index)), index)
     return inputs, tokens, found
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from oobleckd.tokens.asked import Asked
+from oobleckd.tokens.asked import AskedTokens
 from oobleckd.tokens.files import Tokens
-from oobleckd.tokens.plan import Pieced, Plan
-from oobleckd.worker.data.rows import NO_STARTS, Misread, Row, Stretch, of_job
+from oobleckd.tokens.plan import Pieced, RowPlan
+from oobleckd.worker.data.rows import NO_STARTS, DataRow, Misread, TokenStretch, of_job
 
+# Every vocabulary has it, and few tokenizers have a token for padding. (D-data-021)
 _FILL = 0
-"""Any number of the vocabulary: nobody looks at it, and the loss does not ask for it."""
 
 
 class Packed:
@@ -24,14 +24,18 @@ class Packed:
     """
 
     def __init__(
-        self, tokens: Tokens, plan: Plan, first: Callable[[int, int], None], asked: Asked | None = None
+        self,
+        tokens: Tokens,
+        plan: RowPlan,
+        first: Callable[[int, int], None],
+        asked: AskedTokens | None = None,
     ) -> None:
         self._tokens, self._plan, self._first, self._asked = tokens.view(np.ndarray), plan, first, asked
         rule = plan.manifest.rule
         self._sequence, self._separate = rule.sequence, rule.separate
         self.count = plan.manifest.rows
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> DataRow:
         """Its tokens, where documents begin, and what is fill. Raises Misread."""
         pieces = self._pieces(number)
         tokens, at = np.full(self._sequence, _FILL, self._tokens.dtype), 0
@@ -44,13 +48,13 @@ class Packed:
                 )
             tokens[at : at + length] = self._tokens[start : start + length]
             at += length
-        return Row(tokens, self._starts(pieces), asked)
+        return DataRow(tokens, self._starts(pieces), asked)
 
     def starts(self, number: int) -> npt.NDArray[np.int32]:
         """Where documents begin, and the fill. Raises Misread."""
         return self._starts(self._pieces(number)) if self._separate else NO_STARTS
 
-    def stretches(self, number: int) -> tuple[Stretch, ...]:
+    def stretches(self, number: int) -> tuple[TokenStretch, ...]:
         """Its pieces. Raises Misread."""
         return _stretches(self._pieces(number))
 
@@ -75,5 +79,5 @@ class Packed:
         return starts.astype(np.int32)
 
 
-def _stretches(pieces: Pieced) -> tuple[Stretch, ...]:
-    return tuple(map(Stretch, pieces.tokens.tolist(), pieces.lengths.tolist()))
+def _stretches(pieces: Pieced) -> tuple[TokenStretch, ...]:
+    return tuple(map(TokenStretch, pieces.tokens.tolist(), pieces.lengths.tolist()))

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from oobleckd.protocol.inputs import Input
-from oobleckd.tokens.asked import Asked
+from oobleckd.tokens.asked import AskedTokens
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import Tokens
 from oobleckd.tokens.index import Index, read_index
 from oobleckd.tokens.manifest import INDEX, LOSS, TOKENS, Manifest, again_hint, read_manifest
 from oobleckd.tokens.packing import PackRule
 from oobleckd.tokens.pieces import Pieces
-from oobleckd.tokens.plan import Plan, files_of_plan, plan_folder, read_plan
+from oobleckd.tokens.plan import RowPlan, files_of_plan, plan_folder, read_plan
 from oobleckd.words import count
 from oobleckd.worker.data.inputs import Opened, opened_while
 
@@ -60,11 +60,11 @@ def open_prepared(folder: Path) -> Prepared:
     )
 
 
-def open_asked(folder: Path, manifest: Manifest) -> tuple[Opened, Asked]:
+def open_asked(folder: Path, manifest: Manifest) -> tuple[Opened, AskedTokens]:
     """Which tokens of the chats in ``folder`` the loss asks for, held open."""
     whole = f"{manifest.loss_bytes}-{manifest.loss_sha256}"
     inputs, data, check = _opened(folder, LOSS, whole, manifest.loss_crcs)
-    return inputs, Asked(data, check)
+    return inputs, AskedTokens(data, check)
 
 
 def _opened(folder: Path, name: str, whole: str, crcs: bytes) -> tuple[Opened, _Bytes, _Check]:
@@ -89,7 +89,7 @@ def _opened(folder: Path, name: str, whole: str, crcs: bytes) -> tuple[Opened, _
     return inputs, data, check
 
 
-def open_plan(folder: Path, manifest: Manifest, rule: PackRule) -> tuple[Opened, Plan]:
+def open_plan(folder: Path, manifest: Manifest, rule: PackRule) -> tuple[Opened, RowPlan]:
     """The plan of rows by ``rule`` in ``folder``, held open."""
     place = plan_folder(folder, manifest, rule)
     try:
@@ -101,7 +101,7 @@ def open_plan(folder: Path, manifest: Manifest, rule: PackRule) -> tuple[Opened,
         ) from error
     known = Input("data", str(place), 1, told.num_bytes, whole=f"{told.num_bytes}-{told.sha256}")
     inputs, plan = opened_while(
-        files_of_plan(place), str(place), lambda: Plan(place, told, lambda: _wrong_plans.add(place)), known
+        files_of_plan(place), str(place), lambda: RowPlan(place, told, lambda: _wrong_plans.add(place)), known
     )
     if inputs.small or place in _wrong_plans:
         plan.check()

@@ -18,7 +18,7 @@ class Misread(UserError):
     """What a device is about to train on is not what it was when it was prepared."""
 
 
-class Row(NamedTuple):
+class DataRow(NamedTuple):
     """``tokens``: of one sequence. ``starts``: positions at which documents begin, ascending, the first 0;
     what fills the row up counts as one. Empty where documents are joined. ``asked``: bool, of each token
     whether the loss asks for it; None: of all.
@@ -29,7 +29,7 @@ class Row(NamedTuple):
     asked: npt.NDArray[np.bool_] | None = None
 
 
-class Stretch(NamedTuple):
+class TokenStretch(NamedTuple):
     """``length`` tokens of a row, which lie one behind the other in the data, from its ``token`` on."""
 
     token: int
@@ -41,15 +41,15 @@ class Rows(Protocol):
 
     count: int
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> DataRow:
         """Raises Misread, UserError."""
         ...
 
     def starts(self, number: int) -> npt.NDArray[np.int32]:
-        """``Row.starts``, without a look at its tokens. Raises Misread."""
+        """``DataRow.starts``, without a look at its tokens. Raises Misread."""
         ...
 
-    def stretches(self, number: int) -> Sequence[Stretch]:
+    def stretches(self, number: int) -> Sequence[TokenStretch]:
         """Where its tokens lie, in order; what fills it up lies nowhere. Raises Misread."""
         ...
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from oobleckd.tokens.files import Tokens
 from oobleckd.tokens.index import Index
-from oobleckd.worker.data.rows import NO_STARTS, Misread, Row, Stretch, of_job
+from oobleckd.worker.data.rows import NO_STARTS, DataRow, Misread, TokenStretch, of_job
 
 
 class Windows:
@@ -34,7 +34,7 @@ class Windows:
         self._check, self._first, self._index = check, first, index
         self.count = len(tokens) // sequence
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> DataRow:
         """Its tokens, and where documents begin. Raises Misread, UserError."""
         start = number * self._sequence
         if self._first is not None:
@@ -44,7 +44,7 @@ class Windows:
         if self._check is not None:
             with of_job("data"):
                 self._check(tokens)
-        return Row(tokens, self.starts(number))
+        return DataRow(tokens, self.starts(number))
 
     def starts(self, number: int) -> npt.NDArray[np.int32]:
         """Where documents begin."""
@@ -54,9 +54,9 @@ class Windows:
         inner = self._index.starts_within(start + 1, start + self._sequence)
         return np.append(0, inner - start).astype(np.int32)
 
-    def stretches(self, number: int) -> tuple[Stretch, ...]:
+    def stretches(self, number: int) -> tuple[TokenStretch, ...]:
         """The one that it is."""
-        return (Stretch(number * self._sequence, self._sequence),)
+        return (TokenStretch(number * self._sequence, self._sequence),)
 
     def num_tokens(self, _number: int) -> int:
         """Of any window."""

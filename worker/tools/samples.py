@@ -25,7 +25,7 @@ from oobleckd.tokens.index import read_index
 from oobleckd.tokens.manifest import INDEX
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.masking import NOT_ASKED
-from oobleckd.worker.data.rows import Stretch
+from oobleckd.worker.data.rows import TokenStretch
 from oobleckd.worker.models import MASKED
 from oobleckd.worker.runtime.errors import UserError
 
@@ -68,7 +68,7 @@ def _document_starts(job: Job) -> npt.NDArray[np.int64] | None:
 
 
 def _borders(
-    starts: npt.NDArray[np.int64] | None, stretches: Sequence[Stretch], sequence: int
+    starts: npt.NDArray[np.int64] | None, stretches: Sequence[TokenStretch], sequence: int
 ) -> Iterator[Border]:
     """Of a row that has these ``stretches`` of the data."""
     at = 0

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, processors
 from oobleckd.prepare import build, sources, wanted
 from oobleckd.prepare.build import MadeFolder, prepare
 from oobleckd.protocol.job import Job
-from oobleckd.tokens.asked import Asked
+from oobleckd.tokens.asked import AskedTokens
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.manifest import (
     FORMAT_OF_CHATS,
@@ -373,7 +373,7 @@ def test_a_folder_is_refused_where_its_bits_are_not_whole(lines: Path, tokenizer
         (folder / MANIFEST).write_text(json.dumps({**told, key: value}))
         with pytest.raises(DataError, match="contradicts itself"):
             read_manifest(folder)
-    assert Asked(np.frombuffer(data, np.uint8)).mask(0, Manifest(**_fields(told)).tokens).any()
+    assert AskedTokens(np.frombuffer(data, np.uint8)).mask(0, Manifest(**_fields(told)).tokens).any()
 
 
 def _fields(told: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oobleckd.tokens.asked import Asked, AskedWriter
+from oobleckd.tokens.asked import AskedTokens, AskedWriter
 
 PARTS = st.lists(st.lists(st.booleans(), max_size=30), max_size=8)
 
@@ -34,7 +34,7 @@ def test_however_it_is_written_any_stretch_can_be_read(parts: list[list[bool]], 
     found = written(parts)
     assert found == written([bits])
     seen = []
-    asked = Asked(np.frombuffer(found, np.uint8), lambda start, stop: seen.append((start, stop)))
+    asked = AskedTokens(np.frombuffer(found, np.uint8), lambda start, stop: seen.append((start, stop)))
     first = data.draw(st.integers(0, len(bits)))
     stop = data.draw(st.integers(first, len(bits)))
     assert asked.mask(first, stop).tolist() == bits[first:stop]

@@ -61,6 +61,19 @@ def test_what_is_written_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [each.name for each in tmp_path.iterdir()] == ["t.idx"]
 
 
+@pytest.mark.parametrize("kind", ["uint16", "int32"])
+def test_starts_within_are_those_of_documents_that_have_tokens(tmp_path: Path, kind: str) -> None:
+    """Of several sequences each; some of them, and some documents, are empty."""
+    path, lengths, documents = tmp_path / "t.idx", of(0, 3, 1, 0, 2, 0, 4, 0), [0, 0, 3, 4, 4, 6, 7, 8]
+    write_index(path, NAMED[kind], lengths, np.array(documents))
+    found = read_index(path)
+    starts = found.document_starts()
+    assert found.num_tokens == int(starts[-1]) == 10
+    for first, stop in itertools.combinations(range(11), 2):
+        inside = starts[:-1][(starts[:-1] >= first) & (starts[:-1] < stop)]
+        assert found.starts_within(first, stop).tolist() == sorted(set(inside.tolist()))
+
+
 def test_no_document_at_all(tmp_path: Path) -> None:
     path = tmp_path / "t.idx"
     write_index(path, NAMED["uint16"], of())

@@ -292,6 +292,18 @@ def test_rows_are_of_any_kind_of_numbers(tmp_path: Path) -> None:
     assert open_corpus(job).tokens(0, 0).max() >= 100_000
 
 
+def test_an_index_that_was_changed_is_refused(folder: Path) -> None:
+    job = job_of(folder, documents="separate")
+    flip(folder / "tokens.idx", -8)
+    with pytest.raises(UserError, match=r"tokens\.idx (is not what|has documents that do not)"):
+        open_corpus(job)
+    flip(folder / "tokens.idx", -8)
+    flip(folder / "tokens.idx", -24)  # one border moved, which may as well be right
+    with pytest.raises(UserError, match=r"tokens\.idx is not what its manifest says") as raised:
+        open_corpus(job)
+    assert f"delete {folder}" in raised.value.hint
+
+
 # --------------------------------------------------------------------------- several sources
 
 
