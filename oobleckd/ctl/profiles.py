@@ -63,6 +63,7 @@ def workload_of(job: Job) -> Workload:
         job.train.sequence,
         job.train.precision,
         state_bytes_per_param=state_bytes_per_param(job.train.exact),
+        separate=job.data.is_separate,
     )
 
 

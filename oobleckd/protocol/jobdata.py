@@ -330,6 +330,11 @@ def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
                 f"data.{key}", "is of text that is prepared, and no source is such", "leave it out"
             )
     _check_mixed_chats(data)
+    _check_alike(parts)
+
+
+def _check_alike(parts: Sequence[tuple[str, Data]]) -> None:
+    """Whether the numbers of all sources, by name, mean the same."""
     odd = [name for name, part in parts if part.is_bytes]
     if odd and len(odd) < len(parts):
         other = next(name for name, part in parts if not part.is_bytes)

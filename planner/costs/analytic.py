@@ -82,13 +82,14 @@ class Shape(msgspec.Struct, frozen=True):
 class Workload(msgspec.Struct, frozen=True):
     """A micro-batch: ``sequences`` of ``length`` tokens, ``precision`` "fp32" or "bf16" (autocast over
     float32 weights). ``state_bytes_per_param``: everything that lives as long as a parameter, itself
-    included.
+    included. ``separate``: whether documents of a sequence are kept apart, by a mask.
     """
 
     sequences: int
     length: int
     precision: str
     state_bytes_per_param: int
+    separate: bool = False
 
     @property
     def tokens(self) -> int:
@@ -130,6 +131,7 @@ def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profi
         reserve_bytes=device.reserve_bytes,
         buckets=(*own, (0, shape.num_blocks + 1)) if shape.tied else own,
         host_bytes_per_s=device.host_bytes_per_s,
+        shared_bytes=_shared_bytes(shape, work) if work.separate else 0,
     )
 
 
@@ -154,7 +156,7 @@ def _layer(
 
 def _embedding_bytes(shape: Shape, work: Workload) -> int:
     dropped = FULL * shape.hidden if shape.embedding_dropout else 0
-    positions = NUMBER * work.length if shape.positions else 0
+    positions = NUMBER * (work.tokens if work.separate else work.length) if shape.positions else 0
     return work.tokens * (NUMBER + dropped) + positions
 
 
@@ -165,9 +167,19 @@ def _block_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
     if shape.attention_dropout and not device.fused_attention:
         # Probabilities, their mask, and what is left of them.
         per_token += 3 * FULL * shape.num_heads * work.length
-    # Rotary angles serve all sequences of the micro-batch.
-    angles = 2 * FULL * work.length * (shape.attention // shape.num_heads) if shape.gated else 0
+    # Rotary angles serve all sequences of the micro-batch, where these all count alike.
+    angles = 0 if work.separate else work.length * _angle_bytes(shape)
     return work.tokens * per_token + angles + _rounded_weights(shape.projections, work)
+
+
+def _shared_bytes(shape: Shape, work: Workload) -> int:
+    """Of a micro-batch, once for all blocks: the mask, and positions and angles of every token."""
+    return work.tokens * (work.product_bytes * work.length + NUMBER + _angle_bytes(shape))
+
+
+def _angle_bytes(shape: Shape) -> int:
+    """Cosine and sine of a token's rotary angles."""
+    return 2 * FULL * (shape.attention // shape.num_heads) if shape.gated else 0
 
 
 def _plain_bytes(shape: Shape, work: Workload) -> int:
@@ -184,7 +196,8 @@ def _gated_bytes(shape: Shape, work: Workload) -> int:
     norms = FULL * 2 * 2 * shape.hidden  # inputs, and what is multiplied with the weights
     # Autocast rounds an input anew for every product: q, k, v, and gate, up.
     product_inputs = (5 if work.half else 2) * shape.hidden
-    heads = 2 * shape.attention + 2 * shape.kv
+    # Attention with a mask wants as many heads of keys and values as of queries.
+    heads = 2 * shape.attention + 2 * (shape.attention if work.separate else shape.kv)
     mlp = 4 * shape.ffn  # gate, its activation, up, their product
     return norms + work.product_bytes * (product_inputs + heads + mlp)
 

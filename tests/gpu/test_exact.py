@@ -23,6 +23,7 @@ from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
 from tests.helpers import gpu
+from tests.helpers.documents import packed_batch, places_of, separate_spec, some_tokens
 from tests.helpers.models import small_job
 
 pytestmark = pytest.mark.gpu
@@ -149,6 +150,31 @@ def test_a_step_computed_twice_has_the_same_bits(device: torch.device, family: s
     assert all(map(torch.equal, once, again))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt2", "llama", "opt"])
+def test_a_step_on_separate_documents_has_the_same_bits_twice(
+    device: torch.device, family: str, precision: str
+) -> None:
+    job = separate_spec(family, precision).job
+    once, again = step(job, device), step(job, device)
+    assert all(torch.isfinite(tensor).all() for tensor in once)
+    assert all(map(torch.equal, once, again))
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt2", "llama", "opt"])
+def test_masks_are_made_without_waiting_for_the_device(device: torch.device, family: str) -> None:
+    spec = separate_spec(family, "bf16")
+    batch = packed_batch(some_tokens(spec)).to(device)
+    spec.calls(*places_of(batch))
+    if device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        spec.calls(*places_of(batch))
+    finally:
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def step(job: Job, device: torch.device) -> list[Tensor]:
     """Loss and gradients of one micro-batch through the whole model."""
     spec = load_spec(job)
@@ -157,13 +183,16 @@ def step(job: Job, device: torch.device) -> list[Tensor]:
         for bucket in spec.buckets
         for key, value in zip(bucket.keys, spec.init(bucket.index, device), strict=True)
     }
-    tokens = torch.arange(16, device=device).view(2, 8)
+    tokens = torch.arange(2 * job.train.sequence).view(2, -1)
+    batch = packed_batch(tokens) if job.data.is_separate else Batch(tokens, tokens)
+    batch = batch.to(device)
+    calls = spec.calls(*places_of(batch)) if job.data.is_separate else {}
     x: Tensor | None = None
     for index in range(spec.num_layers):
         keys = [key for bucket in spec.buckets_of(index) for key in spec.buckets[bucket].keys]
         layer = spec.layer(index, {key: params[key] for key in keys}, device)
         seed_layer(job.train.seed, 0, 0, index, device)
-        x = layer(x, Batch(tokens, tokens))
+        x = layer(x, batch, calls.get(index))
     assert x is not None
     return [x.detach(), *torch.autograd.grad(x, list(params.values()))]
 

@@ -1,60 +1,58 @@
-"""Micro-batches whose documents are kept apart, and models in which a leak between them would show."""
+"""Jobs on a prepared folder of short documents, in every way in which rows are made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from oobleckd.worker.models import Batch, ModelSpec, load_spec
-from oobleckd.worker.models.config import TIED
-from tests.helpers.models import all_params, small_config, small_job
+from oobleckd.protocol.job import Job
+from tests.helpers.models import small_config, small_job
+from tests.helpers.prepared import planned, prepared
 
-SEQUENCE = 12
-BESIDE_EACH_OTHER = ((5, 4, 1, 2), (9, 3))
-"""Lengths of the documents of each row: longer than a window of 3, and one of a single token."""
-_WINDOWS = {"sliding_window": 3, "use_sliding_window": True, "local_attention": 4, "max_window_layers": 0}
-_LAYER_TYPES = ("sliding_attention", "full_attention", "sliding_attention")
+SEQUENCE, VOCAB = 16, 257
+WAYS: dict[str, dict[str, Any]] = {
+    "packed": {"sequences": "packed"},
+    "padded": {"sequences": "padded"},
+    "windows": {"documents": "separate"},
+    "padded, joined": {"sequences": "padded", "documents": "joined"},
+    "chats": {"format": "chat"},
+    "chats, padded": {"format": "chat", "sequences": "padded"},
+}
 
 
-def separate_spec(family: str, precision: str = "fp32", backward: str = "fused", **config: Any) -> ModelSpec:
-    """Three small blocks of ``family``, with sliding windows of 3 where it has any, of a job that keeps
-    documents apart.
+def model_of(family: str) -> dict[str, Any]:
+    """Weights are large, so that who sees what he must not is found."""
+    more = {"initializer_range": 0.1, "init_std": 0.1, "max_position_embeddings": 2 * SEQUENCE}
+    return small_config(family, vocab_size=VOCAB, **more)
+
+
+def data_of(tmp_path: Path, way: str, sequence: int = SEQUENCE, vocab: int = VOCAB) -> dict[str, Any]:
+    """The table [data] of a job: documents of up to 24 tokens, chats of up to a row. No token is 0, which
+    some families fill up with.
     """
-    data = {"source": "jsonl", "path": "text.jsonl", "tokenizer": "tokenizer.json", "sequences": "packed"}
-    more = {"num_hidden_layers": 3, "tie_word_embeddings": family in TIED, **_WINDOWS, **config}
-    fields = small_config(family, **more)
-    if "layer_types" in small_config(family, layer_types=None):
-        fields["layer_types"] = list(_LAYER_TYPES)
-    train = {"sequence": SEQUENCE, "precision": precision}
-    schedule = {"backward": backward}
-    return load_spec(small_job(family, fields, data=data, train=train, schedule=schedule))
+    dice, has_chats = np.random.default_rng(0), "chats" in way
+    sizes = dice.integers(1, min(sequence, 24) + 1 if has_chats else 25, 60)
+    documents = [dice.integers(1, vocab - 1, size) for size in sizes]
+    asked = [dice.random(size) < dice.random() / 2 for size in sizes if has_chats]
+    folder = prepared(tmp_path / ("0" * 32), documents, "uint16", asked=asked)
+    return {"source": "jsonl", "path": "/nowhere.jsonl", "prepared": str(folder), **WAYS[way]}
 
 
-def loud_params(spec: ModelSpec) -> dict[str, Tensor]:
-    """Fresh weights, three times as large: with those of a fresh model every token sees all others alike, so
-    that a leak hardly shows.
-    """
-    params = all_params(spec)
-    with torch.no_grad():
-        for param in params.values():
-            if param.dim() > 1:
-                param.mul_(3)
-    return params
+def job_on_documents(family: str, tmp_path: Path, way: str, **train: Any) -> Job:
+    """A job on those; ``train`` besides micro-batches of 2 rows of ``SEQUENCE``."""
+    job = small_job(
+        family, model_of(family),
+        data=data_of(tmp_path, way),
+        train={"micro_batch": 2, "sequence": SEQUENCE, **train},
+        checkpoint={"dir": str(tmp_path)},
+    )  # fmt: skip
+    return with_plan(job)
 
 
-def packed_batch(
-    tokens: Tensor, rows: Sequence[Sequence[int]] = BESIDE_EACH_OTHER, labels: Tensor | None = None
-) -> Batch:
-    """``tokens`` (batch, sequence) as documents of the lengths that ``rows`` say."""
-    positions = [torch.cat([torch.arange(length) for length in row]) for row in rows]
-    documents = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in rows]
-    return Batch(tokens, tokens if labels is None else labels, torch.stack(positions), torch.stack(documents))
-
-
-def some_tokens(spec: ModelSpec, seed: int = 3) -> Tensor:
-    """Of two rows."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, spec.config.vocab_size, (2, SEQUENCE), generator=generator)
+def with_plan(job: Job) -> Job:
+    """``job``, whose plan is made."""
+    if job.data.row_kind != "windows":
+        planned(job)
+    return job

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Job, Schedule, parse_job
+from oobleckd.protocol.messages import StepDone
 from oobleckd.worker.runtime.faults import POINTS
+from oobleckd.worker.tools import reference as reference_run
 from tests.helpers.engine import World
 
 Reference = tuple[Job, dict[int, float], dict[str, Tensor]]
@@ -18,6 +20,13 @@ Reference = tuple[Job, dict[int, float], dict[str, Tensor]]
 
 STAGES = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]}
 GOAL = 5
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "fused": {},
+    "decoupled": {"backward": "decoupled"},
+    "staggered": {"update": "staggered", "backward": "decoupled"},
+    "copies": {"sum_copies": 3},
+    "unkept": {"boundary_memory": 0},
+}
 ELSEWHERE = {"weights", "backup", "validate", "deploy", "copy", "ready", "ahead", "stage"}
 """Fault points of other schedules, and between layouts."""
 
@@ -67,6 +76,24 @@ def random_deaths(world: World, max_deaths: int = 2) -> None:
             victim = world.random.choice(able)
             dead.add(victim)
             world.nodes[victim].faults.arm(world.random.choice(points), world.random.randrange(GOAL))
+
+
+def any_deaths(reference: Reference, tmp_path: Path, seed: int, schedule: str, *, redundant: bool) -> None:
+    """Deaths at random, under one of ``SCHEDULES``, do not show: after some a layout is begun anew, after
+    others the job goes on re-routed.
+    """
+    changed = msgspec.structs.replace(reference[0], schedule=Schedule(**SCHEDULES[schedule]))
+    world = World(changed, STAGES, seed, tmp_path, go_on=seed % 2 == 1, redundant=redundant)
+    random_deaths(world)
+    world.run()
+    check(world, reference)
+
+
+def told_by(spec: Job, tmp_path: Path) -> dict[int, float]:
+    """The losses of ``spec`` trained by one process alone."""
+    told: list[Any] = []
+    reference_run.run(spec, tmp_path, told.append)
+    return {message.counters.step: message.loss for message in told if isinstance(message, StepDone)}
 
 
 def stays_re_routed(world: World, max_deaths: int = 2) -> None:

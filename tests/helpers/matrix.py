@@ -156,8 +156,9 @@ def survivable(job: JobView, dead: set[str]) -> bool:
     return all(any(s.start <= layer < s.stop for s in held) for layer in range(top))
 
 
-def run_cell(cluster: Cluster, cell: Cell) -> JobView:
-    """Carry out ``cell``; returns the finished job. AssertionError says what broke.
+def run_cell(cluster: Cluster, cell: Cell, **tables: dict[str, Any]) -> JobView:
+    """Carry out ``cell``; returns the finished job, which has these ``tables`` besides. AssertionError says
+    what broke.
 
     One node of the cluster, the *guest*, is drained meanwhile: the plan changes when it comes and goes, also
     where no other node could be spared.
@@ -168,17 +169,19 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
     try:
         if (cell.phase, cell.victim) in PRECOPYING:
             return die_in_precopy(cluster, cell.phase, cell.victim, cell.manner)
-        return _run_cell(cluster, cell, guest)
+        return _run_cell(cluster, cell, guest, tables)
     finally:
         if any(n.name == guest and n.state in {"draining", "drained"} for n in cluster.client.nodes()):
             cluster.client.undrain(guest, "matrix")
 
 
-def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
+def _run_cell(cluster: Cluster, cell: Cell, guest: str, tables: dict[str, dict[str, Any]]) -> JobView:
     moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
     train = MOVING_TRAIN if moving else {"steps": STEPS}
-    job = cluster.client.submit(tiny_job(f"cell-{cell.name}", train=train, **cell.manner.tables())).id
+    job = cluster.client.submit(
+        tiny_job(f"cell-{cell.name}", train=train, **cell.manner.tables(), **tables)
+    ).id
     view = cluster.at_step(job, 1)
     cell.manner.check(view)
     doomed = victims(view, cell)

@@ -53,7 +53,7 @@ def _backward(model: PreTrainedModel, batches: Iterable[Batch], *, is_causal: bo
     for tokens, labels in documents:
         if (labels == NOT_ASKED).all():
             continue
-        logits = model(input_ids=tokens[None]).logits[0]
+        logits = model(input_ids=tokens[None]).logits[0].double()
         named = (logits[:-1], labels[1:]) if is_causal else (logits, labels)
         loss = cross_entropy(*named, reduction="sum", ignore_index=NOT_ASKED) / num_targets
         loss.backward()

@@ -11,10 +11,13 @@ import numpy.typing as npt
 
 from oobleckd.prepare.plans import plan_of
 from oobleckd.protocol.job import Job
+from oobleckd.tokens.asked import AskedWriter
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.index import write_index
 from oobleckd.tokens.manifest import (
+    FORMAT_OF_CHATS,
     INDEX,
+    LOSS,
     TOKENS,
     BadRow,
     Manifest,
@@ -33,13 +36,18 @@ def prepared(
     dtype: str,
     *,
     bad_rows: Sequence[tuple[str, int, str]] = (),
+    asked: Sequence[npt.NDArray[np.bool_]] = (),
     **fields: Any,
 ) -> Path:
-    """``folder`` with ``documents``; ``fields`` of its manifest that are to be others."""
+    """``folder`` with ``documents``; ``asked``: tokens of chats that the loss asks for; ``fields`` of its
+    manifest that are to be others.
+    """
     folder.mkdir(parents=True)
     tokens = np.concatenate(documents) if documents else np.zeros(0)
     tokens.astype(NAMED[dtype]).tofile(folder / TOKENS)
     write_index(folder / INDEX, NAMED[dtype], np.array([len(each) for each in documents], np.int32))
+    if asked:
+        fields |= _loss_of(folder, np.concatenate(asked))
     bin_sha256, crcs = checksums(folder / TOKENS)
     manifest = Manifest(
         digest=folder.name,
@@ -58,6 +66,21 @@ def prepared(
     )
     write_manifest(folder, manifest)
     return folder
+
+
+def _loss_of(folder: Path, asked: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Write the loss.bin of ``folder``; what its manifest says of it."""
+    with (folder / LOSS).open("wb") as file:
+        writer = AskedWriter(file)
+        writer.add(asked)
+        writer.end()
+    sha256, crcs = checksums(folder / LOSS)
+    return {
+        "asked": int(asked.sum()),
+        "loss_sha256": sha256,
+        "loss_crcs": crcs,
+        "format": FORMAT_OF_CHATS,
+    }
 
 
 def planned(job: Job) -> Path:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oobleckd.protocol.api import IncidentView
 from tests.helpers.chaos import daemon_seed, random_seed
 from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.documents import data_of, with_plan
 from tests.helpers.manners import Manner
 from tests.helpers.matrix import (
     NODES,
@@ -39,6 +41,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_kill_matrix(cluster: Cluster, cell: Cell) -> None:
     cluster.heal()
     run_cell(cluster, cell)
+
+
+def on_documents(folder: Path, way: str) -> dict[str, Any]:
+    """The table [data] of a tiny job."""
+    data = data_of(folder, way, sequence=32, vocab=256)
+    with_plan(tiny_job("rows", data=data))
+    return data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["packed", "chats"])
+@pytest.mark.parametrize("cell", pairwise(every_cell()), ids=lambda cell: cell.name)
+def test_kill_matrix_in_rows_of_documents(cluster: Cluster, cell: Cell, way: str, tmp_path: Path) -> None:
+    cluster.heal()
+    run_cell(cluster, cell, data=on_documents(tmp_path, way))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -101,6 +118,29 @@ def test_half_of_the_nodes_are_lost_while_the_mix_changes(
     tables = {"data": three_sources(tmp_path, changes_at), "checkpoint": {"every": 6}}
     job = cluster.client.submit(tiny_job(f"mixed-{steps}", train={"steps": steps}, **tables)).id
     victims = cluster.at_step(job, changes_at - 4).nodes[:3]
+    for node in victims:
+        cluster.kill(node, "sigkill")
+    for node in victims if comes_back else ():
+        cluster.ctl("start-node", node)
+    done = cluster.job_in(job, "done")
+    assert done.incidents
+    cluster.verify(job)
+
+
+@pytest.mark.parametrize(
+    ("way", "comes_back"),
+    [("packed", False), *(pytest.param(way, True, marks=pytest.mark.slow) for way in ("packed", "chats"))],
+)
+def test_half_of_the_nodes_are_lost_in_rows_of_documents(
+    cluster: Cluster, tmp_path: Path, way: str, comes_back: bool
+) -> None:
+    """How many tokens a step asks for nobody has to be told."""
+    cluster.heal()
+    cluster.usable(cluster.num_nodes)
+    tables = {"data": on_documents(tmp_path, way), "checkpoint": {"every": 6}}
+    steps = 150 if comes_back else 20
+    job = cluster.client.submit(tiny_job(f"rows-{way}-{steps}", train={"steps": steps}, **tables)).id
+    victims = cluster.at_step(job, 7).nodes[:3]
     for node in victims:
         cluster.kill(node, "sigkill")
     for node in victims if comes_back else ():

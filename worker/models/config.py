@@ -256,18 +256,19 @@ def first_position(family: str, config: PretrainedConfig) -> int:
 
 def _check_separate(job: Job, config: PretrainedConfig) -> None:
     """Whether documents of a row can be kept apart, with the bits that each has beside any other."""
-    reason = JOINED_ONLY.get(job.model.family)
+    reason, way_out = JOINED_ONLY.get(job.model.family), "choose another family"
     if reason is None and getattr(config, "alibi", False):
-        reason = "with model.config.alibi its positions are counted through the whole row"
+        reason, way_out = "with alibi its positions are counted through the whole row", "leave alibi out"
     if reason is None and (limit := rope.long_from(config)) is not None and job.train.sequence > limit:
         reason = (
-            f"its rotary angles (longrope) are other ones as soon as a document beside has more than {limit} "
-            "tokens"
+            "its rotary angles (longrope) are other ones as soon as a document beside has more than "
+            f"{count(limit, 'token')}"
         )
+        way_out = f"set train.sequence to {limit} or less"
     if reason is not None:
         raise UserError(
             f'data.documents: "separate" does not go with model.family = {job.model.family!r}: {reason}',
-            'set data.sequences = "windows" and data.documents = "joined", or choose another family',
+            f'set data.documents = "joined", or {way_out}',
         )
 
 

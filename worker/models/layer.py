@@ -37,7 +37,9 @@ class Batch:
     num_targets: int = 0
 
     def with_a_target(self) -> Batch:
-        """The same batch, of which one token is asked for: the loss over none would be NaN."""
+        """The same batch, of which one token is asked for. Where nothing is, the loss would be NaN, and so it
+        is times a weight of 0.
+        """
         labels = self.labels.clone()
         labels[0, -1] = self.inputs[0, -1]
         return replace(self, labels=labels)

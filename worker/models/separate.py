@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, masking_utils
 
 from oobleckd.worker.models.config import BY_MASK, MASKED, first_position
 from oobleckd.worker.models.split import Call, Recorder, mapped
+from oobleckd.worker.runtime.errors import UserError
 
 
 def record(
@@ -48,6 +49,20 @@ def borders(documents: Tensor | None) -> Iterator[None]:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = concluded
+
+
+def check_apart(calls: tuple[Call, ...], documents: Tensor) -> None:
+    """Whether what blocks were recorded to be called with hides the other documents. Raises UserError."""
+    others = (documents[:, :, None] != documents[:, None, :])[:, None]
+    for number, call in enumerate(calls):
+        masks = [tensor for tensor in tensors_of(call) if tensor.dim() == 4]
+        hides = [mask if mask.dtype == torch.bool else mask < -1 for mask in masks]  # of bools True hides
+        if not hides or not all(bool(hidden[others].all()) for hidden in hides):
+            raise UserError(
+                f'data.documents: "separate" does not go with this model: block {number} would see other '
+                "documents",
+                'set data.documents = "joined", or see what the folder\'s config.json says of attention',
+            )
 
 
 def tensors_of(call: Call) -> list[Tensor]:

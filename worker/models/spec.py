@@ -21,7 +21,7 @@ from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.config import TIED, first_position, load_config
 from oobleckd.worker.models.folder import Folder
 from oobleckd.worker.models.layer import Layer
-from oobleckd.worker.models.separate import record
+from oobleckd.worker.models.separate import check_apart, record
 from oobleckd.worker.models.split import Call, Recorder, Split, split
 from oobleckd.worker.models.weights import fresh
 from oobleckd.worker.runtime.errors import UserError
@@ -72,8 +72,13 @@ class ModelSpec:
         return type(self._split.model).__name__
 
     def try_blocks(self) -> None:
-        """Find out without any numbers whether its blocks can compute. Raises UserError."""
+        """Find out without weights whether its blocks can compute, and keep documents apart where they are
+        to. Raises UserError.
+        """
         self._split.try_blocks()
+        if self.job.data.is_separate:
+            positions, documents = torch.tensor([[0, 1, 0]]), torch.tensor([[0, 0, 1]])
+            check_apart(tuple(self.calls(positions, documents).values()), documents)
 
     def buckets_of(self, layer: int) -> tuple[int, ...]:
         """The buckets that ``layer`` uses, ascending."""

@@ -183,9 +183,13 @@ class Passes:
         reads = task.first or task.last
         if not reads and not self.context.job.data.is_separate:
             return None
-        batch = self.context.corpus.batch(self.counters.step, task.route.micro_batch, tokens=reads)
-        if task.last and not self._weight(task):
-            batch = batch.with_a_target()
+        corpus, step, micro_batch = self.context.corpus, self.counters.step, task.route.micro_batch
+        batch = corpus.batch(step, micro_batch, tokens=reads)
+        if task.last:
+            counted = corpus.targets_of(step)[micro_batch]
+            assert batch.num_targets == counted, "a micro-batch weighs what it does not ask for"
+            if not self._weight(task):
+                batch = batch.with_a_target()
         return batch.to(self.context.store.device)
 
     def _calls(self, task: Task, batch: Batch | None) -> Mapping[int, Call]:

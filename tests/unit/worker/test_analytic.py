@@ -20,6 +20,7 @@ LLAMA = {
     "vocab_size": 500, "max_position_embeddings": 32, "hidden_size": 128, "intermediate_size": 320,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
+SEPARATE = {"source": "jsonl", "path": "a.jsonl", "tokenizer": "tokenizer.json", "sequences": "packed"}
 STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
@@ -35,12 +36,17 @@ STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         ("qwen2", LLAMA, "bf16"),
     ],
 )
-def test_bytes_are_those_that_a_worker_measures(family: str, config: dict[str, Any], precision: str) -> None:
+@pytest.mark.parametrize("data", [{}, SEPARATE], ids=["joined", "separate"])
+def test_bytes_are_those_that_a_worker_measures(
+    family: str, config: dict[str, Any], precision: str, data: dict[str, Any]
+) -> None:
     train = {"steps": 1, "global_batch": 2, "micro_batch": 2, "sequence": 32, "precision": precision}
-    job = parse_job({"name": "x", "model": {"family": family, "config": config}, "train": train})
+    model = {"family": family, "config": config}
+    job = parse_job({"name": "x", "model": model, "train": train, "data": data})
     measured = measure(load_spec(job), job, torch.device("cpu"))
     expected = analytic_profile(shape_of(job), workload_of(job), SHEETS["cpu"])
     assert expected.buckets == measured.buckets
+    assert expected.shared_bytes == pytest.approx(measured.shared_bytes, rel=0.05)
     for found, real in zip(expected.layers, measured.layers, strict=True):
         assert (found.name, found.param_bytes, found.state_bytes, found.output_bytes) == (
             real.name, real.param_bytes, real.state_bytes, real.output_bytes,

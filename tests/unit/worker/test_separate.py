@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,24 @@ from tests.helpers.documents import (
     SEQUENCE,
     loud_params,
     packed_batch,
+    places_of,
     separate_spec,
     some_tokens,
 )
 from tests.helpers.models import all_layers, layered_step, small_config, small_job, some_batch, undivided
 
 SEPARATE = tuple(family for family in FAMILIES if family not in JOINED_ONLY)
-SOME = ("bert", "gemma3_text", "gpt2", "llama", "mistral", "modernbert", "mpt", "opt", "roberta")
+SOME = ("bert", "gemma3_text", "gpt2", "llama", "modernbert", "mpt", "opt")
 """At least one of every kind of positions, masks and windows."""
+FEW = ("gemma3_text", "opt")
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 _NOT_ASKED = -100
 
-each_family = pytest.mark.parametrize("family", SEPARATE)
-some_families = pytest.mark.parametrize(
-    "family", [pytest.param(each, marks=() if each in SOME else pytest.mark.slow) for each in SEPARATE]
-)
+
+def of(chosen: Sequence[str]) -> pytest.MarkDecorator:
+    """Every family; all but the ``chosen`` are slow."""
+    marks = {family: () if family in chosen else pytest.mark.slow for family in SEPARATE}
+    return pytest.mark.parametrize("family", [pytest.param(each, marks=mark) for each, mark in marks.items()])
 
 
 def logits_of(spec: ModelSpec, params: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -49,18 +53,12 @@ def logits_of(spec: ModelSpec, params: dict[str, Tensor], batch: Batch) -> Tenso
     return found
 
 
-def places_of(batch: Batch) -> tuple[Tensor, Tensor]:
-    assert batch.positions is not None
-    assert batch.documents is not None
-    return batch.positions, batch.documents
-
-
 def far_from(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
 @torch.no_grad()
-@each_family
+@of(SEPARATE)
 def test_a_document_computes_as_if_it_were_alone(family: str) -> None:
     spec = separate_spec(family)
     params, tokens = loud_params(spec), some_tokens(spec)
@@ -77,7 +75,7 @@ def test_a_document_computes_as_if_it_were_alone(family: str) -> None:
 
 
 @torch.no_grad()
-@some_families
+@of(SOME)
 def test_the_cut_model_has_the_bits_of_the_undivided_one(family: str) -> None:
     """With the same positions, and, where the family needs one, a mask; the others conclude it from those."""
     spec = separate_spec(family)
@@ -92,7 +90,7 @@ def test_the_cut_model_has_the_bits_of_the_undivided_one(family: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@some_families
+@of(SOME)
 def test_no_bit_of_a_document_depends_on_what_stands_beside_it(family: str, precision: str) -> None:
     """Neither on the tokens of the others, nor on where they begin, nor on the other rows: whatever the loss
     of the one asks for gives the same gradients.
@@ -115,7 +113,7 @@ def test_no_bit_of_a_document_depends_on_what_stands_beside_it(family: str, prec
     assert any(grad.any() for grad in grads.values())
 
 
-@some_families
+@of(FEW)
 def test_a_row_without_borders_has_the_bits_that_it_has_beside_one_with_some(family: str) -> None:
     """Without a mask another kernel would compute it."""
     spec = separate_spec(family)
@@ -124,7 +122,7 @@ def test_a_row_without_borders_has_the_bits_that_it_has_beside_one_with_some(fam
     assert torch.equal(row, logits_of(spec, params, packed_batch(tokens, ((SEQUENCE,), (5, 7))))[0])
 
 
-@some_families
+@of(FEW)
 def test_a_decoupled_backward_gives_the_same_bits(family: str) -> None:
     found = []
     for backward in ("fused", "decoupled"):
@@ -143,7 +141,7 @@ class NoHostRead(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@some_families
+@of(SOME)
 def test_nothing_is_read_from_the_device(family: str) -> None:
     spec = separate_spec(family)
     batch = packed_batch(some_tokens(spec))
@@ -204,6 +202,20 @@ def test_a_model_that_cannot_keep_them_apart_is_refused_by_name(family: str, con
     with pytest.raises(UserError, match=f'data.documents: "separate" does not go with .*{family}'):
         separate_spec(family, **config)
     load_config(small_job(family, small_config(family, **config)))  # joined it is trained as ever
+
+
+@of(SOME)
+def test_a_model_that_keeps_them_apart_is_let_in(family: str) -> None:
+    separate_spec(family).try_blocks()
+
+
+def test_a_model_that_a_folder_says_sees_both_ways_is_refused() -> None:
+    """Transformers then makes a mask for it without a look at the borders."""
+    job = separate_spec("llama").job
+    config = load_config(job)
+    config.is_causal = False
+    with pytest.raises(UserError, match="block 0 would see other documents"):
+        ModelSpec(job, config).try_blocks()
 
 
 def test_angles_that_no_row_changes_are_let_in() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -19,26 +19,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oobleckd.protocol.job import Job, Schedule
-from oobleckd.protocol.messages import StepDone
 from oobleckd.worker import sums
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.round.weights import Weights, weights_of
 from oobleckd.worker.sums import START_EXPONENT
-from oobleckd.worker.tools import reference as reference_run
 from tests.helpers.asking import asking_unequally
 from tests.helpers.engine import World
-from tests.helpers.engine_jobs import STAGES, Reference, check, job, random_deaths
+from tests.helpers.engine_jobs import SCHEDULES, STAGES, Reference, any_deaths, job, told_by
 from tests.helpers.models import CPU, small_job
 
 TARGETS = st.lists(st.integers(0, 2**20), min_size=1, max_size=12)
-SCHEDULES: dict[str, dict[str, Any]] = {
-    "fused": {},
-    "decoupled": {"backward": "decoupled"},
-    "staggered": {"update": "staggered", "backward": "decoupled"},
-    "copies": {"sum_copies": 3},
-    "unkept": {"boundary_memory": 0},
-}
 
 
 def weights(targets: list[int], tokens: int = 2**20) -> Weights:
@@ -127,31 +117,19 @@ def weighed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
         yield spec, world.losses, world.weights()
 
 
-def told_by(spec: Job, tmp_path: Path) -> dict[int, float]:
-    """The losses of ``spec`` trained by one process alone."""
-    told: list[Any] = []
-    reference_run.run(spec, tmp_path, told.append)
-    return {message.counters.step: message.loss for message in told if isinstance(message, StepDone)}
-
-
 def test_a_process_alone_has_the_same_losses(weighed: Reference, tmp_path: Path) -> None:
     assert told_by(weighed[0], tmp_path) == weighed[1]
     assert all(map(math.isfinite, weighed[1].values()))
 
 
-@pytest.mark.thin(10)
+@pytest.mark.thin(50)
 @pytest.mark.parametrize("redundant", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_deaths_do_not_show(
     weighed: Reference, tmp_path: Path, seed: int, schedule: str, redundant: bool
 ) -> None:
-    """Some layouts are begun anew after a death, some go on re-routed."""
-    spec = msgspec.structs.replace(weighed[0], schedule=Schedule(**SCHEDULES[schedule]))
-    world = World(spec, STAGES, seed, tmp_path, go_on=seed % 2 == 1, redundant=redundant)
-    random_deaths(world)
-    world.run()
-    check(world, weighed)
+    any_deaths(weighed, tmp_path, seed, schedule, redundant=redundant)
 
 
 def test_float_sums_have_the_same_mean(weighed: Reference, tmp_path: Path) -> None:
