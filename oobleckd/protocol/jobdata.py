@@ -116,7 +116,8 @@ class Data(JobTable, frozen=True):
         Literal["fail", "skip"],
         Meta(
             description="What `oobleckctl data prepare` does with a row that is no JSON, no UTF-8 or has no "
-            "text. fail: it ends and names the row. skip: it leaves the row out and counts it."
+            "text, or no chat that the template takes. fail: it ends and names the row. skip: it leaves the "
+            "row out and counts it."
         ),
     ] = "fail"
     cache: Annotated[

@@ -35,7 +35,10 @@ _RATE = Wish("the learning rate warms up and follows half a cosine", "docs/job-t
 _SPLIT = Wish("the planner splits the model by layers, and nothing else splits it", _PARALLEL)
 _PIPELINES = Wish("the planner chooses the pipelines", _PARALLEL)
 _MOE = Wish("there is no mixture of experts", _LOOP)
-_TUNING = Wish("every token is trained on: there are no labels, chats or rewards", _LOOP)
+_CHATS = Wish(
+    "chats are data.format, and [data.chat] says what the loss asks for", f"{_DATA}#chats-and-completions"
+)
+_TUNING = Wish("the loss names tokens: there are no rewards, and no loss of one's own", _LOOP)
 _NODES = Wish("devices belong to nodes, and a job takes what has joined", "docs/job-toml.md#resources")
 _CHANGED = Wish("this key has another name here", "docs/job-toml.md")
 
@@ -45,7 +48,7 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
     """),
     (_SOURCES, """
         dataset dataset_name dataset_path hf_dataset streaming jsonl parquet num_workers
-        shuffle packing data_collator
+        shuffle data_collator
     """),
     (_MIXED, """
         datasets mixture mix data_mix data_mixture mixture_weights weights probabilities blend data_blend
@@ -79,9 +82,11 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
         data_parallel_size dp num_stages
     """),
     (_MOE, "moe experts num_experts expert_parallel ep"),
-    (_TUNING, """
-        sft dpo rlhf reward_model loss_mask labels chat_template prompt_template loss loss_fn callbacks
+    (_CHATS, """
+        sft instruct messages conversations loss_mask labels train_on_inputs assistant_only_loss
+        completion_only_loss prompt_template
     """),
+    (_TUNING, "dpo rlhf reward_model loss loss_fn callbacks"),
     (_NODES, """
         num_nodes nnodes devices gpus num_gpus nproc_per_node num_devices accelerator device partition
     """),
@@ -110,6 +115,7 @@ _NAMES = {
     "tokenizer_name_or_path": "data.tokenizer", "text_column": "data.column", "text_field": "data.column",
     "bos": "data.bos", "add_bos_token": "data.bos", "eos": "data.eos", "add_eos_token": "data.eos",
     "eos_token": "data.eos", "append_eod": "data.eos", "data_cache": "data.cache",
+    "chat_template": "data.chat.template", "packing": "data.sequences",
 }  # fmt: skip
 """What others call it -> where it is set here."""
 
@@ -124,6 +130,6 @@ def wish_of(key: str, table: str = "") -> Wish | None:
         return _OPTIMIZER
     if table == "optimizer" and plain == "schedule":
         return _RATE
-    if table == "data" and plain in {"format", "type", "name", "split"}:
+    if table == "data" and plain in {"type", "name", "split"}:
         return _SOURCES
     return WISHES.get(plain)

@@ -17,9 +17,10 @@ TRAIN = {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 16}
 @pytest.mark.parametrize(
     ("table", "key"),
     [
-        ("", "eval"), ("", "wandb"), ("", "lora"), ("", "tokenizer"), ("", "parallelism"), ("", "logging"),
-        ("train", "tokenizer"), ("data", "format"), ("data", "loss_mask"), ("data", "num_workers"),
-        ("train", "compile"), ("train", "gradient_checkpointing"), ("train", "eval_every"),
+        ("", "packing"), ("", "chat_template"), ("", "sft"), ("", "eval"), ("", "wandb"), ("", "lora"),
+        ("", "tokenizer"), ("", "parallelism"), ("", "logging"), ("train", "tokenizer"),
+        ("data", "split"), ("data", "loss_mask"), ("data", "num_workers"), ("train", "compile"),
+        ("train", "gradient_checkpointing"), ("train", "eval_every"),
         ("train", "gradient-accumulation-steps"), ("train", "epochs"), ("train", "batch_size"),
         ("train", "learning_rate"), ("train", "fsdp"), ("train", "tensor_parallel"), ("model", "moe"),
         ("model", "quantization"), ("model", "hidden_size"), ("optimizer", "schedule"),

@@ -11,7 +11,7 @@ from tests.helpers.engine import World
 from tests.helpers.engine_jobs import GOAL, SCHEDULES, STAGES, Reference, any_deaths, told_by
 
 
-@pytest.fixture(scope="module", params=["packed", "windows", "chats"])
+@pytest.fixture(scope="module", params=["packed", "chats", pytest.param("windows", marks=pytest.mark.slow)])
 def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """A job, and what it comes to without failures."""
     tmp_path = tmp_path_factory.mktemp("rows")

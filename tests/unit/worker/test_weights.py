@@ -122,7 +122,7 @@ def test_a_process_alone_has_the_same_losses(weighed: Reference, tmp_path: Path)
     assert all(map(math.isfinite, weighed[1].values()))
 
 
-@pytest.mark.thin(25)
+@pytest.mark.thin(50)
 @pytest.mark.parametrize("redundant", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("seed", range(10))
