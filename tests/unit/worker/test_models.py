@@ -39,6 +39,7 @@ def test_bf16_is_the_undivided_model_under_autocast(family: str) -> None:
     expected.backward()
     loss, grads = layered_step(spec, all_layers(spec, params), batch)
     assert torch.equal(loss, expected)
+    assert loss.dtype == torch.float32  # so that its weight is exact
     assert all(torch.equal(grads[key], param.grad) for key, param in model.named_parameters())
     assert all(grad.dtype == torch.float32 for grad in grads.values())
 
