@@ -124,7 +124,7 @@ def test_what_is_wrong_is_said_of_the_source(mixed: Made, tmp_path: Path) -> Non
     np.zeros(5, "<u2").tofile(tmp_path / "code.bin")
     with pytest.raises(UserError, match=r"data.source 'code': .*has 5 tokens, fewer than train.sequence"):
         open_corpus(mixed())
-    with pytest.raises(UserError, match=r"data.source 'web': prepared: /gone/manifest.json"):
+    with pytest.raises(UserError, match=r"data.source 'web': prepared: /gone is not seen on this machine"):
         open_corpus(mixed(web={"prepared": "/gone"}))
 
 
