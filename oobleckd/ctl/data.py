@@ -61,7 +61,8 @@ _LONG = {"cut": "cut into rows", "skip": "left out", "fail": "refused"}
 
 class PreparedData(msgspec.Struct, frozen=True):
     """What ``-o json`` prints. ``new``: it was made just now; ``source``: of several, its name; ``rows``:
-    packed or padded ones, with ``padding``, the share of their positions that hold no token.
+    packed or padded ones, with ``padding``, the share of their positions that hold no token; ``asked``: of
+    chats and completions, tokens that the loss asks for.
     """
 
     folder: str
@@ -80,6 +81,7 @@ class PreparedData(msgspec.Struct, frozen=True):
     source: str = ""
     rows: int = 0
     padding: float = 0.0
+    asked: int = 0
 
 
 @click.group()
@@ -289,6 +291,7 @@ def _say(source: str, made: MadeFolder) -> None:
                 str(folder), manifest.digest, made.new, manifest.documents, manifest.tokens, manifest.dtype,
                 manifest.largest, manifest.vocabulary, manifest.eos, manifest.bos, len(manifest.sources),
                 manifest.num_bad_rows, bad, source, plan.rows if plan else 0, plan.padding if plan else 0.0,
+                manifest.asked,
             ),
         )  # fmt: skip
         return
@@ -296,6 +299,7 @@ def _say(source: str, made: MadeFolder) -> None:
     how = f"{f'{source}: ' if source else ''}{'' if made.new else 'was prepared before: '}"
     note(
         f"{how}{count(manifest.documents, 'document')}, {count(manifest.tokens, 'token')} of {manifest.dtype}"
+        f"{f', of which the loss asks for {manifest.asked:,}' if manifest.has_loss else ''}"
     )
     if plan is not None:
         rows = f"{count(plan.rows, 'row')} of {count(plan.rule.sequence, 'token')}"

@@ -338,6 +338,8 @@ def reached(offsets: Sequence[tuple[int, int]], spans: Sequence[Span] | None) ->
     """
     if spans is None:
         return np.ones(len(offsets), np.bool_)
+    # One that begins before them, with a blank that the prompt ends with, is the first that the model is to
+    # say: transformers counts it, too. (D-data-024)
     first, stop = np.array(offsets, np.int64).reshape(-1, 2).T
     found = np.zeros(len(offsets), np.bool_)
     for begin, end in spans:

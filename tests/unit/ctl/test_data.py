@@ -437,7 +437,7 @@ def test_what_is_asked_for_of_a_chat_is_underlined(
         f'[data]\nsource = "jsonl"\npath = "{lines}"\ntokenizer = "{tokenizer}"\nformat = "chat"\n'
     )
     file.write_text(file.read_text().replace("sequence = 8", "sequence = 64"))
-    assert ctl("data", "prepare", str(file)).exit_code == 0
+    assert 0 < ctl.json("data", "prepare", str(file))["asked"] < 20
     said: list[str] = []
 
     def style(text: str, *, underline: bool = False, **_more: object) -> str:
