@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,19 +30,16 @@ from oobleckd.ctl.output import (
     fail,
     note,
 )
-from oobleckd.ctl.programs import run_worker
+from oobleckd.ctl.samples import decoder_of, lines_of, samples_of
 from oobleckd.prepare.build import MadeFolder, PrepareProgress, prepare
 from oobleckd.prepare.objects import is_url
 from oobleckd.prepare.pace import Pace
 from oobleckd.prepare.plans import has_plan
 from oobleckd.prepare.sources import root_of
 from oobleckd.prepare.stats import DataStats, MixtureStats, mixture_stats, stats_of
-from oobleckd.prepare.tokenizer import file_of, opened
 from oobleckd.prepare.wanted import FoundFolder, find, look_at, wanted_of
-from oobleckd.protocol.job import Job, jobs_of_sources, table_of
+from oobleckd.protocol.job import Job, jobs_of_sources
 from oobleckd.protocol.jobdata import Data, in_source, with_folders
-from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
-from oobleckd.protocol.text import visible
 from oobleckd.tokens.errors import DataError, MissingPackage
 from oobleckd.tokens.manifest import BadRow, read_manifest
 from oobleckd.tokens.packing import rule_of
@@ -165,14 +160,14 @@ def show(file: Path, step: int, micro_batch: int | None) -> None:
     if micro_batch is not None and micro_batch >= job.num_micro_batches:
         problem = f"a step has {count(job.num_micro_batches, 'micro-batch')}, and no number {micro_batch}"
         fail(f"{file}: {problem}", "they are counted from 0", USAGE)
-    decode = _decoder(job, file)
+    decode = decoder_of(job, file)
     for number in range(job.num_micro_batches) if micro_batch is None else (micro_batch,):
-        told = _samples(job, file, step, number)
+        told = samples_of(job, file, step, number)
         if wants_json():
             emit_item("SampleRows", told)
             continue
         for index in range(len(told.rows)):
-            emit_page("\n".join(_lines_of(told, index, decode, is_chat=job.data.has_chats)))
+            emit_page("\n".join(lines_of(told, index, decode, is_chat=job.data.has_chats)))
 
 
 def with_prepared(job: Job, source: Path) -> Job:
@@ -378,72 +373,6 @@ def _share_words(wanted: float, share: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{short(100 * share)} %"
-
-
-def _samples(job: Job, source: Path, step: int, micro_batch: int) -> SampleRows:
-    from oobleckd.ctl.reference import to_toml  # no other verb of this needs what comes with it
-
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "job.toml"
-        file.write_text(to_toml(table_of(job)), encoding="utf-8")
-        words = ("--job", str(file), "--step", str(step), "--micro-batch", str(micro_batch))
-        try:
-            return msgspec.json.decode(run_worker("oobleckd.worker.tools.samples", *words), type=SampleRows)
-        except Failure as failure:
-            raise Failure(f"{source}: {failure}", failure.hint, USAGE) from failure
-
-
-def _decoder(job: Job, source: Path) -> Callable[[Sequence[int]], str]:
-    """What makes text of tokens."""
-    if job.data.is_bytes:
-        return lambda tokens: bytes(tokens).decode(errors="replace")
-    try:
-        tokenizer = opened(file_of(job))
-    except DataError as error:
-        if job.data.is_prepared:
-            note(f"{source}: {error}: tokens are shown as numbers")
-        return lambda tokens: " ".join(map(str, tokens))
-
-    def decode(tokens: Sequence[int]) -> str:
-        text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
-        return text
-
-    return decode
-
-
-def _lines_of(
-    told: SampleRows, index: int, decode: Callable[[Sequence[int]], str], *, is_chat: bool
-) -> Iterator[str]:
-    """A row for people: a head, and a line for each stretch of one document. What the loss asks for is
-    underlined where that is not simply all of a text.
-    """
-    row = told.rows[index]
-    of = f"of {row.source}, " if row.source else ""
-    asked = f"the loss asks for {count(len(row.asked), 'token')} of {len(row.tokens):,}"
-    yield click.style(
-        f"step {told.step}, micro-batch {told.micro_batch}, row {index}: sample {row.sample} "
-        f"({of}pass {row.epoch + 1}, from token {row.start:,} on); {asked}",
-        bold=True,
-    )
-    underlined = set(row.asked) if is_chat or row.inputs != row.tokens else set()
-    for border, following in pairwise([*(row.borders or (Border(0, -1),)), Border(len(row.tokens), -1)]):
-        stretch = range(border.at, following.at)
-        if border.is_fill:
-            yield click.style(f"  [{border.at}, {following.at}) fill", dim=True)
-            continue
-        if border.document >= 0:
-            into = f", from its token {border.into:,} on" if border.into else ""
-            yield click.style(f"  [{border.at}, {following.at}) document {border.document}{into}", dim=True)
-        yield "  " + "".join(_marked(stretch, row, underlined, decode))
-
-
-def _marked(
-    stretch: range, row: SampleRow, underlined: set[int], decode: Callable[[Sequence[int]], str]
-) -> Iterator[str]:
-    """The text of a stretch."""
-    for is_asked, positions in groupby(stretch, underlined.__contains__):
-        text = visible(decode([row.tokens[position] for position in positions]))
-        yield click.style(text, underline=True) if is_asked else text
 
 
 @contextmanager

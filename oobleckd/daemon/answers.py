@@ -61,9 +61,11 @@ def is_number(text: str) -> bool:
 
 def seconds(request: web.Request, name: str, default: float) -> float:
     """``name`` of the query in seconds."""
-    text = request.query.get(name, "")
+    text = request.query.get(name)
+    if text is None:
+        return default
     try:
-        value = parse_seconds(text) if text else default
+        value = parse_seconds(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
@@ -73,7 +75,9 @@ def seconds(request: web.Request, name: str, default: float) -> float:
 
 def flag(request: web.Request, name: str, *, default: bool = False) -> bool:
     """``name`` of the query, which is 0 or 1."""
-    text = request.query.get(name, "") or str(int(default))
+    text = request.query.get(name)
+    if text is None:
+        return default
     if text not in {"0", "1"}:
         raise Refusal(422, "invalid", f"{name} = {text!r} is neither 0 nor 1", "write 0 or 1")
     return text == "1"

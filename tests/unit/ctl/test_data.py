@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from oobleckd.ctl import data, jobs, look
+from oobleckd.ctl import data, jobs, look, samples
 from oobleckd.host.jobfile import load_job
 from oobleckd.prepare import build
 from oobleckd.prepare.build import PrepareProgress
@@ -232,7 +232,7 @@ def _shown(ctl: Ctl, file: Path, row: SampleRow, monkeypatch: pytest.MonkeyPatch
         assert words[2:4] == ("--step", "2")
         return msgspec.json.encode(SampleRows(2, int(words[5]), (row,))).decode()
 
-    monkeypatch.setattr(data, "run_worker", run_worker)
+    monkeypatch.setattr(samples, "run_worker", run_worker)
     return ctl("data", "show", str(file), "--step=2", *more)
 
 
