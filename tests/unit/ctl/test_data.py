@@ -445,7 +445,7 @@ def test_what_is_asked_for_of_a_chat_is_underlined(
             said.append(text)
         return text
 
-    monkeypatch.setattr(data.click, "style", style)
+    monkeypatch.setattr(samples.click, "style", style)
     row = SampleRow(0, 0, 0, tuple(b"ab-cd"), tuple(b"ab-cd"), (1, 2, 4), (Border(0, 0), Border(3, 1)))
     shown = _shown(ctl, file, row, monkeypatch, "--micro-batch=0")
     assert shown.exit_code == 0, shown.stderr
