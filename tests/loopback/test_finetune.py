@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -25,9 +24,9 @@ SMALLER = {"steps": 50, "micro_batch": 8, "sequence": 64, "f": 0, "every": 0}
 
 def test_the_page_from_chats_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    script = str(EXAMPLES / "make_base.py")
-    monkeypatch.setattr(sys, "argv", [script, "base", "chats.jsonl", "--hidden=64", "--layers=2"])
-    runpy.run_path(script, run_name="__main__")
+    # In a process of its own: whoever has cut models in this one finds less in transformers.
+    script = [sys.executable, EXAMPLES / "make_base.py", "base", "chats.jsonl", "--hidden=64", "--layers=2"]
+    subprocess.run(script, check=True, capture_output=True)
     text = (EXAMPLES / "finetune.toml").read_text()
     for key, value in SMALLER.items():
         text, found = re.subn(rf"^{key} = [^ \n]+", f"{key} = {value}", text, flags=re.MULTILINE)
