@@ -1,5 +1,5 @@
-"""How the state folders, the replay bundle and the digests beside this file were made: by the programs of two
-commits, before later ones changed them.
+"""How the state folders, the replay bundle and the digests beside this file were made: by the programs of
+earlier commits, before later ones changed them.
 
 Not run by tests, and of no use on a later commit: what it wrote is what must go on opening. Needs root, for a
 folder whose path means nothing (``ROOT``).
@@ -8,6 +8,7 @@ folder whose path means nothing (``ROOT``).
     python tests/data/make.py BIN state-3     # BIN: .venv/bin of commit 83e037b
     python tests/data/make.py BIN digests     # 5c34964
     python tests/data/make.py BIN bundle      # 5c34964
+    python tests/data/make.py BIN rows        # a77562b: `prepared`, and the digests of the jobs on it
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PORTABLE = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "OMP_NUM_THREADS": "1",
 }
+ROWS = ("llama-mixture", "bert-padded")
 JOBS = ("gpt2-fp32", "llama-bf16", "bert-masked", "qwen2-folder", "gpt2-float-sums", "done", "long")
 
 
@@ -68,6 +70,35 @@ def inputs() -> None:
     shutil.copy(DATA / "text.txt", ROOT)
     shutil.copy(DATA / "tokens.bin", ROOT)
     shutil.copytree(DATA / "qwen2", ROOT / "qwen2")
+    if (DATA / "prepared").exists():
+        shutil.copytree(DATA / "prepared", ROOT / "prepared")
+
+
+def folders() -> None:
+    """Prepared folders, of text and of chats, with plans for the jobs ``ROWS``."""
+    import numpy as np
+
+    sys.path.insert(0, str(DATA.parents[1]))
+    from oobleckd.host.jobfile import load_job
+    from oobleckd.protocol.job import jobs_of_sources
+    from tests.helpers.prepared import planned, prepared
+
+    dice = np.random.default_rng(43)
+
+    def documents(count: int, longest: int) -> list[np.ndarray]:
+        lengths = dice.integers(1, longest, count)
+        return [dice.integers(0, 256, length) for length in lengths]
+
+    shutil.rmtree(ROOT / "prepared", ignore_errors=True)
+    prepared(ROOT / "prepared" / ("7" * 32), documents(120, 40), "uint16")
+    chats = documents(80, 24)
+    asked = [np.arange(len(chat)) >= dice.integers(0, len(chat)) for chat in chats]
+    prepared(ROOT / "prepared" / ("c" * 32), chats, "uint16", asked=asked)
+    for name in ROWS:
+        for _, part in jobs_of_sources(load_job(DATA / "jobs" / f"{name}.toml")):
+            planned(part)
+    shutil.rmtree(DATA / "prepared", ignore_errors=True)
+    shutil.copytree(ROOT / "prepared", DATA / "prepared")
 
 
 @contextmanager
@@ -115,10 +146,11 @@ def bundle(made: Made) -> None:
         made.ctl("export-incident", incident, "-o", str(DATA / "incident.json"))
 
 
-def digests(made: Made) -> None:
-    """By one process each, without a cluster."""
-    found = {}
-    for name in JOBS:
+def digests(made: Made, names: tuple[str, ...] = JOBS) -> None:
+    """Of these jobs, by one process each, without a cluster. Those of others stay."""
+    file = DATA / "digests.json"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    for name in names:
         out = ROOT / "out" / name
         twin = [
             str(made.bin / "python"),
@@ -142,7 +174,7 @@ def digests(made: Made) -> None:
             ).hexdigest(),
             "last_loss": losses[-1],
         }
-    (DATA / "digests.json").write_text(json.dumps(found, indent=1) + "\n")
+    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
@@ -152,5 +184,8 @@ if __name__ == "__main__":
         digests(made)
     elif what == "bundle":
         bundle(made)
+    elif what == "rows":
+        folders()
+        digests(made, ROWS)
     else:
         states(made, what.removeprefix("state-"))

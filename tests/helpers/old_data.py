@@ -37,6 +37,7 @@ def inputs(root: Path) -> None:
     for name in ("text.txt", "tokens.bin"):
         shutil.copy(DATA / name, root)
     shutil.copytree(DATA / "qwen2", root / "qwen2")
+    shutil.copytree(DATA / "prepared", root / "prepared")
 
 
 def job_text(name: str, root: Path) -> str:

@@ -27,7 +27,10 @@ from oobleckd.worker.models import load_spec
 from oobleckd.worker.state.bucket_files import read_bucket, read_manifest
 from tests.helpers.old_data import DATA, DIGESTS, PORTABLE, digest_of, inputs, job_text, state_folder
 
-ALONE = ("gpt2-fp32", "llama-bf16", "bert-masked", "qwen2-folder", "gpt2-float-sums")
+ALONE = (
+    "gpt2-fp32", "llama-bf16", "bert-masked", "qwen2-folder", "gpt2-float-sums", "llama-mixture",
+    "bert-padded",
+)  # fmt: skip
 STATES = [f"state-{format_}-{name}" for format_ in (3, 4) for name in ("running", "paused")]
 _NOW = 1.8e9
 _TRAIN = """
