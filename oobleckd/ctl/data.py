@@ -1,7 +1,7 @@
 """The verb ``data``: makes the tokens of a job's text, counts them, and shows the samples of a step.
 
-Owns what is printed while that goes on, and how a job that is handed in gets the name of its prepared folder.
-How tokens are made is ``oobleckd.prepare``'s; which samples a step has the worker knows.
+Owns what is printed while that goes on. How tokens are made is ``oobleckd.prepare``'s; which samples a step
+has the worker knows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobs import read_job
 from oobleckd.ctl.output import (
     USAGE,
-    Failure,
     emit_fields,
     emit_item,
     emit_line,
@@ -30,18 +29,14 @@ from oobleckd.ctl.output import (
     fail,
     note,
 )
+from oobleckd.ctl.preparedjob import translated, with_prepared
 from oobleckd.ctl.samples import decoder_of, lines_of, samples_of
 from oobleckd.prepare.build import MadeFolder, PrepareProgress, prepare
-from oobleckd.prepare.objects import is_url
 from oobleckd.prepare.pace import Pace
-from oobleckd.prepare.plans import has_plan
-from oobleckd.prepare.sources import root_of
 from oobleckd.prepare.stats import DataStats, MixtureStats, mixture_stats, stats_of
-from oobleckd.prepare.wanted import FoundFolder, find, look_at, wanted_of
 from oobleckd.protocol.job import Job, jobs_of_sources
-from oobleckd.protocol.jobdata import Data, in_source, with_folders
-from oobleckd.tokens.errors import DataError, MissingPackage
-from oobleckd.tokens.manifest import BadRow, read_manifest
+from oobleckd.protocol.jobdata import Data
+from oobleckd.tokens.manifest import BadRow
 from oobleckd.tokens.packing import rule_of
 from oobleckd.words import count, noun, seconds, short, size
 
@@ -168,90 +163,6 @@ def show(file: Path, step: int, micro_batch: int | None) -> None:
             continue
         for index in range(len(told.rows)):
             emit_page("\n".join(lines_of(told, index, decode, is_chat=job.data.has_chats)))
-
-
-def with_prepared(job: Job, source: Path) -> Job:
-    """``job`` with the folders of its prepared data, where it trains on such. Raises Failure where one is not
-    there, or lacks rows as the job wants them.
-    """
-    found, lacks = _found(job, source)
-    if lacks:
-        raise _refused(source, lacks)
-    return found
-
-
-def as_found(job: Job, source: Path) -> Job:
-    """``job`` with its prepared folders that are here; the others a node makes. Raises Failure where a look
-    tells that they cannot be made, or a folder that the job names lacks rows as it wants them.
-    """
-    found, lacks = _found(job, source)
-    if lacks and not found.data.lacks_folder:
-        raise _refused(source, lacks)
-    return found
-
-
-def _refused(source: Path, lacks: str) -> Failure:
-    hint = f"run `oobleckctl data prepare {source}` once, on any machine that sees it"
-    return Failure(f"{source}: {lacks}", hint, USAGE)
-
-
-def _found(job: Job, file: Path) -> tuple[Job, str]:
-    """The job with the folders that are there and whole, and what is not, the first of it."""
-    folders, lacks = [], ""
-    for name, part in jobs_of_sources(job):
-        folder, lack = part.data.prepared, ""
-        if part.data.is_prepared:
-            made = None
-            with translated(file, name), suppress(MissingPackage):  # a node may have it
-                made = _named(Path(folder)) if folder else _made_of(part)
-            if made is not None and not has_plan(part, *made):
-                lack = _not_planned(part)
-            elif made is not None:
-                folder = str(made.folder)
-            elif not folder:
-                lack = "is not prepared, or was changed since"
-        lacks = lacks or (lack and in_source(name, f"data.path: {part.data.path} {lack}"))
-        folders.append(folder)
-    return msgspec.structs.replace(job, data=with_folders(job.data, folders)), lacks
-
-
-def _made_of(job: Job) -> FoundFolder | None:
-    """The folder of a job on one source. Raises DataError where none could be made."""
-    wanted = wanted_of(job)
-    made = find(wanted)
-    if made is None:
-        look_at(wanted)
-    return made
-
-
-def _not_planned(job: Job) -> str:
-    rows = f"rows of {count(job.train.sequence, 'token')}"
-    return f"is prepared, but not {job.data.row_kind} into {rows}"
-
-
-def _named(folder: Path) -> FoundFolder | None:
-    """The one that the job names; None where it does not lie here, or nodes will say what is wrong."""
-    try:
-        return FoundFolder(folder, read_manifest(folder))
-    except DataError:
-        return None
-
-
-def is_here(data: Data) -> bool:
-    """Whether prepared data, or else the text that it is made of, lies on this machine, or in a store."""
-    if data.prepared:
-        return Path(data.prepared).exists()
-    return is_url(data.path) or root_of(data.path).exists()
-
-
-@contextmanager
-def translated(file: Path, name: str = "") -> Iterator[None]:
-    """What is wrong with data becomes the end of the command; ``name``: of a source of several."""
-    try:
-        yield
-    except DataError as error:
-        where = f"{file}: " if error.problem.startswith("data.") else ""
-        raise Failure(f"{where}{in_source(name, error.problem)}", error.hint, USAGE) from error
 
 
 def _of_prepared(file: Path) -> Job:

@@ -121,9 +121,9 @@ def as_found(job: Job, source: Path) -> Job:
     """
     if not job.data.is_prepared:
         return job
-    from oobleckd.ctl import data  # no other job needs numpy here
+    from oobleckd.ctl import preparedjob  # no other job needs numpy here
 
-    return data.as_found(job, source)
+    return preparedjob.as_found(job, source)
 
 
 def _existing(key: str, text: str, source: Path) -> str:

@@ -63,7 +63,7 @@ def _with_prepared(job: Job, source: Path) -> tuple[Job, bool]:
     """With the folder of its prepared data, and whether that is here to be looked at. Raises Failure where
     its text cannot be prepared.
     """
-    from oobleckd.ctl.data import as_found, is_here  # no other job needs what comes with it
+    from oobleckd.ctl.preparedjob import as_found, is_here  # no other job needs what comes with it
 
     data = [part.data for _, part in jobs_of_sources(job)]
     gone = [each for each in data if not (is_here(each) if each.is_prepared else _is_there(each))]

@@ -17,7 +17,7 @@ from oobleckd.tokens.errors import DataError, MissingPackage
 from oobleckd.words import count
 
 if TYPE_CHECKING:
-    from oobleckd.prepare.rows import RowColumns
+    from oobleckd.prepare.columns import RowColumns
 
 _FILE = b"ARROW1"
 _COLUMN = "set data.column to the one with the text"

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from oobleckd.prepare.rows import RowColumns, RowProblem
+from oobleckd.prepare.columns import RowColumns
+from oobleckd.prepare.rows import RowProblem
 from oobleckd.protocol.unreadable import UNREADABLE, shown
 from oobleckd.tokens.errors import DataError
 

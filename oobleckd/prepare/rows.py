@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from oobleckd.prepare import arrows
+from oobleckd.prepare.columns import RowColumns
 from oobleckd.prepare.objects import SourcePath, StoredObject, open_file, size_of
 from oobleckd.prepare.sources import Kind, Part, problem_of_text
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of, shown
@@ -27,21 +28,6 @@ MAX_DOCUMENT = 64 << 20
 _BUFFER = 1 << 20
 _NO_JSON = "is no JSON"
 _BOM = b"\xef\xbb\xbf"
-
-
-class RowColumns(NamedTuple):
-    """What is read of a row: columns of ``text``; of ``lists`` of tables; and ``more``, of anything, which a
-    row need not have.
-    """
-
-    text: tuple[str, ...] = ()
-    lists: tuple[str, ...] = ()
-    more: tuple[str, ...] = ()
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Those that every row has."""
-        return self.text + self.lists
 
 
 class SourceRow(NamedTuple):

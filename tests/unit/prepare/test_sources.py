@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oobleckd.prepare import arrows, rows, sources
-from oobleckd.prepare.rows import RowColumns, lines_before, place_of, rows_of
+from oobleckd.prepare.columns import RowColumns
+from oobleckd.prepare.rows import lines_before, place_of, rows_of
 from oobleckd.prepare.sources import Kind, Part, files_of, pieces_of
 from oobleckd.prepare.wanted import look_at, wanted_of
 from oobleckd.protocol.job import Job
