@@ -31,6 +31,10 @@ VICTIMS = ("first", "middle", "last", "deepest")
 AHEAD = 4
 STEPS = 10
 """Of a job in whose step somebody dies: the step of the kill, and a few after it."""
+_OF_EARLY = ("backup", "validate")
+"""Phases of an update before all votes are in, which a device makes that does not vote last: there have to be
+rounds enough for that.
+"""
 MOVING_TRAIN = {"steps": 24, "global_batch": 6}
 """Of a job that is to last while nodes come and go: whoever is to die does by step 8. One run without
 failures serves all of them.
@@ -187,7 +191,7 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
 def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     moving = cell.phase in MOVE_PHASES
     before = len(cluster.fired())
-    train = MOVING_TRAIN if moving else {"steps": STEPS}
+    train = MOVING_TRAIN if moving else {"steps": STEPS * (2 if cell.phase in _OF_EARLY else 1)}
     data = data_of(cell.data, cluster.state)
     job = cluster.client.submit(
         tiny_job(cell.name[:_MAX_NAME], train=train, data=data, **cell.manner.tables())
