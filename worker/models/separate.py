@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +19,22 @@ from transformers import PretrainedConfig, masking_utils
 from oobleckd.worker.models.config import BY_MASK, MASKED, first_position
 from oobleckd.worker.models.split import Call, CallRecorder, mapped
 from oobleckd.worker.runtime.errors import UserError
+
+_GIVEN: ContextVar[tuple[Tensor | None] | None] = ContextVar("borders", default=None)
+"""What ``borders`` was given, in this thread; None outside."""
+_concluded = masking_utils.find_packed_sequence_indices
+
+
+def _given_or_concluded(position_ids: Tensor) -> Tensor | None:
+    given = _GIVEN.get()
+    concluded: Tensor | None = _concluded(position_ids) if given is None else given[0]
+    return concluded
+
+
+# What it concludes it reads from the device, which costs a GPU a wait; and where no row of a micro-batch has
+# a border it makes no mask, so that bits of a row would depend on the rows beside it. Replaced for good: two
+# threads that exchange it and put it back would leave the one's in place. (D-models-006)
+masking_utils.find_packed_sequence_indices = _given_or_concluded
 
 
 def record(
@@ -38,17 +55,14 @@ def record(
 
 @contextmanager
 def borders(documents: Tensor | None) -> Iterator[None]:
-    """Within, transformers takes the numbers of ``documents`` in place of what it would conclude from
-    positions; None: nothing has borders.
+    """Within, in this thread, transformers takes the numbers of ``documents`` in place of what it would
+    conclude from positions; None: nothing has borders.
     """
-    # What it concludes it reads from the device, which costs a GPU a wait; and where no row of a micro-batch
-    # has a border it makes no mask, so that bits of a row would depend on the rows beside it. (D-models-006)
-    concluded = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: documents  # noqa: ARG005
+    token = _GIVEN.set((documents,))
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = concluded
+        _GIVEN.reset(token)
 
 
 def check_apart(calls: tuple[Call, ...], documents: Tensor) -> None:

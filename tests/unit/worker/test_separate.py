@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import masking_utils
 
 from oobleckd.worker.models import FAMILIES, MASKED, Batch, ModelSpec, load_config, load_spec, tensors_of
 from oobleckd.worker.models.config import BY_MASK, JOINED_ONLY
-from oobleckd.worker.models.separate import _masks, first_position
+from oobleckd.worker.models.separate import _masks, borders, first_position
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import all_layers, layered_step, small_config, small_job, some_batch, undivided
 from tests.helpers.separate import (
@@ -87,6 +90,28 @@ def test_the_cut_model_has_the_bits_of_the_undivided_one(family: str) -> None:
         inputs["attention_mask"] = _masks(whole.config, documents)
     wanted = whole(input_ids=batch.inputs, **inputs).logits
     assert torch.equal(logits_of(spec, params, batch), wanted)
+
+
+def test_borders_are_a_threads_own() -> None:
+    """Two devices in one process, as tests have them: the one that ended last left its own for good."""
+    positions, documents = torch.tensor([[0, 1, 0]]), torch.tensor([[4, 4, 4]])
+    with borders(documents):
+        with ThreadPoolExecutor(1) as other:
+            both = Barrier(2)
+            overlapping = other.submit(_within_borders, both)
+            both.wait()
+            assert masking_utils.find_packed_sequence_indices(positions) is documents
+        assert overlapping.result() is None
+    concluded = masking_utils.find_packed_sequence_indices(positions)
+    assert concluded is not None
+    assert concluded.tolist() == [[0, 0, 1]]
+
+
+def _within_borders(both: Barrier) -> Tensor | None:
+    """What transformers concludes in a thread without borders; it goes on after ``both`` have met."""
+    with borders(None):
+        both.wait()
+        return masking_utils.find_packed_sequence_indices(torch.tensor([[0, 1, 0]]))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
