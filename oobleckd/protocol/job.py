@@ -16,7 +16,9 @@ from msgspec import Meta
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
+from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.jobdata import Data, check_data, same_data
+from oobleckd.protocol.jobeval import Eval, check_eval
 from oobleckd.protocol.jobtable import SEE, JobError, JobTable
 from oobleckd.protocol.units import parse_rate, parse_size
 from oobleckd.protocol.unreadable import misfit
@@ -312,11 +314,38 @@ class Job(JobTable, frozen=True):
     schedule: Schedule = Schedule()
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
+    eval: Eval = Eval()
 
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches of a step."""
         return self.train.global_batch // self.train.micro_batch
+
+    @property
+    def eval_sources(self) -> tuple[str, ...]:
+        """Names of what is evaluated on: `[[eval.source]]`, or else the sources of `[data]`, of which a share
+        is held out (a single one: "held-out").
+        """
+        if self.eval.source or not self.eval.wanted:
+            return tuple(source.name for source in self.eval.source)
+        return tuple(source.name for source in self.data.sources) or ("held-out",)
+
+    @property
+    def eval_micro_batches(self) -> int:
+        """Micro-batches of each evaluation source in an evaluation; those of the first come first."""
+        return self.eval.sequences // self.train.micro_batch
+
+    @property
+    def eval_rounds(self) -> EvalRounds:
+        """Which of its rounds evaluate."""
+        return EvalRounds(
+            self.train.steps,
+            self.num_micro_batches,
+            self.eval_micro_batches * len(self.eval_sources),
+            self.eval.every,
+            self.eval.at_start,
+            self.eval.at_end,
+        )
 
     @property
     def max_skipped(self) -> int:
@@ -416,6 +445,7 @@ def check_job(job: Job) -> None:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
     _check_link(job.resources)
     _check_chunks(job)
+    check_eval(job.eval, job.train.micro_batch)
     check_data(job.data, job.train.steps, has_folder=bool(job.model.checkpoint))
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:

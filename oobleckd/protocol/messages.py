@@ -30,6 +30,7 @@ from oobleckd.protocol.parts import (
     Counters,
     DatagramSession,
     DeviceInfo,
+    EvalSum,
     Flags,
     How,
     JobCause,
@@ -243,6 +244,7 @@ class StepDone(Message, frozen=True):
     updated before it had all votes; ``taken_back``: in vain. ``checkpoint``: a checkpoint of the state after
     it is begun; ``skipped``: one was due and is not begun, as the last one is still being written.
     ``fingerprints``: what was voted on, of the step that the ``Deploy`` names as ``recheck``.
+    ``evaluated``: of a round that evaluates, what it found; the rest of a step is 0 there.
     """
 
     device: str
@@ -264,6 +266,7 @@ class StepDone(Message, frozen=True):
     checkpoint: bool = False
     skipped: bool = False
     fingerprints: Fingerprints | None = None
+    evaluated: tuple[EvalSum, ...] = ()
 
 
 class CheckpointPart(Message, frozen=True):

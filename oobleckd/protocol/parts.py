@@ -14,7 +14,8 @@ from oobleckd.protocol.traits import KIND
 
 DATAGRAM_SESSION_BYTES, DATAGRAM_KEY_BYTES = 8, 32
 
-Outcome = Literal["applied", "skipped", "repeated"]
+Outcome = Literal["applied", "skipped", "repeated", "evaluated"]
+"""Of a round: ``evaluated`` it was no try at a step."""
 JobCause = Literal[
     "",
     "job-ahead", "no-nodes", "nodes-not-ready", "too-few-nodes", "too-few-for-f", "no-plan",
@@ -192,8 +193,9 @@ class Flags(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """Where training stands: the next round and step, how many updates were applied so far, and how many of
-    the last steps, without one between them that was applied, were skipped.
+    """Where training stands: the next round and step, how many updates were applied so far, how many of the
+    last steps, without one between them that was applied, were skipped, and how many rounds have evaluated
+    since the last step.
     """
 
     # An overflow repeats a step, so a step's number does not name a try at it: rounds are what is numbered
@@ -202,6 +204,7 @@ class Counters(msgspec.Struct, frozen=True):
     step: int = 0
     applied: int = 0
     skipped_in_row: int = 0
+    evaluated: int = 0
 
     @property
     def skipped(self) -> int:
@@ -209,22 +212,31 @@ class Counters(msgspec.Struct, frozen=True):
         return self.step - self.applied
 
     def after(self, outcome: Outcome) -> Counters:
-        """The counters after a round with ``outcome``. One that is repeated is no step, and ends no row of
-        skipped ones.
+        """The counters after a round with ``outcome``. One that is repeated, or evaluates, is no step, and
+        ends no row of skipped ones.
         """
+        if outcome == "evaluated":
+            return msgspec.structs.replace(self, round=self.round + 1, evaluated=self.evaluated + 1)
+        if outcome == "repeated":
+            return msgspec.structs.replace(self, round=self.round + 1)
         skipped = self.skipped_in_row + 1 if outcome == "skipped" else 0
-        return Counters(
-            self.round + 1,
-            self.step + (outcome != "repeated"),
-            self.applied + (outcome == "applied"),
-            self.skipped_in_row if outcome == "repeated" else skipped,
-        )
+        return Counters(self.round + 1, self.step + 1, self.applied + (outcome == "applied"), skipped)
 
     def further(self, num_steps: int) -> Counters:
         """As many steps further, all applied, in the same round."""
         if not num_steps:
             return self
         return Counters(self.round, self.step + num_steps, self.applied + num_steps)
+
+
+class EvalSum(msgspec.Struct, frozen=True):
+    """What a round found on one evaluation source: ``loss_sum`` over its ``targets``, tokens that it asked
+    for, added exactly and rounded once (``math.fsum`` over micro-batches of loss x targets).
+    """
+
+    source: str
+    loss_sum: float
+    targets: int
 
 
 class Vote(msgspec.Struct, frozen=True):

@@ -24,7 +24,9 @@ _STEPS = "docs/observability.md#prometheus"
 _TOKENIZER = Wish("data.tokenizer is a folder with a tokenizer.json, or such a file", _DATA)
 _SOURCES = Wish("data is local files (data.source, data.path): no data sets by name, no streams", _DATA)
 _MIXED = Wish("several sources are tables [[data.source]], each with its weight", f"{_DATA}#mix-sources")
-_EVAL = Wish("nothing is evaluated while training", _LOOP)
+_EVAL = Wish(
+    "what is evaluated while training stands in the table [eval]", "docs/data.md#evaluate-while-training"
+)
 _LOGGER = Wish("there is no logger to set: figures are read from the daemon", _STEPS)
 _COMPILE = Wish("models are not compiled", _LOOP)
 _RECOMPUTE = Wish("activations are not recomputed", _PARALLEL)
@@ -55,7 +57,7 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
         sources curriculum annealing
     """),
     (_EVAL, """
-        eval evaluation validation eval_every eval_steps eval_interval eval_iters eval_strategy
+        evaluation validation eval_every eval_steps eval_interval eval_iters eval_strategy
         evaluation_strategy val_data val_check_interval early_stopping metrics
     """),
     (_LOGGER, """

@@ -17,7 +17,7 @@ TRAIN = {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 16}
 @pytest.mark.parametrize(
     ("table", "key"),
     [
-        ("", "packing"), ("", "chat_template"), ("", "sft"), ("", "eval"), ("", "wandb"), ("", "lora"),
+        ("", "packing"), ("", "chat_template"), ("", "sft"), ("", "validation"), ("", "wandb"), ("", "lora"),
         ("", "tokenizer"), ("", "parallelism"), ("", "logging"), ("train", "tokenizer"),
         ("data", "split"), ("data", "loss_mask"), ("data", "num_workers"), ("train", "compile"),
         ("train", "gradient_checkpointing"), ("train", "eval_every"),

@@ -1,0 +1,59 @@
+"""Which rounds evaluate: a function of a job and its counters, so that every device knows it without a
+message.
+
+An evaluation stands at a step's boundary. It has as many rounds as its micro-batches need, each with as many
+as a step has but for the last, on the routes of a step; they are forward alone and update nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from oobleckd.protocol.parts import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRounds:
+    """``steps`` of the job, and when it evaluates; ``per_step``: micro-batches of a step, ``total``: those of
+    an evaluation (0: nothing is evaluated).
+    """
+
+    steps: int
+    per_step: int
+    total: int = 0
+    every: int = 0
+    at_start: bool = False
+    at_end: bool = False
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of an evaluation."""
+        return math.ceil(self.total / self.per_step)
+
+    def due(self, step: int) -> bool:
+        """Whether there is an evaluation after ``step`` steps."""
+        if not self.total:
+            return False
+        if step in {0, self.steps}:
+            return (self.at_start and step == 0) or (self.at_end and step == self.steps)
+        return self.every > 0 and step % self.every == 0
+
+    def evaluates(self, counters: Counters) -> bool:
+        """Whether the round that ``counters`` begin evaluates."""
+        return counters.evaluated < self.num_rounds and self.due(counters.step)
+
+    def micro_batches(self, counters: Counters) -> range:
+        """Those of the evaluation that are in the round that ``counters`` begin: the first of them is the
+        round's micro-batch 0.
+        """
+        first = counters.evaluated * self.per_step
+        return range(first, min(first + self.per_step, self.total))
+
+    def is_last(self, counters: Counters) -> bool:
+        """Whether the evaluation ends with the round that ``counters`` begin."""
+        return counters.evaluated + 1 == self.num_rounds
+
+    def finished(self, counters: Counters) -> bool:
+        """Whether all steps are done, and the evaluation behind them."""
+        return counters.step >= self.steps and not self.evaluates(counters)
