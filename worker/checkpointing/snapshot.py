@@ -20,10 +20,9 @@ from oobleckd.host.folder import FolderMark
 from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
-from oobleckd.protocol.parts import Counters, Vote
+from oobleckd.protocol.parts import Counters, Vote, outcome_of
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Bucket
-from oobleckd.worker.round_machine.commit import outcome_of
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.host_copy import Hosted
 from oobleckd.worker.state.store import BucketState, Store
