@@ -267,6 +267,7 @@ def _at_the_end(core: Core, run: Run) -> None:
     job = run.job
     steps = job.spec.train.steps
     if job.only_evaluates:
+        # Its state is that of the checkpoint that it began from. (D-checkpoints-020)
         jobs.end(core, run, "finish", notfinite.at_the_end(job))
     elif min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
         inputs.note_checks(core, run)  # who was to say it may have died since the others did
