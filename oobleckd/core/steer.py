@@ -244,8 +244,8 @@ def _at_boundary(core: Core, run: Run) -> None:
         recovery.distrust(core, run, finding)
         return
     if run.finished():
-        steps = job.spec.train.steps
-        if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
+        finished = job.spec.eval_rounds.finished(job.counters)
+        if finished and job.checkpoint and job.checkpoint_counters.step >= job.spec.train.steps:
             inputs.note_checks(core, run)  # who was to say it may have died since the others did
             if inputs.is_checked(job):
                 jobs.end(core, run, "finish", notfinite.at_the_end(job))
