@@ -95,6 +95,7 @@ def _job(core: Core, job: JobRecord) -> None:
         assert (job.dead, job.settled, job.detours) == ((), (), None)
     if job.state == "done":
         assert job.counters.step == job.spec.train.steps
+        assert job.spec.eval_rounds.finished(job.counters)
         assert job.checkpoint_counters.step == job.spec.train.steps
 
 

@@ -265,11 +265,12 @@ def _at_the_end(core: Core, run: Run) -> None:
     began with.
     """
     job = run.job
-    steps = job.spec.train.steps
+    finished = job.spec.eval_rounds.finished(job.counters)
     if job.only_evaluates:
         # Its state is that of the checkpoint that it began from. (D-checkpoints-020)
-        jobs.end(core, run, "finish", notfinite.at_the_end(job))
-    elif min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
+        if finished:
+            jobs.end(core, run, "finish", notfinite.at_the_end(job))
+    elif finished and job.checkpoint and job.checkpoint_counters.step >= job.spec.train.steps:
         inputs.note_checks(core, run)  # who was to say it may have died since the others did
         if inputs.is_checked(job):
             jobs.end(core, run, "finish", notfinite.at_the_end(job))
