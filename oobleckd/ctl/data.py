@@ -52,7 +52,8 @@ _LONG = {"cut": "cut into rows", "skip": "left out", "fail": "refused"}
 class PreparedData(msgspec.Struct, frozen=True):
     """What ``-o json`` prints. ``new``: it was made just now; ``source``: of several, its name; ``rows``:
     packed or padded ones, with ``padding``, the share of their positions that hold no token; ``asked``: of
-    chats and completions, tokens that the loss asks for.
+    chats and completions, tokens that the loss asks for. ``held_out_rows``: packed or padded rows of what is
+    held out of training.
     """
 
     folder: str
@@ -72,6 +73,7 @@ class PreparedData(msgspec.Struct, frozen=True):
     rows: int = 0
     padding: float = 0.0
     asked: int = 0
+    held_out_rows: int = 0
 
 
 @click.group()
@@ -185,7 +187,7 @@ def _source_words(data: Data) -> str:
 
 
 def _say(source: str, made: MadeFolder) -> None:
-    folder, manifest, plan, bad = made.folder, made.manifest, made.plan, made.manifest.bad_rows
+    folder, manifest, plans, bad = made.folder, made.manifest, made.plans, made.manifest.bad_rows
     for row in bad[:_MAX_NAMED]:
         note(f"left out: {row.file}{f':{row.line}' if row.line else ''}: {row.why}")
     if manifest.num_bad_rows > _MAX_NAMED:
@@ -196,8 +198,8 @@ def _say(source: str, made: MadeFolder) -> None:
             PreparedData(
                 str(folder), manifest.digest, made.new, manifest.documents, manifest.tokens, manifest.dtype,
                 manifest.largest, manifest.vocabulary, manifest.eos, manifest.bos, len(manifest.sources),
-                manifest.num_bad_rows, bad, source, plan.rows if plan else 0, plan.padding if plan else 0.0,
-                manifest.asked,
+                manifest.num_bad_rows, bad, source, plans[0].rows if plans else 0,
+                plans[0].padding if plans else 0.0, manifest.asked, plans[1].rows if plans[1:] else 0,
             ),
         )  # fmt: skip
         return
@@ -207,9 +209,9 @@ def _say(source: str, made: MadeFolder) -> None:
         f"{how}{count(manifest.documents, 'document')}, {count(manifest.tokens, 'token')} of {manifest.dtype}"
         f"{f', of which the loss asks for {manifest.asked:,}' if manifest.has_loss else ''}"
     )
-    if plan is not None:
+    for plan, side in zip(plans, ("", "held out of training, and "), strict=False):
         rows = f"{count(plan.rows, 'row')} of {count(plan.rule.sequence, 'token')}"
-        note(f"{plan.rule.kind} into {rows}, with {_percent(plan.padding)} padding")
+        note(f"{side}{plan.rule.kind} into {rows}, with {_percent(plan.padding)} padding")
 
 
 def _words_of(job: Job, told: DataStats) -> dict[str, str]:

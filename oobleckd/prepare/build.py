@@ -26,7 +26,7 @@ import numpy as np
 from oobleckd import __version__
 from oobleckd.host.durable import sync_directory
 from oobleckd.prepare.piece import PieceReport, PieceSetup, done_of, loss_of, report_of, tokens_of
-from oobleckd.prepare.plans import plan_of
+from oobleckd.prepare.plans import plans_of
 from oobleckd.prepare.pool import PieceRefused, Pool
 from oobleckd.prepare.rows import lines_before, place_of
 from oobleckd.prepare.sources import TextPiece
@@ -67,12 +67,14 @@ class PrepareProgress(NamedTuple):
 
 
 class MadeFolder(NamedTuple):
-    """``new``: it was made just now; ``plan``: of the job's rows, where they are packed or padded."""
+    """``new``: it was made just now; ``plans``: of the job's rows, where they are packed or padded: of those
+    that it trains on, and of those that are held out.
+    """
 
     folder: Path
     manifest: Manifest
     new: bool
-    plan: PlanManifest | None = None
+    plans: tuple[PlanManifest, ...] = ()
 
 
 def check_cache(cache: Path) -> None:
@@ -103,7 +105,7 @@ def prepare(job: Job, num_processes: int, told: Callable[[PrepareProgress], None
     def packed(tokens: int) -> None:
         told(PrepareProgress("pack", tokens * manifest.kind.itemsize, manifest.bin_bytes))
 
-    return made._replace(plan=plan_of(job, made.folder, manifest, packed))
+    return made._replace(plans=plans_of(job, made.folder, manifest, packed))
 
 
 def _prepared(job: Job, num_processes: int, told: Callable[[PrepareProgress], None]) -> MadeFolder:

@@ -12,6 +12,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,9 +22,10 @@ from oobleckd.host.durable import sync_directory, write_whole
 from oobleckd.protocol.job import Job
 from oobleckd.tokens.asked import AskedTokens
 from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.heldout import nothing_held_out
 from oobleckd.tokens.index import read_index
 from oobleckd.tokens.manifest import INDEX, LOSS, Manifest, again_hint, checksums
-from oobleckd.tokens.packing import PackRule, RowBlock, pack, rule_of
+from oobleckd.tokens.packing import PackRule, RowBlock, pack, rules_of
 from oobleckd.tokens.plan import ARRAYS, PLAN, PlanManifest, file_of, plan_folder, read_plan
 from oobleckd.words import count, noun
 
@@ -34,25 +36,33 @@ _NOT_OURS = (
 
 def has_plan(job: Job, folder: Path, manifest: Manifest) -> bool:
     """Whether ``folder`` has what ``job``, on one source, needs besides the tokens."""
-    rule = rule_of(job)
-    if rule is None:
-        return True
     try:
-        read_plan(plan_folder(folder, manifest, rule), manifest, rule)
+        for rule in rules_of(job):
+            read_plan(plan_folder(folder, manifest, rule), manifest, rule)
     except (DataError, OSError):
         return False
     return True
 
 
-def plan_of(
+def plans_of(
     job: Job, folder: Path, manifest: Manifest, told: Callable[[int], None] = lambda _tokens: None
-) -> PlanManifest | None:
-    """The plan of ``job``, on one source, made where it is not there, or is torn; None where its rows are
-    windows. ``told``: how many tokens are in rows. Raises DataError.
+) -> tuple[PlanManifest, ...]:
+    """The plans of ``job``, on one source, made where they are not there, or are torn: of what it trains on,
+    and of what is held out of that; none where its rows are windows. ``told``: how many tokens are in rows.
+    Raises DataError.
     """
-    rule = rule_of(job)
-    if rule is None:
-        return None
+    found: list[PlanManifest] = []
+    for rule in rules_of(job):
+        before = sum(plan.filled for plan in found)
+        found.append(_plan_of(rule, folder, manifest, partial(_told_behind, told, before)))
+    return tuple(found)
+
+
+def _told_behind(told: Callable[[int], None], before: int, tokens: int) -> None:
+    told(before + tokens)
+
+
+def _plan_of(rule: PackRule, folder: Path, manifest: Manifest, told: Callable[[int], None]) -> PlanManifest:
     place = plan_folder(folder, manifest, rule)
     with suppress(FileNotFoundError, DataError):
         return read_plan(place, manifest, rule)
@@ -92,7 +102,7 @@ def _write(
     try:
         found = _written(making, manifest, rule, blocks, told)
         if not found.rows:
-            raise _no_row(found)
+            raise _no_row(found, manifest)
         write_whole(making / PLAN, msgspec.json.format(msgspec.json.encode(found), indent=1))
         making.rename(folder)
         sync_directory(folder.parent)
@@ -132,7 +142,10 @@ def _written(
     )  # fmt: skip
 
 
-def _no_row(found: PlanManifest) -> DataError:
+def _no_row(found: PlanManifest, manifest: Manifest) -> DataError:
+    side = found.rule.side
+    if side is not None and side.held and not found.long and not found.idle:
+        return nothing_held_out("the data", manifest.documents)
     why = [
         f"{count(found.long, 'document')} {noun(found.long, 'is')} longer" if found.long else "",
         f"in {count(found.idle, 'row')} nothing is asked for" if found.idle else "",

@@ -323,11 +323,14 @@ class Job(JobTable, frozen=True):
 
     @property
     def eval_sources(self) -> tuple[str, ...]:
-        """Names of what is evaluated on: `[[eval.source]]`, or else the sources of `[data]`, of which a share
-        is held out (a single one: "held-out").
-        """
-        if self.eval.source or not self.eval.wanted:
-            return tuple(source.name for source in self.eval.source)
+        """Names of what is evaluated on: what is ``held_out``, and behind it each `[[eval.source]]`."""
+        return (*self.held_out, *(source.name for source in self.eval.source))
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """Names of the sources of `[data]` that a share is held out of; a single one is "held-out"."""
+        if not self.eval.held_out:
+            return ()
         return tuple(source.name for source in self.data.sources) or ("held-out",)
 
     @property
@@ -454,6 +457,10 @@ def check_job(job: Job) -> None:
     _check_link(job.resources)
     _check_chunks(job)
     check_eval(job.eval, job.train.micro_batch)
+    for index, source in enumerate(job.eval.source):
+        if source.name in job.held_out:
+            problem = f"{source.name!r} is the name of what is held out of [data], too"
+            raise JobError(f"eval.source[{index}].name", problem, "rename one")
     check_data(job.data, job.train.steps, has_folder=bool(job.model.checkpoint))
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:

@@ -65,6 +65,17 @@ class Index:
         np.cumsum(self.lengths, dtype=np.int64, out=ends[1:])
         return ends[self.documents]
 
+    def borders(self) -> Iterator[npt.NDArray[np.int64]]:
+        """The first token of each document, and the number of tokens at the end, in blocks, each of which
+        begins with what the one before ended with: nobody has all of a billion in memory.
+        """
+        for first in range(0, self.num_documents, _AT_ONCE):
+            sequences = self.documents[first : first + _AT_ONCE + 1]
+            inner = sequences < len(self.lengths)
+            starts = np.full(len(sequences), self.num_tokens)
+            starts[inner] = self.offsets[sequences[inner]] // self.dtype.itemsize
+            yield starts
+
     def starts_within(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """The tokens from ``first`` to before ``stop`` with which a document begins, each once: reads a few
         places of the file.

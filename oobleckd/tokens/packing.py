@@ -18,6 +18,7 @@ import numpy.typing as npt
 from oobleckd.protocol.job import Job
 from oobleckd.tokens.asked import AskedTokens
 from oobleckd.tokens.errors import DataError
+from oobleckd.tokens.heldout import DocumentSide, side_of
 from oobleckd.tokens.permutation import Permutation
 from oobleckd.words import count, noun
 
@@ -32,15 +33,17 @@ _ORDER = "pack"
 Numbers = npt.NDArray[np.int64]
 
 
-class PackRule(msgspec.Struct, frozen=True):
+class PackRule(msgspec.Struct, frozen=True, omit_defaults=True):
     """How rows are made. ``separate``: documents of a row do not see each other, so the first token of each
-    is nobody's target. ``on_long``: what becomes of documents of more than ``sequence`` tokens.
+    is nobody's target. ``on_long``: what becomes of documents of more than ``sequence`` tokens. ``side``:
+    which documents; None: all of them.
     """
 
     kind: Literal["packed", "padded"]
     sequence: int
     separate: bool
     on_long: Literal["cut", "skip", "fail"]
+    side: DocumentSide | None = None
 
 
 class RowBlock(NamedTuple):
@@ -58,14 +61,24 @@ class RowBlock(NamedTuple):
     idle: int
 
 
-def rule_of(job: Job) -> PackRule | None:
-    """Of a job on one source; None where its rows are windows, which nobody has to plan."""
+def rules_of(job: Job) -> tuple[PackRule, ...]:
+    """Of a job on one source: of what it trains on, and where documents are held out of that, also of those;
+    none where its rows are windows, which nobody has to plan.
+    """
+    sides = (False,) if side_of(job) is None else (False, True)
+    return tuple(rule for held in sides if (rule := rule_of(job, held=held)) is not None)
+
+
+def rule_of(job: Job, *, held: bool = False) -> PackRule | None:
+    """Of what a job on one source trains on, or of what is ``held`` out of it; None where its rows are
+    windows.
+    """
     data = job.data
     if data.row_kind == "windows":
         return None
     usual: Literal["cut", "fail"] = "fail" if data.has_chats else "cut"
     on_long = usual if data.on_long_document == "auto" else data.on_long_document
-    return PackRule(data.row_kind, job.train.sequence, data.is_separate, on_long)
+    return PackRule(data.row_kind, job.train.sequence, data.is_separate, on_long, side_of(job, held=held))
 
 
 def pack(starts: Numbers, rule: PackRule, asked: AskedTokens | None = None) -> Iterator[RowBlock]:
@@ -78,7 +91,10 @@ def pack(starts: Numbers, rule: PackRule, asked: AskedTokens | None = None) -> I
     order = Permutation(num_documents, _ORDER)
     for first in range(0, num_documents, _BLOCK):
         positions = np.arange(first, min(first + _BLOCK, num_documents), dtype=np.uint64)
-        yield _pack_block(starts, order.many(positions).astype(np.int64), rule, asked)
+        documents = order.many(positions).astype(np.int64)
+        if rule.side is not None:
+            documents = documents[rule.side.keeps(documents)]
+        yield _pack_block(starts, documents, rule, asked)
 
 
 def _refuse_long(starts: Numbers, sequence: int) -> None:

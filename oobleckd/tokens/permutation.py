@@ -53,12 +53,12 @@ class Permutation:
         mask = (1 << self.half_bits) - 1
         left, right = value >> self.half_bits, value & mask
         for key in self.keys:
-            left, right = right, left ^ (_mix(right ^ key) & mask)
+            left, right = right, left ^ (mix(right ^ key) & mask)
         found: _Value = left << self.half_bits | right
         return found
 
 
-def _mix(value: _Value) -> _Value:
+def mix(value: _Value) -> _Value:
     """A well-mixed 64-bit hash (the finalizer of splitmix64, Steele et al. 2014)."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK64

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oobleckd.prepare.plans import plan_of
+from oobleckd.prepare.plans import plans_of
 from oobleckd.protocol.job import Job
 from oobleckd.tokens.asked import AskedWriter
 from oobleckd.tokens.dtypes import NAMED
@@ -88,5 +88,5 @@ def planned(job: Job) -> Path:
     folder, rule = Path(job.data.prepared), rule_of(job)
     assert rule is not None
     manifest = read_manifest(folder)
-    plan_of(job, folder, manifest)
+    plans_of(job, folder, manifest)
     return plan_folder(folder, manifest, rule)

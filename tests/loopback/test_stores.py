@@ -190,7 +190,7 @@ def test_chats_are_those_of_the_folder(s3: S3, tmp_path: Path, name: str) -> Non
     stored = made(job_of(source, f"s3://corpus/chats/{name}", by, cache=str(tmp_path / "stored"), **more))
     assert stored.manifest.loss_sha256 == local.manifest.loss_sha256
     assert stored.manifest.bin_sha256 == local.manifest.bin_sha256
-    assert stored.plan == local.plan
+    assert stored.plans == local.plans
     assert stored.manifest.sources[0].etag
 
 

@@ -150,19 +150,22 @@ def open_corpus(job: Job) -> Corpus:
     for name, part in jobs_of_sources(job):
         with of_source(name):
             found.append(open_source(part))
-    evaluated: list[Evaluated] = []
     names = [source.name for source in job.data.sources] or ["data"]
-    held = [(name, each) for name, (_, each) in zip(names, found, strict=True)]
+    files = [(name, each.inputs) for name, each in zip(names, found, strict=True)]
+    held = [each.held for each in found if each.held is not None]
+    evaluated = [
+        Evaluated(name, rows, job.data.weighs_targets) for name, rows in zip(job.held_out, held, strict=True)
+    ]
     for name, part in jobs_of_evaluation(job):
         with of_source(name, "eval"):
-            rows, inputs = open_source(part)
-        evaluated.append(Evaluated(name, rows, part.data.weighs_targets))
-        held.append((f"eval.source {name!r}", inputs))
+            opened = open_source(part)
+        evaluated.append(Evaluated(name, opened.rows, part.data.weighs_targets))
+        files.append((f"eval.source {name!r}", opened.inputs))
     masking = masking_of(job, load_config(job).vocab_size)
     evaluation = EvalCorpus(evaluated, job, masking) if evaluated else None
-    order = order_of(job, [rows.count for rows, _ in found])
-    inputs = together(job.name, held) if job.data.sources or evaluated else found[0][1]
-    return Corpus([rows for rows, _ in found], order, job, masking, inputs, evaluation)
+    order = order_of(job, [each.rows.count for each in found])
+    inputs = together(job.name, files) if job.data.sources or len(files) > 1 else found[0].inputs
+    return Corpus([each.rows for each in found], order, job, masking, inputs, evaluation)
 
 
 def order_of(job: Job, rows: Sequence[int]) -> SampleOrder:

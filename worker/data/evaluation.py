@@ -41,7 +41,7 @@ class EvalCorpus:
         self._sequence, self._micro_batch = job.train.sequence, job.train.micro_batch
         self._per_source = job.eval_micro_batches
         for source in sources:
-            self._check_enough(source)
+            check_enough(job, source.name, source.rows.count)
         # By its name, so that a source more, or less, changes none of the others' numbers. (D-data-025)
         self._orders = [
             Permutation(source.rows.count, f"eval:{job.train.seed}:{source.name}") for source in sources
@@ -82,11 +82,14 @@ class EvalCorpus:
             return sum(map(source.rows.num_targets, rows))
         return sum(num_chosen(source.rows.num_tokens(row)) for row in rows)
 
-    def _check_enough(self, source: Evaluated) -> None:
-        wanted, there = self._per_source * self._micro_batch, source.rows.count
-        if there < wanted:
-            raise UserError(
-                f"eval.sequences: {wanted:,} {noun(wanted, 'is')} asked for, and {source.name!r} has "
-                f"{count(there, 'sequence')}",
-                f"make it {there:,} or less, or name more text",
-            )
+
+def check_enough(job: Job, name: str, rows: int) -> None:
+    """Whether the ``rows`` of an evaluation source are as many as ``job`` asks for. Raises UserError."""
+    wanted = job.eval_micro_batches * job.train.micro_batch
+    if rows < wanted:
+        fits = rows >= job.train.micro_batch
+        raise UserError(
+            f"eval.sequences: {wanted:,} {noun(wanted, 'is')} asked for, and {name!r} has "
+            f"{count(rows, 'sequence')}",
+            f"make it {rows:,} or less" if fits else "name more text, or hold out more",
+        )

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobdata import SourceTable, in_source
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.files import Tokens, file_of, index_of, read_tokens
+from oobleckd.tokens.heldout import KeptTokens, nothing_held_out, side_of
 from oobleckd.tokens.index import Index, read_index
-from oobleckd.tokens.packing import rule_of
+from oobleckd.tokens.packing import rules_of
 from oobleckd.tokens.vocabulary import check_largest, check_vocabulary
 from oobleckd.words import count
 from oobleckd.worker.data.inputs import Opened, opened_while, together
@@ -47,45 +49,103 @@ def of_source(name: str, table: SourceTable = "data") -> Iterator[None]:
         raise UserError(in_source(name, error.problem, table), error.hint) from error
 
 
-def open_source(job: Job) -> tuple[Rows, Opened]:
-    """Of a job on one source."""
+class OpenedSource(NamedTuple):
+    """``held``: rows of what is held out of training; None where nothing is."""
+
+    rows: Rows
+    held: Rows | None
+    inputs: Opened
+
+
+def open_source(job: Job) -> OpenedSource:
+    """Of a job on one source. Raises UserError."""
     if job.data.is_prepared:
         return _open_prepared(job)
     name, index = job.data.path, None
+    borders: Borders | None = None
     match job.data.kind:
         case "stdlib":
             name = "the standard library"
-            inputs, tokens = read_joined(stdlib_files, name, Path(sysconfig.get_path("stdlib")))
+            inputs, tokens, borders = read_joined(stdlib_files, name, Path(sysconfig.get_path("stdlib")))
         case "text" if Path(name).is_dir():
-            inputs, tokens = read_joined(lambda: files_in(Path(name)), name, Path(name))
+            inputs, tokens, borders = read_joined(lambda: files_in(Path(name)), name, Path(name))
         case "text":
             inputs, tokens = _held(Path(name), lambda: _text(Path(name)))
         case _:
             inputs, tokens, index = _open_ready_made(job)
-    check_length(job, name, len(tokens))
+            borders = index
     vocab_size = load_config(job).vocab_size
+    kept = both_sides(job, name, len(tokens), borders)
     spare, text = spare_of(job), job.data.is_bytes
     checked = partial(check_vocabulary, name=name, vocab_size=vocab_size, spare=spare, text=text)
-    if not inputs.small:  # to look at all of it takes minutes
-        return Windows(tokens, job.train.sequence, partial(checked, part=True), index=index), inputs
-    with of_job("data"):
-        checked(tokens)
-    return Windows(tokens, job.train.sequence, index=index), inputs
+    if inputs.small:
+        with of_job("data"):
+            checked(tokens)
+    look = None if inputs.small else partial(checked, part=True)  # to look at all of it takes minutes
+    windows = partial(
+        Windows, tokens, job.train.sequence, look, index=index if job.data.is_separate else None
+    )
+    return OpenedSource(windows(kept=kept.trained), windows(kept=kept.held) if kept.held else None, inputs)
+
+
+class BothSides(NamedTuple):
+    """Tokens that windows are cut out of. ``trained``: None: all; ``held``: None: none are held out."""
+
+    trained: KeptTokens | None = None
+    held: KeptTokens | None = None
+
+
+def both_sides(job: Job, name: str, num_tokens: int, borders: Borders | None) -> BothSides:
+    """Of ``num_tokens`` of ``name``. ``borders``: None where nobody knows them. Raises UserError where they
+    make no window to train on, or none is held out.
+    """
+    trained, held = side_of(job), side_of(job, held=True)
+    if trained is None or held is None:
+        check_length(job, name, num_tokens)
+        return BothSides()
+    if borders is None:
+        found, documents = BothSides(trained.cut(num_tokens), held.cut(num_tokens)), 0
+    else:
+        found = BothSides(trained.of_documents(borders.borders()), held.of_documents(borders.borders()))
+        documents = borders.num_documents
+    if not found.held:
+        wrong = nothing_held_out(name, documents)
+        raise UserError(wrong.problem, wrong.hint)
+    check_length(job, name, len(found.trained or ()))
+    return found
+
+
+class Borders(Protocol):
+    """Where documents begin."""
+
+    @property
+    def num_documents(self) -> int:
+        """How many there are."""
+        ...
+
+    def borders(self) -> Iterable[npt.NDArray[np.int64]]:
+        """As an ``Index`` has them."""
+        ...
 
 
 def _open_ready_made(job: Job) -> tuple[Opened, Tokens, Index | None]:
-    """Tokens that somebody else made, and where their documents begin if these are kept apart."""
+    """Tokens that somebody else made, and where their documents begin if these are kept apart, or some of
+    them are held out.
+    """
     data = job.data
     file = file_of(Path(data.path), data.kind)
 
     def read() -> Tokens:
         return read_tokens(file, data.dtype, data.kind)
 
-    if not data.is_separate:
+    holds_out = job.eval.held_out > 0 and data.kind != "bin"
+    if not data.is_separate and not holds_out:
         return *_held(file, read), None
     with _readable("data.path", str(file)):
         index = index_of(file)
     if index is None:
+        if not data.is_separate:
+            return *_held(file, read), None
         raise UserError(
             f"data.documents: 'separate' needs to know where documents begin, and {file} has no index",
             "leave it out, or name a Megatron data set, whose index says it",
@@ -94,7 +154,7 @@ def _open_ready_made(job: Job) -> tuple[Opened, Tokens, Index | None]:
     return inputs, tokens, found
 
 
-def _open_prepared(job: Job) -> tuple[Rows, Opened]:
+def _open_prepared(job: Job) -> OpenedSource:
     """Of what was prepared: what is to be known of its tokens its manifest says."""
     name = job.data.prepared
     if not name:
@@ -103,34 +163,43 @@ def _open_prepared(job: Job) -> tuple[Rows, Opened]:
         )
     with of_job("data.prepared"), _readable("data.prepared", name):
         found = open_prepared(Path(name))
-        rows, inputs = _rows_of(job, Path(name), found)
-    if isinstance(rows, Windows):
-        check_length(job, name, found.manifest.tokens)
+        opened = _packed(job, Path(name), found) or _prepared_windows(job, Path(name), found)
     with of_job("data"):
         check_largest(found.manifest, name, load_config(job).vocab_size, spare_of(job))
-    return rows, inputs
+    return opened
 
 
-def _rows_of(job: Job, folder: Path, found: Prepared) -> tuple[Rows, Opened]:
-    """Raises DataError, OSError."""
-    rule = rule_of(job)
-    if rule is not None:
-        held, plan = open_plan(folder, found.manifest, rule)
-        parts, asked = [("tokens", found.inputs), ("plan", held)], None
-        if found.manifest.has_loss:
-            held, asked = open_asked(folder, found.manifest)
-            parts.append(("loss", held))
-        return Packed(found.tokens, plan, found.first, asked), together(str(folder), parts)
+def _packed(job: Job, folder: Path, found: Prepared) -> OpenedSource | None:
+    """None where rows are windows. Raises DataError, OSError."""
+    plans = [open_plan(folder, found.manifest, rule) for rule in rules_of(job)]
+    if not plans:
+        return None
+    parts, asked = [("tokens", found.inputs), ("plan", plans[0][0])], None
+    parts += [("held-out plan", inputs) for inputs, _ in plans[1:]]
+    if found.manifest.has_loss:
+        inputs, asked = open_asked(folder, found.manifest)
+        parts.append(("loss", inputs))
+    rows = [Packed(found.tokens, plan, found.first, asked) for _, plan in plans]
+    return OpenedSource(rows[0], rows[1] if rows[1:] else None, together(str(folder), parts))
+
+
+def _prepared_windows(job: Job, folder: Path, found: Prepared) -> OpenedSource:
+    """Raises DataError, OSError, UserError."""
     if found.manifest.has_loss:
         raise DataError(
             f"{folder} has chats, and data.format is {job.data.format!r}",
             'set data.format = "chat" or "completion", as it was prepared',
         )
-    if not job.data.is_separate:
-        return Windows(found.tokens, job.train.sequence, first=found.first), found.inputs
-    held, index = open_index(folder, found.manifest)
-    inputs = together(str(folder), [("tokens", found.inputs), ("index", held)])
-    return Windows(found.tokens, job.train.sequence, first=found.first, index=index), inputs
+    inputs, index = found.inputs, None
+    if job.data.is_separate or job.eval.held_out:
+        of_index, index = open_index(folder, found.manifest)
+        inputs = together(str(folder), [("tokens", inputs), ("index", of_index)])
+    kept = both_sides(job, str(folder), found.manifest.tokens, index)
+    windows = partial(
+        Windows, found.tokens, job.train.sequence, first=found.first,
+        index=index if job.data.is_separate else None,
+    )  # fmt: skip
+    return OpenedSource(windows(kept=kept.trained), windows(kept=kept.held) if kept.held else None, inputs)
 
 
 @contextmanager

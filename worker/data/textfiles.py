@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,7 +45,26 @@ class _Known(msgspec.Struct, frozen=True):
     cache: Signature
 
 
-def read_joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> tuple[Opened, Tokens]:
+class FileBorders:
+    """Files that were read into one piece, as documents of it: of so many bytes each."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes, self.num_documents = sizes, len(sizes)
+
+    def borders(self) -> tuple[npt.NDArray[np.int64]]:
+        """As those of an ``Index``, in one block."""
+        return (np.cumsum([0, *self._sizes], dtype=np.int64),)
+
+
+class JoinedText(NamedTuple):
+    """The bytes of all files, one behind the other, and where each of them begins."""
+
+    inputs: Opened
+    tokens: Tokens
+    borders: FileBorders
+
+
+def read_joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> JoinedText:
     """All bytes of the ``listed`` files, from a cache file that the device processes of a host share in
     memory. That is what is mapped: whoever writes into the files changes it for those who open them later.
     They are read once, and again when a stat tells of another file or of a change.
@@ -56,7 +76,8 @@ def read_joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> 
         # all bytes of a large folder. (D-data-010)
         known = _recall(root, seen)
         if known is not None:
-            return _of_cache(known, name, lambda: _seen(listed) == seen)
+            sizes = FileBorders([each.size for each in seen.values() if each is not None])
+            return JoinedText(*_of_cache(known, name, lambda: _seen(listed) == seen), sizes)
     except OSError:
         pass  # it is just being written anew, or nobody may read it
     try:
@@ -64,6 +85,7 @@ def read_joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> 
     except OSError as error:
         raise UserError(f"data: {name}: {error}", "make it readable for the worker's user") from error
     data = np.frombuffer(b"".join(contents), np.uint8)
+    borders = FileBorders([len(content) for content in contents])
     digest = hashlib.sha256(data.data).hexdigest()
     named = [file.relative_to(root).as_posix() for file in files]
     part = joined(name, named, contents, f"{len(data)}-{digest}")
@@ -75,10 +97,10 @@ def read_joined(listed: Callable[[], Sequence[Path]], name: str, root: Path) -> 
             known = _Known(_digest_of(seen), part, digest, signature_of(path.stat()))
             held = _of_cache(known, name, lambda: _seen(listed) == seen)
             _remember(root, seen, known)
-            return held
+            return JoinedText(*held, borders)
     except OSError:  # no cache that can be written: every process keeps a copy of its own
         pass
-    return Opened(part, fresh=lambda: _seen(listed) == seen), data
+    return JoinedText(Opened(part, fresh=lambda: _seen(listed) == seen), data, borders)
 
 
 def _of_cache(known: _Known, name: str, fresh: Callable[[], bool]) -> tuple[Opened, Tokens]:

@@ -15,7 +15,7 @@ import pytest
 
 from oobleckd.prepare import build, plans
 from oobleckd.prepare.build import PrepareProgress, prepare
-from oobleckd.prepare.plans import has_plan, plan_of
+from oobleckd.prepare.plans import has_plan, plans_of
 from oobleckd.prepare.stats import mixture_stats, stats_of
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.tokens import packing
@@ -47,9 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 def made(job: Job) -> PlanManifest:
     folder = Path(job.data.prepared)
-    plan = plan_of(job, folder, read_manifest(folder))
-    assert plan is not None
-    return plan
+    return plans_of(job, folder, read_manifest(folder))[0]
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -63,13 +61,12 @@ def test_preparing_makes_the_plan_and_finds_it(
     monkeypatch.setattr(build, "Pool", OneProcess)
     source, path = corpora["jsonl"]
     first = prepare(job_of(source, path, tokenizer, cache=str(tmp_path)), 1, lambda _progress: None)
-    assert (first.new, first.plan) == (True, None)
+    assert (first.new, first.plans) == (True, ())
     told: list[PrepareProgress] = []
     packed = job_of(source, path, tokenizer, cache=str(tmp_path), sequences="packed")
     second = prepare(packed, 1, told.append)
     assert (second.folder, second.new) == (first.folder, False)
-    assert second.plan is not None
-    assert second.plan.filled == first.manifest.tokens
+    assert second.plans[0].filled == first.manifest.tokens
     assert [each.phase for each in told[-1:]] == ["pack"]
     assert told[-1].done == told[-1].total
     before = files_in(first.folder)
@@ -94,7 +91,7 @@ def test_there_is_a_plan_for_each_way_of_making_rows(folder: Path) -> None:
         assert [has_plan(each, folder, manifest) for each in jobs] == [at < number for at in range(len(jobs))]
         made(job)
     assert len([path for path in folder.iterdir() if path.is_dir()]) == len(jobs)
-    assert plan_of(job_on(folder), folder, manifest) is None
+    assert plans_of(job_on(folder), folder, manifest) == ()
 
 
 @pytest.mark.parametrize("block", [1, 3, 1000])
