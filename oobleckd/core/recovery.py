@@ -203,8 +203,8 @@ def _decide(core: Core, run: Run) -> None:
     # The devices commit by themselves; the core decides only after a failure, since a step must not wait
     # for a process that may be restarted. (D-recovery-002)
     standing = Standing(job.detours, job.settled, _goes_on(core, job))
-    count = job.spec.num_micro_batches
-    verdict = decide(job.epoch, run.answers, job.layout, job.dead, buckets, count, standing)
+    evaluation = job.spec.eval_rounds
+    verdict = decide(job.epoch, run.answers, job.layout, job.dead, buckets, evaluation, standing)
     if isinstance(verdict, Disagreement):
         distrust(core, run, corruption.found(core, run, verdict.counters, verdict.odds))
         return

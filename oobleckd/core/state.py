@@ -210,6 +210,11 @@ class JobRecord(_Remembers):
         return self.state in FINAL
 
     @property
+    def only_evaluates(self) -> bool:
+        """Whether it began where its training ends: its state is that of its ``origin``, and stays so."""
+        return self.start.step >= self.spec.train.steps
+
+    @property
     def n0(self) -> int:
         """The fewest nodes that hold the model (0 when not planned yet)."""
         return min((template.num_nodes for template in self.templates), default=0)

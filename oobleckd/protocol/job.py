@@ -382,6 +382,14 @@ def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:
     )
 
 
+def jobs_of_evaluation(job: Job) -> tuple[tuple[str, Job], ...]:
+    """Of each `[[eval.source]]` its name and a job on it alone, which evaluates on nothing."""
+    return tuple(
+        (source.name, msgspec.structs.replace(job, data=job.data.evaluated(source), eval=Eval()))
+        for source in job.eval.source
+    )
+
+
 def reject_old_names(raw: dict[str, Any]) -> None:
     """Of a file that somebody submits. Raises JobError for a key that has another name now."""
     for old, new in _RENAMED.items():

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from oobleckd.protocol.jobeval import EvalSource
 from oobleckd.protocol.jobtable import JobError, JobTable
 from oobleckd.protocol.mixtures import DataSource, DataStage, DTypeName, RowFormat, SourceKind, wrong_with
 from oobleckd.words import count
@@ -19,6 +20,8 @@ from oobleckd.words import count
 _ROWS = frozenset({"jsonl", "parquet", "arrow"})
 """Sources that are prepared before they can be trained on."""
 _WITHOUT_DOCUMENTS = frozenset({"npy", "llmc", "bin"})
+SourceTable = Literal["data", "eval"]
+"""Which table of a job a source stands in."""
 _OF_PREPARED = ("tokenizer", "eos", "bos", "on_bad_row", "cache", "prepared")
 _OF_SOURCE = frozenset(
     {
@@ -234,7 +237,7 @@ class Data(JobTable, frozen=True):
         """Whether it is a file of token numbers that somebody else made."""
         return not self.sources and not self.is_prepared and not self.is_bytes
 
-    def only(self, source: DataSource) -> Data:
+    def only(self, source: DataSource | EvalSource) -> Data:
         """What a job has that trains on ``source`` of several alone. Its rows are made as those of all."""
         is_text = source.kind in _ROWS or (source.kind == "text" and bool(self.tokenizer))
         is_chat = source.format == "chat"
@@ -252,6 +255,15 @@ class Data(JobTable, frozen=True):
             on_long_document=self.on_long_document,
             stage=(),
         )
+
+    def evaluated(self, source: EvalSource) -> Data:
+        """What a job has that evaluates on ``source`` alone. Its rows are made as those of all; but chats,
+        where rows are windows, are not cut: each has a row of its own.
+        """
+        found = self.only(source)
+        if source.format == "text" or self.row_kind != "windows":
+            return found
+        return msgspec.structs.replace(found, sequences="padded", on_long_document="auto")
 
     def words(self) -> str:
         """In short, for people."""
@@ -302,14 +314,18 @@ def without_folders(data: Data) -> Data:
     return with_parts(data, [msgspec.structs.replace(part, prepared="") for part in parts])
 
 
-def in_source(name: str, problem: str) -> str:
-    """What is wrong with the job of a source, said of the whole job; ``name`` "": it is the whole job."""
+def in_source(name: str, problem: str, table: SourceTable = "data") -> str:
+    """What is wrong with the job of a source of a ``table``, said of the whole job; ``name`` "": it is the
+    whole job.
+    """
     if not name:
         return problem
     key, colon, rest = problem.partition(": ")
     if not colon or key not in _OF_SOURCE:
         return problem
-    return f"data.source {name!r}: {rest if key in {'data', 'data.path'} else problem.removeprefix('data.')}"
+    return (
+        f"{table}.source {name!r}: {rest if key in {'data', 'data.path'} else problem.removeprefix('data.')}"
+    )
 
 
 def check_data(data: Data, steps: int, *, has_folder: bool) -> None:

@@ -281,6 +281,17 @@ class Vote(msgspec.Struct, frozen=True):
         return Vote(norms, losses, nan, overflow, flags, dict(sorted(digests.items())))
 
 
+def outcome_of(vote: Vote, *, evaluates: bool = False) -> Outcome:
+    """What a round with this union of votes comes to; one that ``evaluates``, whatever its losses are. A NaN
+    or an infinity would come again: it wins over overflow.
+    """
+    if evaluates:
+        return "evaluated"
+    if vote.nan:
+        return "skipped"
+    return "repeated" if vote.overflow else "applied"
+
+
 class Peer(msgspec.Struct, frozen=True):
     """How to reach a device of the layout: its transport addresses and the host they are valid on."""
 

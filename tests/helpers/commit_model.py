@@ -88,7 +88,7 @@ class Device:
 
     def __init__(self, name: str, setting: Setting) -> None:
         top, staggered = setting.topology, setting.staggered
-        rules = Rules(setting.rounds, len(top.routes), staggered=staggered.on, copies=int(setting.copying))
+        rules = Rules(setting.evaluation, staggered=staggered.on, copies=int(setting.copying))
         self.machine = RoundMachine(name, rules, top.uses, GoesThrough(staggered.through))
         self.machine.predictor.saw(through=True)
         self.weights, self.saved = (0, ""), None
@@ -187,7 +187,7 @@ class Device:
         machine, kind, task = self.machine, command.kind, command.task
         spec = machine.ahead if command.early else machine.now
         assert spec is not None
-        if self.weights[0] != spec.counters.round or (self.weights[1] and not command.early):
+        if self.weights[0] != spec.counters.applied or (self.weights[1] and not command.early):
             raise Violation(f"{machine.device} computes {spec.counters} with weights {self.weights}")
         if kind == "F":
             spec.board.ran_forward(task)
@@ -231,8 +231,8 @@ class Device:
         if command.early:
             self.saved = None
         else:
-            self.weights = (self.weights[0] + 1, self.weights[1])
-        if self.weights != (command.was.round + 1, ""):
+            self.weights = (self.weights[0] + (command.outcome == "applied"), self.weights[1])
+        if self.weights != (command.was.after(command.outcome).applied, ""):
             raise Violation(f"{self.machine.device} commits {command.was} and has weights {self.weights}")
 
 
@@ -273,7 +273,7 @@ class Daemon:
         top = setting.topology
         answers = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in progress.items()}
         standing = Standing(known, self.settled, setting.go_on)
-        verdict = decide(self.epoch, answers, top.layout, self.dead, top.uses, len(top.routes), standing)
+        verdict = decide(self.epoch, answers, top.layout, self.dead, top.uses, setting.evaluation, standing)
         if isinstance(verdict, LostLayers):
             return Daemon(self.dead, self.epoch, (), True, self.detours, self.settled), ()
         assert isinstance(verdict, Decision)

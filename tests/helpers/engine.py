@@ -355,8 +355,8 @@ class World:
     def _decide(self) -> None:
         uses = [bucket.uses for bucket in self.spec.buckets]
         standing = Standing(self.detours, tuple(sorted(self.settled)), self.go_on)
-        count = self.job.num_micro_batches
-        verdict = decide(self.epoch, self.progress, self.layout, self.dead, uses, count, standing)
+        rounds = self.job.eval_rounds
+        verdict = decide(self.epoch, self.progress, self.layout, self.dead, uses, rounds, standing)
         assert not isinstance(verdict, LostLayers), verdict
         if verdict.detours is not None:
             self.detours, self.settled = verdict.detours, set(self.dead)

@@ -19,13 +19,12 @@ from oobleckd.protocol.modelnotes import DataNote
 from oobleckd.tokens import foreign
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.vocabulary import check_vocabulary
-from oobleckd.worker.data.corpus import (
+from oobleckd.worker.data.corpus import open_corpus, order_of
+from oobleckd.worker.data.sources import (
     check_length,
     files_in,
     masking_of,
     of_source,
-    open_corpus,
-    order_of,
     spare_of,
     stdlib_files,
 )

@@ -19,6 +19,8 @@ from oobleckd.worker.models.layer import Batch, hash63
 SHARE = 0.15
 NOT_ASKED = -100
 """The label of a position that does not count; transformers' losses leave it out."""
+OF_EVALUATION = -1
+"""In place of a step: what is hidden is the same in every evaluation."""
 
 _SHOWN_MASK, _SHOWN_ANY = 0.8, 0.9
 

@@ -26,7 +26,7 @@ _PAGE = struct.Struct("<Qqqq48s")  # sequence (odd: being written), since, longe
 _NAME_BYTES = 48
 _TRIES = 8
 _PHASES = {
-    "F": "forward", "S": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update",
+    "F": "forward", "S": "forward", "E": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update",
     "R": "reduce", "check": "reduce",
     "Measure": "measure", "Deploy": "deploy", "PreCopy": "copy", "stage": "copy",
 }  # fmt: skip

@@ -13,8 +13,8 @@ import pytest
 
 from oobleckd.protocol.inputs import Input, agree, completed, difference, of_corpus, same
 from oobleckd.protocol.parts import Counters
-from oobleckd.worker.data import corpus as data_module
 from oobleckd.worker.data import inputs as inputs_module
+from oobleckd.worker.data import sources as data_module
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.input_watch import Changed, Checked, Eyes, InputWatch, Moved
 from oobleckd.worker.data.inputs import Opened, opened

@@ -19,8 +19,8 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import FromWorker, StepDone
 from oobleckd.tokens import pieces as pieces_module
 from oobleckd.tokens.manifest import MANIFEST, PIECE, TOKENS
-from oobleckd.worker.data import corpus as corpus_module
 from oobleckd.worker.data import inputs as inputs_module
+from oobleckd.worker.data import sources as sources_module
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.input_watch import Eyes
 from oobleckd.worker.data.rows import Misread
@@ -86,7 +86,7 @@ def test_of_a_large_one_nobody_reads_all(large: Path, monkeypatch: pytest.Monkey
     read: list[int] = []
     crc32 = pieces_module.zlib.crc32
     monkeypatch.setattr(pieces_module.zlib, "crc32", lambda data: read.append(len(data)) or crc32(data))
-    monkeypatch.setattr(corpus_module, "check_vocabulary", None)
+    monkeypatch.setattr(sources_module, "check_vocabulary", None)
     corpus = open_corpus(job_of(large))
     assert read == []
     assert corpus.inputs.part.whole
