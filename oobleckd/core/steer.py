@@ -265,12 +265,11 @@ def _at_the_end(core: Core, run: Run) -> None:
     began with.
     """
     job = run.job
-    finished = job.spec.eval_rounds.finished(job.counters)
-    if job.only_evaluates:
-        # Its state is that of the checkpoint that it began from. (D-checkpoints-020)
-        if finished:
-            jobs.end(core, run, "finish", notfinite.at_the_end(job))
-    elif finished and job.checkpoint and job.checkpoint_counters.step >= job.spec.train.steps:
+    told = job.spec.eval_rounds.finished(job.counters)
+    # Its state is that of the checkpoint that it began from. (D-checkpoints-020)
+    if job.only_evaluates and told:
+        jobs.end(core, run, "finish", notfinite.at_the_end(job))
+    elif told and job.checkpoint and job.checkpoint_counters.step >= job.spec.train.steps:
         inputs.note_checks(core, run)  # who was to say it may have died since the others did
         if inputs.is_checked(job):
             jobs.end(core, run, "finish", notfinite.at_the_end(job))
