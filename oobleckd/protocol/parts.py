@@ -238,6 +238,11 @@ class EvalSum(msgspec.Struct, frozen=True):
     loss_sum: float
     targets: int
 
+    @property
+    def loss(self) -> float:
+        """The mean over its targets."""
+        return self.loss_sum / self.targets
+
 
 class Vote(msgspec.Struct, frozen=True):
     """What one device (or the union of several) knows of a round that it has fully reduced.

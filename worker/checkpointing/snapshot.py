@@ -62,9 +62,10 @@ class Due:
     skipped: bool = False
 
 
-def due_after(job: Job, vote: Vote, was: Counters) -> Due:
-    """What the round that ``was`` begin leads to, committed with ``vote``. The same on every device: whoever
-    still writes the last one has said so in its vote.
+def due_after(job: Job, vote: Vote, was: Counters, *, at_end: bool = True) -> Due:
+    """What the round that ``was`` begin leads to, committed with ``vote``; ``at_end``: one of the state after
+    the last step, in any case. The same on every device: whoever still writes the last one has said so in its
+    vote.
 
     After a skipped step the weights are still those before it, so one by the clock waits for the next update.
     None is begun where too many in a row were skipped: the one before them stays the last.
@@ -78,7 +79,7 @@ def due_after(job: Job, vote: Vote, was: Counters) -> Due:
     # A flag in the votes: if each device skipped by itself, two checkpoints on a slow disk could both stay
     # incomplete for ever. (D-checkpoints-003)
     free = vote.flags.hold or not vote.flags.writing
-    last = following.step >= job.train.steps
+    last = at_end and following.step >= job.train.steps
     # No older checkpoint is removed for one that does not fit: checkpoint.keep says how many there are to
     # roll back to. (D-checkpoints-017)
     clock = fixed and not vote.flags.full

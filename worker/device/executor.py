@@ -289,7 +289,8 @@ class Executor:
             case Distrust():
                 self.tell(self.check.corrupted(self.machine.epoch, self.counters, command.odds))
             case WriteLast():
-                self.write_checkpoint()
+                if not self.saving.only_evaluates:
+                    self.write_checkpoint()
             case Hold():
                 self._hold()
             case Tell():
