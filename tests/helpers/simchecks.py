@@ -232,10 +232,8 @@ class Checks:
             return
         assert entry.sums == self._evaluated(spec, counters.step, rounds.micro_batches(counters))
         if rounds.is_last(counters):
-            parts = [
-                range(rounds.total)[at : at + rounds.per_step]
-                for at in range(0, rounds.total, rounds.per_step)
-            ]
+            numbers = range(rounds.total)
+            parts = [numbers[at : at + rounds.per_step] for at in numbers[:: rounds.per_step]]
             sums = [each for part in parts for each in self._evaluated(spec, counters.step, part)]
             assert entry.totals == tuple(
                 EvalSum(
