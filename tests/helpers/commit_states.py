@@ -45,6 +45,9 @@ THREE_REPLICAS = Topology({"A": 0, "B": 0, "C": 0}, (("A",), ("B",), ("C",)))
 WITH_A_REDUNDANT_LAYER = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("A", "C")))
 """``B`` holds layer 0 and has no route: it contributes nothing, reduces, votes and updates."""
 
+THE_HEAD_TWICE = Topology({"A": 0, "B": 1, "C": 1}, (("A", "B"), ("A", "C")))
+A_REDUNDANT_HEAD = Topology({"A": 0, "B": 1, "C": 1}, (("A", "B"), ("A", "B")))
+
 
 @dataclass(frozen=True)
 class Staggered:

@@ -68,9 +68,11 @@ def due_after(job: Job, vote: Vote, was: Counters, *, at_end: bool = True) -> Du
     vote.
 
     After a skipped step the weights are still those before it, so one by the clock waits for the next update.
-    None is begun where too many in a row were skipped: the one before them stays the last.
+    None is begun where too many in a row were skipped: the one before them stays the last. The last of all
+    waits for the evaluation behind the last step, and none by the clock comes before it.
     """
-    following = was.after(outcome_of(vote))
+    rounds = job.eval_rounds
+    following = was.after(outcome_of(vote, evaluates=rounds.evaluates(was)))
     # The weights are most likely those that diverged, and the newest checkpoint is what --resume takes.
     # (D-training-003)
     if job.stopped_by(following.skipped_in_row):
@@ -79,10 +81,12 @@ def due_after(job: Job, vote: Vote, was: Counters, *, at_end: bool = True) -> Du
     # A flag in the votes: if each device skipped by itself, two checkpoints on a slow disk could both stay
     # incomplete for ever. (D-checkpoints-003)
     free = vote.flags.hold or not vote.flags.writing
-    last = at_end and following.step >= job.train.steps
+    # One folder for the last step, and it is the result: an evaluation changes none of it.
+    # (D-checkpoints-020)
+    last = at_end and rounds.finished(following)
     # No older checkpoint is removed for one that does not fit: checkpoint.keep says how many there are to
     # roll back to. (D-checkpoints-017)
-    clock = fixed and not vote.flags.full
+    clock = fixed and not vote.flags.full and (last or following.step < rounds.steps)
     return Due(last or (free and (clock or vote.flags.checkpoint)), clock and not free and not last)
 
 
@@ -158,7 +162,7 @@ def take_share(
         {index: buckets[index] for index in own},
         Hosted(store, own) if copied else {index: store.buckets[index] for index in own},
         journal,
-        counters.step >= job.train.steps,
+        job.eval_rounds.finished(counters),
     )
 
 

@@ -63,8 +63,8 @@ class Passes:
     def run(self, kind: Kind, task: Task) -> None:
         """Run a task to its end, or until a report freezes its micro-batch."""
         began = self.context.timer.now()
-        # Without a graph a forward pass is another kind of work: the first one with a graph has kernels of
-        # its own to load, and would be taken for a hang.
+        # Another kind of work for who looks for hangs: the first forward pass with a graph has more to load.
+        # (D-detection-016)
         like = "E" if self.board.evaluates else kind
         with self.context.activity.doing(
             like, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)
