@@ -42,7 +42,7 @@ def with_sources(job: Job, sources: Sequence[str], sequences: int) -> Job:
     if sources:
         table |= {"held_out": 0.0, "source": [_table(text) for text in sources]}
     elif not job.eval.wanted:
-        fail(f"{job.name} has no [eval], so nothing says on what to evaluate it", _FORM, USAGE)
+        fail("the job has no [eval], so nothing says on what to evaluate it", _FORM, USAGE)
     if sequences:
         table["sequences"] = sequences
     table |= {"every": 0, "at_start": False, "at_end": True}

@@ -34,8 +34,9 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.waiting import FINAL
 from oobleckd.host.hold import held
 from oobleckd.protocol.api import Accepted, JobView
-from oobleckd.protocol.checkpoint import DAMAGED, PARTIAL, Manifest
+from oobleckd.protocol.checkpoint import DAMAGED, PARTIAL
 from oobleckd.protocol.job import Checkpoint, Job
+from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.unreadable import problem_of
 from oobleckd.unixhttp import ApiProblem
 from oobleckd.words import being, count, loss, short
@@ -54,6 +55,13 @@ class Subject(NamedTuple):
     step: int
     place: str
     id: str = ""
+
+
+class _Written(msgspec.Struct, frozen=True):
+    """What of a manifest says which state it is of."""
+
+    counters: Counters
+    spec: Job
 
 
 @click.command()
@@ -144,7 +152,7 @@ def _of_folder(folder: Path) -> Subject:
     if folder.name.endswith((PARTIAL, DAMAGED)):
         fail(f"{folder}: is no complete checkpoint", "name another one, such as …/step-00000100", USAGE)
     try:
-        manifest = msgspec.convert(read_manifest(folder), Manifest)
+        manifest = msgspec.convert(read_manifest(folder), _Written)
     except CompareError as error:
         fail(str(error), error.hint or "name a folder such as …/step-00000100", USAGE)
     except msgspec.ValidationError as error:

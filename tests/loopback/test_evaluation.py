@@ -70,10 +70,9 @@ def test_the_same_bits_on_any_nodes(cluster: Cluster, kind: str) -> None:
     round_ = rounds_of_evaluation(spec, fewer.step + 2)[1]
     cluster.client.kill(doomed[0], "device", at="forward", round=round_)
     cluster.until(lambda: cluster.fired()[before:] or None, "a death in an evaluation")
-    for node in doomed:
+    for number, node in enumerate(doomed, 1):
         cluster.kill(node, "sigkill")
-        cluster.until(lambda: recovered(cluster, fewer.id) or None, "the recovery")
-    assert len(cluster.client.job(fewer.id).nodes) == NODES - len(doomed)
+        cluster.until(lambda left=NODES - number: trains_on(cluster, fewer.id, left), "the recovery")
     cluster.job_in(fewer.id, "done")
     number = len(spec.eval_sources) * sum(map(spec.eval_rounds.due, range(STEPS + 1)))
     first, *others = (losses_of(cluster, view.id) for view in (one, square, fewer))
@@ -83,10 +82,11 @@ def test_the_same_bits_on_any_nodes(cluster: Cluster, kind: str) -> None:
         assert f"{number} of {number} evaluations" in cluster.verify(view.id)
 
 
-def recovered(cluster: Cluster, job: str) -> bool:
-    """Whether nothing of the job is under repair, after a loss."""
-    mine = [incident for incident in cluster.client.incidents() if incident.job == job]
-    return bool(mine) and not any(incident.open for incident in mine)
+def trains_on(cluster: Cluster, job: str, nodes: int) -> bool | None:
+    """Whether the job is in training on so many nodes; None: not yet."""
+    view = cluster.client.job(job)
+    assert view.state != "done", "it was over before its nodes were gone"
+    return (view.state == "running" and len(view.nodes) == nodes) or None
 
 
 @pytest.mark.parametrize("kind", ["bytes"])
