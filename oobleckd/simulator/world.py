@@ -46,6 +46,7 @@ from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Submit
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobparts import parts_of
 from oobleckd.protocol.messages import (
     Ack,
     Decide,
@@ -276,7 +277,7 @@ class World:
             case Release() if node in self.nodes.alive:
                 self.hear(message.device, Emptied(message.device, message.order))
             case PrepareData() if node in self.nodes.alive:
-                folders = ("/prepared",) * max(1, len(message.spec.data.sources))
+                folders = ("/prepared",) * len(parts_of(message.spec))
                 self.feed(Heard(node, PrepareDone(message.job, folders, message.order)))
 
     def _note(self, entry: msgspec.Struct) -> None:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from oobleckd.protocol.inputs import Input
-from oobleckd.protocol.job import Job, jobs_of_evaluation, jobs_of_sources
+from oobleckd.protocol.job import Job, jobs_of_sources
+from oobleckd.protocol.jobparts import jobs_of_evaluation
 from oobleckd.tokens.errors import DataError
 from oobleckd.tokens.mixture import mixture_of
 from oobleckd.worker.data.collate import (
@@ -158,6 +159,7 @@ def open_corpus(job: Job) -> Corpus:
     ]
     for name, part in jobs_of_evaluation(job):
         with of_source(name, "eval"):
+            masking_of(part, load_config(job).vocab_size)
             opened = open_source(part)
         evaluated.append(Evaluated(name, opened.rows, part.data.weighs_targets))
         files.append((f"eval.source {name!r}", opened.inputs))
