@@ -30,7 +30,7 @@ from tests.helpers.chaos import HOWS, daemon_seed, random_seed
 from tests.helpers.cluster import Cluster
 from tests.helpers.manners import BY_NAME, manner_of
 from tests.helpers.matrix import NODES as MATRIX_NODES
-from tests.helpers.matrix import all_cells, every_cell, on_all_data, precopy_cells, run_cell
+from tests.helpers.matrix import all_cells, eval_cells, every_cell, on_all_data, precopy_cells, run_cell
 from tests.helpers.points import manner_of_points, point_seed
 from tests.helpers.torn import manner_of_torn, torn_seed
 
@@ -102,7 +102,7 @@ class Clusters:
 def matrix(clusters: Clusters, args: argparse.Namespace) -> tuple[int, int]:
     """All cells, or one."""
     cluster = clusters.of(MATRIX_NODES)
-    everything = [*every_cell(), *precopy_cells()]
+    everything = [*every_cell(), *precopy_cells(), *eval_cells()]
     cells = everything if args.every else all_cells()
     if args.cell:
         cells = [each for cell in everything for each in on_all_data(cell) if each.name == args.cell]

@@ -22,6 +22,7 @@ from oobleckd.core.entries import (
     Detoured,
     DeviceDied,
     EpochRaised,
+    Evaluated,
     FolderNoted,
     FolderTaken,
     IncidentClosed,
@@ -103,9 +104,9 @@ def apply(state: State, entry: AnyEntry) -> None:
             _lost(state.jobs[entry.job], entry)
         case Restarted():
             state.epoch = max(state.epoch, entry.epoch)
-        case StepEntry():
+        case StepEntry() | Evaluated():
             state.seq = max(state.seq, entry.seq)
-            _step(state.jobs[entry.job], entry)
+            _round(state.jobs[entry.job], entry)
         case LayoutDeployed() | Detoured() | RolledBack() | Released() | CheckpointWritten():
             _train(state, entry)
         case _:
@@ -255,6 +256,7 @@ def _train(state: State, entry: _OfTraining) -> None:
             cadence.roll_back(job, entry.counters.step)
             job.steps = [step for step in job.steps if step.step < entry.counters.step]
             _rollback(job, entry.counters.step)
+            job.evaluations.rolled_back(entry.counters)
             job.book.rolled_back(entry.at, entry.counters.step)
         case Released():
             job.undeploy(entry.source)
@@ -316,6 +318,15 @@ def _written(job: JobRecord, entry: CheckpointWritten) -> None:
         took_s = max(0.0, entry.at - job.steps[index].at)
         job.written = [*job.written[-RECENT_STEPS:], Written(entry.counters.step, job.counters.step, took_s)]
         cadence.measure(job)
+
+
+def _round(job: JobRecord, entry: StepEntry | Evaluated) -> None:
+    if isinstance(entry, StepEntry):
+        _step(job, entry)
+        return
+    job.counters = entry.counters.after("evaluated")
+    job.evaluations.add(entry)
+    job.book.evaluated(entry.at, entry.counters.step - 1)
 
 
 def _step(job: JobRecord, entry: StepEntry) -> None:

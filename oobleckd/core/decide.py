@@ -12,13 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from oobleckd.planner.plan import NOTHING, Detours, HopState, Layout, Route, standing_routes
+from oobleckd.planner.plan import NOTHING, Detours, HopState, Layout, Route
 from oobleckd.planner.reroute.reroute import Rerouting, detour
 from oobleckd.planner.reroute.splice import spliced
 from oobleckd.protocol import corruption
 from oobleckd.protocol.corruption import Odd
+from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.messages import Decide, Progress
-from oobleckd.protocol.parts import Counters, Vote
+from oobleckd.protocol.parts import Counters, Vote, outcome_of
 
 
 class LostLayers(msgspec.Struct, frozen=True):
@@ -84,37 +85,39 @@ def decide(
     layout: Layout,
     dead: Collection[str],
     buckets: Sequence[tuple[int, ...]],
-    num_micro_batches: int,
+    evaluation: EvalRounds,
     standing: Standing = AS_DEPLOYED,
 ) -> Verdict:
     """The verdict over the round that ``progress`` (device -> its answer, of every survivor) shows.
 
     ``dead`` is cumulative over ``layout``; empty for a resync. ``buckets[b]``: the layers that use bucket
-    ``b``. The new attempts are numbered ``epoch``.
+    ``b``; ``evaluation``: which rounds evaluate. The new attempts are numbered ``epoch``.
     """
     lost = tuple(layer for layer, copies in enumerate(layout.copies(dead)) if copies == 0)
     if lost:
         return LostLayers(lost)
     assert set(progress) == set(layout.holdings) - set(dead), "an answer of every survivor is needed"
-    assert len(layout.routes) == num_micro_batches, "every micro-batch has a standing route"
+    assert len(layout.routes) == evaluation.per_step, "every micro-batch has a standing route"
     lowest = min(answer.counters.round for answer in progress.values())
     ahead = {d: progress[d] for d in sorted(progress) if progress[d].counters.round > lowest}
     assert all(answer.counters.round == lowest + 1 for answer in ahead.values()), "more than a round apart"
     here = {device: progress[device] for device in sorted(progress)}
-    case = _Case(epoch, layout, frozenset(dead), buckets, standing)
+    case = _Case(epoch, layout, frozenset(dead), buckets, evaluation, standing)
     # Somebody is past the round, so it had the votes of all, and the round commits for everybody: the same
     # step, as gradients of intact pipelines are valid. (D-recovery-001)
     if ahead:
         commit = Vote.union(_known(answer.last) for answer in ahead.values())
         stop = any(answer.holding for answer in ahead.values())
-        return case.decision(lowest + 1, commit, ahead, stop=stop)
+        return case.decision(next(iter(ahead.values())).counters, commit, ahead, stop=stop)
+    now = next(iter(here.values())).counters
     if all(answer.vote is not None for answer in here.values()):
         votes = _own_votes(here, layout, buckets)
         if not corruption.agree(votes):
-            return Disagreement(next(iter(here.values())).counters, corruption.odds(votes))
+            return Disagreement(now, corruption.odds(votes))
         commit = Vote.union(_known(answer.vote) for answer in here.values())
-        return case.decision(lowest + 1, commit, {}, stop=not standing.go_on or commit.flags.hold)
-    return case.decision(lowest, None, here, stop=_stays_held(here, case.fresh))
+        following = now.after(outcome_of(commit, evaluates=evaluation.evaluates(now)))
+        return case.decision(following, commit, {}, stop=not standing.go_on or commit.flags.hold)
+    return case.decision(now, None, here, stop=_stays_held(here, case.fresh))
 
 
 def _own_votes(
@@ -151,6 +154,7 @@ class _Case(msgspec.Struct, frozen=True):
     layout: Layout
     dead: frozenset[str]
     buckets: Sequence[tuple[int, ...]]
+    evaluation: EvalRounds
     standing: Standing
 
     @property
@@ -159,19 +163,20 @@ class _Case(msgspec.Struct, frozen=True):
         return self.dead - frozenset(self.standing.settled)
 
     def decision(
-        self, round_: int, commit: Vote | None, inside: Mapping[str, Progress], *, stop: bool
+        self, counters: Counters, commit: Vote | None, inside: Mapping[str, Progress], *, stop: bool
     ) -> Decision:
-        """``round_`` goes on; ``inside`` it are these survivors (the others have nothing of it). ``stop``:
-        nobody begins it now.
+        """The round of ``counters`` goes on; ``inside`` it are these survivors (the others have nothing of
+        it). ``stop``: nobody begins it now.
         """
+        round_ = counters.round
         if not self.fresh:
-            return Decision(round_, commit, *self.repair(round_, inside), hold=stop, hold_now=stop)
+            return Decision(round_, commit, *self.repair(counters, inside), hold=stop, hold_now=stop)
         if self.standing.go_on:
-            repair, detours = self.repair(round_, inside), self.detours(round_)
+            repair, detours = self.repair(counters, inside), self.detours(round_)
             return Decision(round_, commit, *repair, hold=stop, hold_now=stop, detours=detours)
         if stop:
             return Decision(round_, commit, hold=True, hold_now=True)  # a new layout follows
-        return Decision(round_, commit, *self.repair(round_, inside), hold=True)
+        return Decision(round_, commit, *self.repair(counters, inside), hold=True)
 
     def detours(self, round_: int) -> Detours:
         """Around the dead from the round after ``round_`` on, in which attempts repair what they had."""
@@ -183,8 +188,14 @@ class _Case(msgspec.Struct, frozen=True):
         # without the cap. (D-recovery-005)
         return Detours(round_ + 1, detour(self.layout, self.dead, self.epoch), before)
 
-    def repair(self, round_: int, inside: Mapping[str, Progress]) -> tuple[tuple[Route, ...], dict[int, str]]:
-        """New attempts in ``round_``, and donors."""
+    def repair(
+        self, counters: Counters, inside: Mapping[str, Progress]
+    ) -> tuple[tuple[Route, ...], dict[int, str]]:
+        """New attempts in the round of ``counters``, and donors. Of one that evaluates the head's losses are
+        all that can be missing, of the micro-batches that it has.
+        """
+        evaluates = self.evaluation.evaluates(counters)
+        buckets = ((self.layout.num_layers - 1,),) if evaluates else self.buckets
         donors: dict[int, str] = {}
         for device in sorted(inside):
             for bucket in inside[device].reduced:
@@ -192,13 +203,13 @@ class _Case(msgspec.Struct, frozen=True):
         needed = [
             layer
             for layer in range(self.layout.num_layers)
-            if any(layer in uses and bucket not in donors for bucket, uses in enumerate(self.buckets))
+            if any(layer in uses and bucket not in donors for bucket, uses in enumerate(buckets))
         ]
         done = {
             layer: frozenset(mb for answer in inside.values() for mb in answer.done.get(layer, ()))
             for layer in needed
         }
-        routes = standing_routes(self.layout, self.standing.detours, round_)
+        routes = self.evaluation.routes(self.layout, self.standing.detours, counters)
         frozen = [route.micro_batch for route in routes if route.touches(self.dead)]
         missing = {mb: tuple(layer for layer in needed if mb not in done[layer]) for mb in frozen}
         rerouting = Rerouting(msgspec.structs.replace(self.layout, routes=routes), self.dead)

@@ -55,6 +55,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
             recheck=recheck,
             folder=job.folder,
             journal=core.config.journal,
+            only_evaluates=job.only_evaluates,
         )
         for device in devices
     }

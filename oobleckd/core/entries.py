@@ -20,7 +20,7 @@ from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import Counters, JobCause, NodeCause, Outcome
+from oobleckd.protocol.parts import Counters, EvalSum, JobCause, NodeCause, Outcome
 from oobleckd.protocol.text import all_visible, json_visible, visible
 
 DrainCause = Literal["", "operator", "evicted", "slow", "corruption"]
@@ -183,6 +183,23 @@ class StepEntry(Entry, frozen=True):
     step_s: float
     at: float
     seq: int
+
+
+class Evaluated(Entry, frozen=True):
+    """A committed round that evaluates: a sum of each source with micro-batches in it. The last round of an
+    evaluation has its ``totals`` over all rounds, its ``seconds``, and the ``seq`` of the change that
+    announced it (else none, 0 and 0).
+    """
+
+    job: str
+    counters: Counters
+    epoch: int
+    sums: tuple[EvalSum, ...]
+    step_s: float
+    at: float
+    totals: tuple[EvalSum, ...] = ()
+    seconds: float = 0.0
+    seq: int = 0
 
 
 class RolledBack(Entry, frozen=True):
@@ -389,6 +406,7 @@ AnyEntry = (
     | LayoutDeployed
     | Detoured
     | StepEntry
+    | Evaluated
     | RolledBack
     | Released
     | CheckpointWritten
@@ -420,6 +438,7 @@ AS_IT_IS = (
     TemplatesMade,
     LayoutDeployed,
     StepEntry,
+    Evaluated,
 )
 """Entries whose texts are paths that are opened, or names that were looked at before: never changed."""
 

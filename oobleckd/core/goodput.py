@@ -1,5 +1,5 @@
-"""Where a job's time went, from its journal: every second of every live device is useful, or lost to one
-cause.
+"""Where a job's time went, from its journal: every second of every live device is useful, evaluates, or is
+lost to one cause.
 
 Owns the book and its rules; ``entries`` calls it with facts, so that a restarted daemon has the same book.
 Time is booked when a step is committed. While an incident is open nothing is booked until it is over: then
@@ -34,21 +34,23 @@ _ENOUGH = 5  # steps after which a plan's pace is known
 
 class Stretch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A booked step that a rollback may still take, or several up to it: device-seconds that were useful, and
-    those that were degraded or skipped.
+    those that were degraded or skipped, or evaluated.
     """
 
     step: int
     useful_s: float
     degraded_s: float
     skipped_s: float
+    evaluated_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Book:
-    """Device-seconds of a job. ``num_devices`` live now; ``lost_s`` by cause.
+    """Device-seconds of a job. ``num_devices`` live now; ``evaluated_s`` and ``lost_s`` by cause.
 
     Since the last booking: ``elapsed_s`` and ``devices_s``, of them ``idle_s`` and ``idle_devices_s``
-    standing still, and ``steps`` committed, ``skipped`` of them without an update. ``recent``: seconds of
+    standing still, and ``steps`` committed, ``skipped`` of them without an update, and ``evaluations``:
+    rounds that evaluated, which take ``evaluation_s``. ``recent``: seconds of
     undisturbed steps of the present layout; ``best_device_s``: device-seconds of a step with the best layout
     so far, ``best_s`` the fewest seconds, measured at ``best_at``. ``changed``: the layout did since the last
     booking. ``stretches``: since the last checkpoint, of a job that is not over.
@@ -74,6 +76,9 @@ class Book:
     best_at: float = 0.0
     best_device_s: float = 0.0
     stretches: list[Stretch] = field(default_factory=list)
+    evaluated_s: float = 0.0
+    evaluations: int = 0
+    evaluation_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.recent = deque(self.recent, maxlen=_RECENT)
@@ -127,6 +132,18 @@ class Book:
             self._keep_pace(self.elapsed_s)
         self._book({}, step)
 
+    def evaluated(self, at: float, step: int) -> None:
+        """A round that evaluates is committed, behind ``step``."""
+        self.until(at)
+        self.evaluations += 1
+        if self.incident:
+            return
+        # Of the newest such round alone: the last one of an evaluation may be shorter, and all that hangs on
+        # it is what a loss in the middle of one took. (D-watching-019)
+        if not (self.changed or self.idle_s) and self.elapsed_s > 0:
+            self.evaluation_s = self.elapsed_s
+        self._book({}, step)
+
     def opened(self) -> None:
         """An incident has begun."""
         self.incident = True
@@ -149,8 +166,9 @@ class Book:
             self.useful_s -= gone.useful_s
             self.lost_s["degraded"] -= gone.degraded_s
             self.lost_s["skipped"] -= gone.skipped_s
-            self.lost_s["redone"] += gone.useful_s + gone.degraded_s + gone.skipped_s
-        self.steps = self.skipped = 0
+            self.evaluated_s -= gone.evaluated_s
+            self.lost_s["redone"] += gone.useful_s + gone.degraded_s + gone.skipped_s + gone.evaluated_s
+        self.steps = self.skipped = self.evaluations = 0
 
     def _keep_pace(self, step_s: float) -> None:
         self.recent.append(step_s)
@@ -165,37 +183,39 @@ class Book:
 
     def _book(self, phases: Mapping[Cause, float], step: int) -> None:
         """Book what has gathered since the last booking."""
-        split = self.split(phases)
-        useful_s = self.devices_s - sum(split.values())
+        split, evaluated_s = self.split(phases)
+        useful_s = self.devices_s - sum(split.values()) - evaluated_s
         for cause, lost_s in split.items():
             self.lost_s[cause] += lost_s
         self.useful_s += useful_s
-        if self.steps:
-            self.stretches.append(Stretch(step, useful_s, split["degraded"], split["skipped"]))
+        self.evaluated_s += evaluated_s
+        if self.steps or self.evaluations:
+            self.stretches.append(Stretch(step, useful_s, split["degraded"], split["skipped"], evaluated_s))
             if len(self.stretches) > MAX_STRETCHES:
                 self._join()
         self.elapsed_s = self.devices_s = self.idle_s = self.idle_devices_s = 0.0
-        self.steps, self.skipped, self.changed = 0, 0, False
+        self.steps, self.skipped, self.evaluations, self.changed = 0, 0, 0, False
 
     def _join(self) -> None:
         """Make one of the older half: a rollback takes all or none of them."""
         half = MAX_STRETCHES // 2
         old, self.stretches = self.stretches[:half], self.stretches[half:]
-        seconds = [(each.useful_s, each.degraded_s, each.skipped_s) for each in old]
+        seconds = [(each.useful_s, each.degraded_s, each.skipped_s, each.evaluated_s) for each in old]
         self.stretches.insert(0, Stretch(old[-1].step, *map(math.fsum, zip(*seconds, strict=True))))
 
-    def split(self, phases: Mapping[Cause, float]) -> dict[Cause, float]:
-        """Device-seconds lost of what has gathered, by cause; the rest is useful. ``phases``: seconds of an
-        incident's, if there was one.
+    def split(self, phases: Mapping[Cause, float]) -> tuple[dict[Cause, float], float]:
+        """Device-seconds lost of what has gathered, by cause, and those that evaluated; the rest is useful.
+        ``phases``: seconds of an incident's, if there was one.
         """
         lost = dict.fromkeys(CAUSES, 0.0)
         lost["waiting"] = self.idle_devices_s
         active_s = self.elapsed_s - self.idle_s
         if active_s <= 0:
-            return lost
+            return lost, 0.0
         devices = (self.devices_s - self.idle_devices_s) / active_s
         disturbed = bool(phases) or self.incident or self.changed
-        over_s = max(0.0, active_s - self.steps * self.pace_s) if disturbed and self.pace_s else 0.0
+        normal_s = self.steps * self.pace_s + self.evaluations * self.evaluation_s
+        over_s = max(0.0, active_s - normal_s) if disturbed and self.pace_s else 0.0
         rest_s = over_s
         for cause in _PHASES:
             part_s = min(rest_s, phases.get(cause, 0.0))
@@ -203,9 +223,17 @@ class Book:
             rest_s -= part_s
         lost["redone" if phases or self.incident else "reconfigure"] += rest_s * devices
         worked_s = (active_s - over_s) * devices
-        lost["skipped"] += worked_s * self.skipped / self.steps if self.steps else 0.0
-        lost["degraded"] += (worked_s - lost["skipped"]) * self._slower()
-        return lost
+        evaluated_s = worked_s * self._share_evaluating(normal_s)
+        stepped_s = worked_s - evaluated_s
+        lost["skipped"] += stepped_s * self.skipped / self.steps if self.steps else 0.0
+        lost["degraded"] += (stepped_s - lost["skipped"]) * self._slower()
+        return lost, evaluated_s
+
+    def _share_evaluating(self, normal_s: float) -> float:
+        """Of the work that has gathered, which takes ``normal_s`` seconds as a rule."""
+        if not (self.steps and self.evaluations):
+            return 1.0 if self.evaluations else 0.0
+        return self.evaluations * self.evaluation_s / normal_s if normal_s else 0.0
 
     def _slower(self) -> float:
         """The share by which a step now takes more device-seconds than with the best layout so far."""

@@ -96,7 +96,8 @@ def _job(core: Core, job: JobRecord) -> None:
         assert (job.dead, job.settled, job.detours) == ((), (), None)
     if job.state == "done":
         assert job.counters.step == job.spec.train.steps
-        assert job.checkpoint_counters.step == job.spec.train.steps
+        assert job.spec.eval_rounds.finished(job.counters)
+        assert job.only_evaluates or job.checkpoint_counters.step == job.spec.train.steps
 
 
 def _run(core: Core, run: Run) -> None:

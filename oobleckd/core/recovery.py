@@ -15,6 +15,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
 from oobleckd.core.decide import Decision, Disagreement, Standing, decide
 from oobleckd.core.entries import Detoured, EpochRaised, RolledBack
+from oobleckd.core.evaluations import begun_anew
 from oobleckd.core.incident import back_words, reopened
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
@@ -202,8 +203,8 @@ def _decide(core: Core, run: Run) -> None:
     # The devices commit by themselves; the core decides only after a failure, since a step must not wait
     # for a process that may be restarted. (D-recovery-002)
     standing = Standing(job.detours, job.settled, _goes_on(core, job))
-    count = job.spec.num_micro_batches
-    verdict = decide(job.epoch, run.answers, job.layout, job.dead, buckets, count, standing)
+    evaluation = job.spec.eval_rounds
+    verdict = decide(job.epoch, run.answers, job.layout, job.dead, buckets, evaluation, standing)
     if isinstance(verdict, Disagreement):
         distrust(core, run, corruption.found(core, run, verdict.counters, verdict.odds))
         return
@@ -275,7 +276,7 @@ def go_back(core: Core, run: Run, cause: RollbackCause, why: str, kept: KeptChec
     # Rounds are not used twice: the dead may have been a round ahead of what anybody else reached.
     known = (info for node in core.members.nodes.values() for info in node.devices if info.job == job.id)
     reached = max(job.counters.round, *(info.round for info in known), 0)
-    counters = msgspec.structs.replace(target, round=reached + 2)
+    counters = msgspec.structs.replace(begun_anew(job.spec.eval_rounds, target), round=reached + 2)
     jobs.release(core, run)
     run.forget("off")
     run.parts.clear()

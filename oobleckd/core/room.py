@@ -244,7 +244,7 @@ def _failed(
 
 
 def _explain(core: Core, job: JobRecord, reason: str, cause: JobCause = "") -> None:
-    if not job.final and job.counters.step >= job.spec.train.steps:
+    if not job.final and job.spec.eval_rounds.finished(job.counters):
         core.explain(job, reason, cause)
 
 

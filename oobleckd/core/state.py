@@ -11,6 +11,7 @@ import msgspec
 
 from oobleckd.core.blame import Dispute
 from oobleckd.core.entries import Died, Noted
+from oobleckd.core.evaluations import Evaluations
 from oobleckd.core.goodput import Book
 from oobleckd.core.states import FINAL
 from oobleckd.planner.plan import Detours, Layout, Plan, Template, node_of
@@ -197,6 +198,7 @@ class JobRecord(_Remembers):
     readers: dict[str, str] = field(default_factory=dict)
     num_incidents: int = 0
     measuring: bool = False
+    evaluations: Evaluations = field(default_factory=Evaluations)
 
     def __post_init__(self) -> None:
         self.step_s = deque(self.step_s, maxlen=RECENT_STEPS)
@@ -206,6 +208,11 @@ class JobRecord(_Remembers):
     def final(self) -> bool:
         """Whether the job is over."""
         return self.state in FINAL
+
+    @property
+    def only_evaluates(self) -> bool:
+        """Whether it began where its training ends: its state is that of its ``origin``, and stays so."""
+        return self.start.step >= self.spec.train.steps
 
     @property
     def n0(self) -> int:
@@ -244,6 +251,7 @@ class JobRecord(_Remembers):
         ``whole``.
         """
         self.losses, self.steps = {}, self.steps[-1:]
+        self.evaluations.shelve()
         if not whole:
             self.setup, self.templates, self.plan = None, (), None
 

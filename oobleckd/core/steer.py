@@ -244,15 +244,7 @@ def _at_boundary(core: Core, run: Run) -> None:
         recovery.distrust(core, run, finding)
         return
     if run.finished():
-        steps = job.spec.train.steps
-        if min(job.counters.step, job.checkpoint_counters.step) >= steps and job.checkpoint:
-            inputs.note_checks(core, run)  # who was to say it may have died since the others did
-            if inputs.is_checked(job):
-                jobs.end(core, run, "finish", notfinite.at_the_end(job))
-            else:
-                reading.leaves_unchecked(core, run, job.kept[-1] if job.kept else None)
-        elif room.rewrites(core, run):
-            recovery.ask_anew(core, run, "the last checkpoint is to be written anew")
+        _at_the_end(core, run)
         return
     if ending.at_boundary(core, run):
         return
@@ -266,6 +258,24 @@ def _at_boundary(core: Core, run: Run) -> None:
         _change_plan(core, run)
     else:
         _go_on(core, run)
+
+
+def _at_the_end(core: Core, run: Run) -> None:
+    """No round is left: end the job once its last state is in a checkpoint, if it has another one than it
+    began with.
+    """
+    job = run.job
+    told = job.spec.eval_rounds.finished(job.counters)
+    if job.only_evaluates and told:
+        jobs.end(core, run, "finish", notfinite.at_the_end(job))
+    elif told and job.checkpoint and job.checkpoint_counters.step >= job.spec.train.steps:
+        inputs.note_checks(core, run)  # who was to say it may have died since the others did
+        if inputs.is_checked(job):
+            jobs.end(core, run, "finish", notfinite.at_the_end(job))
+        else:
+            reading.leaves_unchecked(core, run, job.kept[-1] if job.kept else None)
+    elif room.rewrites(core, run):
+        recovery.ask_anew(core, run, "the last checkpoint is to be written anew")
 
 
 def _go_on(core: Core, run: Run) -> None:

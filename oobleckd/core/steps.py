@@ -8,20 +8,22 @@ others must agree with it to the bit.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
-from oobleckd.core import checkpoints, corruption, deploy, incidents, slow
+from oobleckd.core import checkpoints, corruption, deploy, evaluations, incidents, slow
 from oobleckd.core.context import Core
-from oobleckd.core.entries import StepEntry
+from oobleckd.core.entries import Evaluated, StepEntry
 from oobleckd.core.events import Announce
 from oobleckd.core.pace import Paces
 from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of, standing_routes
-from oobleckd.protocol.changes import Change, Level, LossDisputed, StepCommitted
+from oobleckd.protocol.changes import Change, EvalLoss, EvaluationDone, Level, LossDisputed, StepCommitted
 from oobleckd.protocol.messages import Ack, Held, OpTimes, StepDone
+from oobleckd.protocol.parts import EvalSum
 from oobleckd.words import loss
 
 
@@ -38,6 +40,8 @@ def on_step_done(core: Core, message: StepDone) -> None:
     corruption.settle(core, job, message)
     if message.counters.round >= job.counters.round:
         _in_order(core, job, message)
+    elif message.outcome == "evaluated":
+        _compare(core, job, message)
     elif known is not None and known != message.loss and not both_nan(known, message.loss):
         _conflict(core, job, message, known)
     if core.run is not None and core.run.job is job:
@@ -54,7 +58,8 @@ def _count(core: Core, run: Run, message: StepDone) -> None:
     if incident is not None and message.counters.round >= incident.round:
         incident.layer_gradients += message.layer_gradients
         incident.layer_forwards += message.layer_forwards
-    if message.epoch == run.job.epoch and not run.job.unsettled:
+    # An evaluation is forward alone, and no layer's forward takes the same share of its step.
+    if message.epoch == run.job.epoch and not run.job.unsettled and message.outcome != "evaluated":
         _note_pace(core, run, message)
     incidents.told(core, run)
 
@@ -93,6 +98,21 @@ def both_nan(a: float, b: float) -> bool:
 
 
 def _record(core: Core, job: JobRecord, message: StepDone) -> None:
+    if message.outcome == "evaluated":
+        _record_evaluated(core, job, message)
+    else:
+        _record_step(core, job, message)
+    if core.run is not None and core.run.job is job:
+        if message.epoch == job.epoch:
+            core.members.witness(job.surviving_nodes(), core.now)
+        if message.checkpoint:
+            checkpoints.begun(core.run, job.counters)
+        if message.skipped:
+            checkpoints.skipped(core, core.run, job.counters)
+        incidents.committed(core, core.run)
+
+
+def _record_step(core: Core, job: JobRecord, message: StepDone) -> None:
     entry = StepEntry(
         job.id,
         message.counters,
@@ -108,19 +128,47 @@ def _record(core: Core, job: JobRecord, message: StepDone) -> None:
         core.state.seq + 1,
     )
     core.record(entry)
-    core.outbox.append(Announce(change_of(entry)))
-    if core.run is not None and core.run.job is job:
-        if message.epoch == job.epoch:
-            core.members.witness(job.surviving_nodes(), core.now)
-        if message.checkpoint:
-            checkpoints.begun(core.run, job.counters)
-        if message.skipped:
-            checkpoints.skipped(core, core.run, job.counters)
-        incidents.committed(core, core.run)
+    core.outbox.append(Announce(_of_step(entry)))
 
 
-def change_of(entry: StepEntry) -> Change:
-    """What announces a committed round, now or in a later incarnation of the daemon."""
+def _record_evaluated(core: Core, job: JobRecord, message: StepDone) -> None:
+    """A round of an evaluation; the last one has all of it."""
+    is_last = job.spec.eval_rounds.is_last(message.counters)
+    totals, seconds = job.evaluations.totals(message.evaluated, message.step_s) if is_last else ((), 0.0)
+    entry = Evaluated(
+        job.id, message.counters, message.epoch, message.evaluated, message.step_s, core.now, totals, seconds,
+        core.state.seq + 1 if is_last else 0,
+    )  # fmt: skip
+    before = job.evaluations.given_up.get(message.counters.step, totals)
+    core.record(entry)
+    if (change := change_of(entry)) is not None:
+        core.outbox.append(Announce(change))
+    if is_last and job.spec.train.exact and not evaluations.same(before, totals):
+        _another_result(core, job, message, before, totals)
+
+
+def change_of(entry: StepEntry | Evaluated) -> Change | None:
+    """What announces a committed round, now or in a later incarnation of the daemon; None for one of an
+    evaluation that goes on.
+    """
+    if isinstance(entry, StepEntry):
+        return _of_step(entry)
+    return _of_evaluation(entry) if entry.totals else None
+
+
+def _of_evaluation(entry: Evaluated) -> Change:
+    step = entry.counters.step
+    losses = tuple(
+        EvalLoss(each.source, each.loss if math.isfinite(each.loss) else None, each.targets)
+        for each in entry.totals
+    )
+    data = EvaluationDone(entry.job, step, losses, entry.seconds, entry.epoch)
+    said = ", ".join(f"{each.source} {loss(each.loss)}" for each in entry.totals)
+    text = f"{entry.job}: evaluated after step {step}, loss of {said}"
+    return Change(entry.seq, entry.at, data.kind, "info", text, (), data)
+
+
+def _of_step(entry: StepEntry) -> Change:
     step = entry.counters.step + 1
     known = entry.loss if math.isfinite(entry.loss) else None
     data = StepCommitted(entry.job, step, known, entry.outcome, entry.epoch)
@@ -136,6 +184,39 @@ def _conflict(core: Core, job: JobRecord, message: StepDone, known: float) -> No
     )
     story = (f"job:{job.id}", f"node:{node_of(message.device)}")
     core.announce(text, LossDisputed(message.device, job.id), story, level="error")
+
+
+def _compare(core: Core, job: JobRecord, message: StepDone) -> None:
+    """What a device says of a round of an evaluation that another one told of."""
+    known = job.evaluations.told.get(message.counters.round)
+    if known is None or evaluations.same(known, message.evaluated):
+        return
+    text = (
+        f"{job.id}: silent corruption: {message.device} says {_words(message.evaluated)} for evaluation "
+        f"round {message.counters.round}, another device said {_words(known)}; the first is kept"
+    )
+    story = (f"job:{job.id}", f"node:{node_of(message.device)}")
+    core.announce(text, LossDisputed(message.device, job.id), story, level="error")
+
+
+def _another_result(
+    core: Core,
+    job: JobRecord,
+    message: StepDone,
+    before: Sequence[EvalSum],
+    now: Sequence[EvalSum],
+) -> None:
+    """An evaluation that was done again after a rollback came to something else."""
+    text = (
+        f"{job.id}: the evaluation after step {message.counters.step} came to {_words(now)}, and before the "
+        f"rollback to {_words(before)}: one of the two had wrong bits; the second is kept"
+    )
+    said = LossDisputed(message.device, job.id)
+    core.announce(text, said, (f"job:{job.id}",), level="error")
+
+
+def _words(sums: Sequence[EvalSum]) -> str:
+    return " and ".join(f"{each.loss!r} of {each.source}" for each in sums)
 
 
 def on_held(core: Core, message: Held) -> None:
@@ -158,6 +239,8 @@ def on_op_times(core: Core, message: OpTimes) -> None:
     job = core.state.jobs.get(message.job)
     if job is None or job.layout is None or job.plan is None or job.layout.epoch != message.layout:
         return
+    if job.spec.eval_rounds.evaluates(message.counters):
+        return  # how steps run is what is looked at, and an evaluation would be drawn as the next one
     if message.device in job.layout.holdings:
         new = Sample(
             job.id, message.counters, message.epoch, job.layout, job.plan, job.detours, job.dead, core.now

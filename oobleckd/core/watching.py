@@ -48,15 +48,17 @@ def goodput_view(core: Core, job: JobRecord) -> GoodputView:
     book.until(core.now)
     run = core.run if core.run is not None and core.run.job is job else None
     incident = run.incident if run is not None else None
-    pending = book.split(phases_of(incident.view(core.now)) if incident is not None else {})
+    pending, evaluated_s = book.split(phases_of(incident.view(core.now)) if incident is not None else {})
+    evaluated_s += book.evaluated_s
     lost: dict[Lost, float] = {cause: booked_s + pending[cause] for cause, booked_s in book.lost_s.items()}
-    useful_s = max(0.0, book.total_s - sum(lost.values()))
+    useful_s = max(0.0, book.total_s - sum(lost.values()) - evaluated_s)
     lost["bubble"] = useful_s * bubble(core, job)
     return GoodputView(
         job=job.id,
         total_s=book.total_s,
         useful_s=useful_s - lost["bubble"],
         lost_s=lost,
+        evaluated_s=evaluated_s,
         of_fault_free=book.of_fault_free,
         step_s=book.pace_s,
         best_step_s=book.best_s,

@@ -1,4 +1,5 @@
-"""Two runs of one job, compared bit by bit: every loss, every sample count, every tensor of the checkpoints.
+"""Two runs of one job, compared bit by bit: every loss, every sample count, every tensor of the checkpoints,
+and every evaluation (``evalfacts``).
 
 Owns the comparison, and believes no digest that somebody wrote down: tensors are compared by their bytes in
 the safetensors files (read here, without torch), and a file that is not what its manifest says is a finding
@@ -18,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from oobleckd.ctl.evalfacts import EvalFact, compare_evaluations
 from oobleckd.protocol.inputs import Inputs, of_corpus
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import count
@@ -88,6 +90,7 @@ class RunEvidence(msgspec.Struct, frozen=True):
     num_steps: int
     batch: int
     first: int = 1
+    evaluations: tuple[EvalFact, ...] = ()
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -102,6 +105,8 @@ class Verdict(msgspec.Struct, frozen=True):
     samples: int
     ledger: str
     findings: tuple[str, ...]
+    evaluations: int = 0
+    num_evaluations: int = 0
 
 
 def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
@@ -109,8 +114,14 @@ def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
     # What went before is of the job that wrote the checkpoint; the weights in the end tell of it, too.
     num_losses, num_weights = reference.num_steps - run.first + 1, 0
     same_losses, findings = _compare_steps(run, reference)
+    evals = compare_evaluations(
+        run.evaluations, reference.evaluations, range(run.first - 1, reference.num_steps + 1)
+    )
+    findings += evals.findings
     since = f" from step {run.first:,} on" if run.first > 1 else ""
     same_weights, counts = 0, f"{same_losses} of {count(num_losses, 'loss')}{since}"
+    if evals.total:
+        counts += f", {evals.same} of {count(evals.total, 'evaluation')}"
     if run.state is None or reference.state is None:
         findings += _compare_ends(run, reference)
         counts += (
@@ -144,6 +155,8 @@ def compare(run: RunEvidence, reference: RunEvidence) -> Verdict:
         samples=samples,
         ledger=ledger_of(run.steps),
         findings=tuple(findings[:_MAX_FINDINGS]),
+        evaluations=evals.same,
+        num_evaluations=evals.total,
     )
 
 

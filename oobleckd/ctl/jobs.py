@@ -172,11 +172,11 @@ def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool,
     answer = client.submit(job, resume=resume)
     if wait_:
         note(f"{job.name}: {answer.message or answer.id}")
-        _end_with(_followed(answer.id, _until_final, client))
+        _end_with(followed(answer.id, until_over, client))
         return
     _say_submitted(answer.id, answer.message)
     if wait_ is None:
-        _say_planned(answer.id, _followed(answer.id, until_planned, client))
+        _say_planned(answer.id, followed(answer.id, until_planned, client))
 
 
 def _the_same(client: Client, job: Job) -> JobView | None:
@@ -198,12 +198,12 @@ def _go_by(client: Client, here: JobView, *, wait_: bool | None) -> None:
     message = f"{here.id} is the same job, and {being(here.state)}"
     if wait_:
         note(message)
-        _end_with(_followed(here.id, _until_final, client))
+        _end_with(followed(here.id, until_over, client))
         return
     _say_submitted(here.id, message)
 
 
-def _until_final(client: Client, job: str) -> JobView:
+def until_over(client: Client, job: str) -> JobView:
     """The same, and how far its data is until that is prepared."""
     said_s = time.monotonic()
 
@@ -216,7 +216,7 @@ def _until_final(client: Client, job: str) -> JobView:
     return until_final(client, job, told)
 
 
-def _followed(job: str, wait: Callable[[Client, str], View], client: Client) -> View:
+def followed(job: str, wait: Callable[[Client, str], View], client: Client) -> View:
     """What ``wait`` finds. Ctrl-C ends this command and not the job, and says so."""
     try:
         return wait(client, job)

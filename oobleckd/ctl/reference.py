@@ -27,6 +27,7 @@ from oobleckd.ctl.compare import (
     read_manifest,
     read_steps,
 )
+from oobleckd.ctl.evalfacts import EvalFact, read_evaluations
 from oobleckd.ctl.output import FAILED, Failure, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
@@ -51,6 +52,7 @@ class ReferenceRun(msgspec.Struct, frozen=True):
     steps: tuple[StepFact, ...]
     kinds: tuple[str, ...]
     traits: tuple[dict[str, str], ...] = ()
+    evaluations: tuple[EvalFact, ...] = ()
 
 
 def run_of(job: JobView, steps: Sequence[StepView]) -> RunEvidence:
@@ -71,14 +73,21 @@ def facts_of(steps: Sequence[StepView]) -> tuple[StepFact, ...]:
     return tuple(StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger, s.outcome) for s in steps)
 
 
-def evidence(job: Job, steps: tuple[StepFact, ...], place: str, *, first: int = 1) -> RunEvidence:
-    """Steps, from ``first`` on, and checkpoint of a run of ``job``; ``place`` is "" where it stopped before
-    its end. Raises
-    CompareError, also when it is not the final checkpoint.
+def evidence(
+    job: Job,
+    steps: tuple[StepFact, ...],
+    place: str,
+    *,
+    first: int = 1,
+    evaluations: tuple[EvalFact, ...] = (),
+) -> RunEvidence:
+    """Steps, from ``first`` on, evaluations and checkpoint of a run of ``job``; ``place`` is "" where it
+    stopped before its end. Raises CompareError, also when it is not the final checkpoint.
     """
+    batch = job.train.global_batch
     if not place:
         last = max((fact.step for fact in steps), default=0)
-        return RunEvidence(steps, None, last, job.train.global_batch, first)
+        return RunEvidence(steps, None, last, batch, first, evaluations)
     checkpoint = Path(place)
     counters = read_manifest(checkpoint).get("counters")
     if not isinstance(counters, dict) or counters.get("step") != job.train.steps:
@@ -86,7 +95,7 @@ def evidence(job: Job, steps: tuple[StepFact, ...], place: str, *, first: int = 
             f"{checkpoint}: is not the checkpoint after the last step, {job.train.steps}",
             "was the job's folder pruned or written by another job?",
         )
-    return RunEvidence(steps, read_checkpoint(checkpoint), job.train.steps, job.train.global_batch, first)
+    return RunEvidence(steps, read_checkpoint(checkpoint), job.train.steps, batch, first, evaluations)
 
 
 def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:
@@ -124,8 +133,10 @@ def kept_file(client: Client, job: JobView, *, single: bool) -> Path:
 
 
 def training(job: Job) -> str:
-    """Names what decides the bits of ``job``: SHA-256 of its model, data, training and optimizer."""
-    parts = (job.model, job.data, job.train, job.optimizer)
+    """Names what decides the bits of ``job``: SHA-256 of its model, data, training, optimizer and, where it
+    has any, evaluations.
+    """
+    parts = (job.model, job.data, job.train, job.optimizer, *((job.eval,) if job.eval.wanted else ()))
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
@@ -200,14 +211,15 @@ def run_single(job: Job, out: Path) -> ReferenceRun:
         run_worker("oobleckd.worker.tools.reference", "--job", str(file), "--out", str(out))
     checkpoints = sorted(out.glob("step-*/manifest.json"))
     bits, steps = (out / "bits").read_text(encoding="utf-8"), read_steps(out / "steps.jsonl")
+    evaluations = read_evaluations(out / "evaluations.jsonl")
     traits = msgspec.json.decode((out / "traits.json").read_bytes(), type=dict[str, str])
     if not checkpoints and _stops(job, steps):
-        return ReferenceRun("", steps, (bits,), (traits,))
+        return ReferenceRun("", steps, (bits,), (traits,), evaluations)
     if not checkpoints:
         raise Failure(
             f"the single process left no checkpoint in {out}", "is the disk full? try again", FAILED
         )
-    return ReferenceRun(str(checkpoints[-1].parent), steps, (bits,), (traits,))
+    return ReferenceRun(str(checkpoints[-1].parent), steps, (bits,), (traits,), evaluations)
 
 
 def _stops(job: Job, steps: Sequence[StepFact]) -> bool:

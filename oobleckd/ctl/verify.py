@@ -52,7 +52,7 @@ def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -
                 reference.keep(file, kept)
             else:
                 note("comparing with the run without failures that is kept from before")
-            theirs = reference.evidence(view.spec, kept.steps, kept.checkpoint)
+            theirs = reference.evidence(view.spec, kept.steps, kept.checkpoint, evaluations=kept.evaluations)
         ours = reference.run_of(view, client.steps(view.id))
         _check_comparable(client, view, kept)
     except CompareError as error:

@@ -143,7 +143,7 @@ class Bins:
         if row[0] != "steps":
             return
         _, _, job, _, step, outcome, _, data = row
-        if outcome == "repeated":
+        if outcome in {"repeated", "evaluated"}:
             return
         known = self._open.get(job)
         if known is not None and step == known.last + 1 and step < known.first + WIDTH:
@@ -193,7 +193,7 @@ def _latest(database: sqlite3.Connection, job: str, first: int, until: int) -> l
     """Of each step the newest row."""
     found = database.execute(
         "SELECT step, outcome, data FROM steps WHERE job = ? AND step >= ? AND step < ? "
-        "AND outcome != 'repeated' ORDER BY step, seq",
+        "AND outcome NOT IN ('repeated', 'evaluated') ORDER BY step, seq",
         (job, first, until),
     )
     return [*{step: (step, outcome, data) for step, outcome, data in found}.values()]

@@ -21,7 +21,8 @@ from oobleckd import __version__
 from oobleckd.core import config as core_config
 from oobleckd.core import snapshot, steps, view
 from oobleckd.core.context import Core
-from oobleckd.core.entries import AnyEntry, RecordsLost, StepEntry
+from oobleckd.core.entries import AnyEntry, Evaluated, RecordsLost, StepEntry
+from oobleckd.core.evaluations import mean_loss
 from oobleckd.core.events import FolderFound, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
@@ -50,7 +51,7 @@ SERVER_KEY = "oobleck.server.key_secret"
 _LAST_WRITES_S = 2.0
 _DAY_S = 86_400.0
 _STEPS_AGAIN = 2000  # the newest of an earlier incarnation, for who listened to it
-_step_of = msgspec.msgpack.Decoder(StepEntry).decode
+_round_of = msgspec.msgpack.Decoder(StepEntry | Evaluated).decode
 _log = logging.getLogger(__name__)
 
 
@@ -203,6 +204,9 @@ def open_service(config: Config, *, adopt: bool = False) -> Service:
 
 def step_row(entry: msgspec.Struct) -> StepRow | None:
     """Columns of a committed round, None for any other entry."""
+    if isinstance(entry, Evaluated):
+        known = entry.counters
+        return StepRow(entry.job, known.round, known.step, "evaluated", mean_loss(entry.sums))
     if not isinstance(entry, StepEntry):
         return None
     return StepRow(entry.job, entry.counters.round, entry.counters.step, entry.outcome, entry.loss)
@@ -226,8 +230,9 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         hub.close()
         raise
     # Steps are no part of the state's history, but who listens across a restart is to miss none.
-    told = [steps.change_of(_step_of(data)) for data in journal.newest_steps(_STEPS_AGAIN)]
-    known = sorted([*view.changes(machine.core), *told], key=lambda change: change.seq)
+    told = (steps.change_of(_round_of(data)) for data in journal.newest_steps(_STEPS_AGAIN))
+    again = [change for change in told if change is not None]
+    known = sorted([*view.changes(machine.core), *again], key=lambda change: change.seq)
     history.restore(known, machine.core.state.seq)
     if journal.damage is not None:
         aside = str(journal.damage.aside or "")

@@ -22,7 +22,8 @@ from oobleckd.protocol.api import CurveBin
 
 _RANGE = (
     "SELECT seq, job, round, step, outcome, loss, data, seal FROM steps "
-    "WHERE job = ? AND step >= ? AND step <= ? AND outcome != 'repeated' ORDER BY step, seq"
+    "WHERE job = ? AND step >= ? AND step <= ? "
+    "AND outcome NOT IN ('repeated', 'evaluated') ORDER BY step, seq"
 )
 _NEWEST = "SELECT seq, job, round, step, outcome, loss, data, seal FROM steps ORDER BY seq DESC LIMIT ?"
 

@@ -383,8 +383,29 @@ class StepCommitted(Payload, Numbered, frozen=True):
     epoch: int
 
 
+class EvalLoss(msgspec.Struct, frozen=True):
+    """The loss of an evaluation ``source``, over its ``targets``; null where it is no finite number."""
+
+    source: str
+    loss: float | None
+    targets: int
+
+
+class EvaluationDone(Payload, Numbered, frozen=True):
+    """The model was evaluated after ``step`` steps, which took ``seconds``."""
+
+    kind: ClassVar[str] = "evaluation"
+    job: str
+    step: int
+    losses: tuple[EvalLoss, ...]
+    seconds: float
+    epoch: int
+
+
 class LossDisputed(Payload, frozen=True):
-    """A device tells another loss of a step than the one before it did."""
+    """A device tells another loss of a step, or of an evaluation, than the one before it did; or an
+    evaluation came to another one after a rollback.
+    """
 
     kind: ClassVar[str] = "step"
     device: str
@@ -548,6 +569,7 @@ AnyPayload = (
     | PlanDeployed
     | DevicesDiffer
     | StepCommitted
+    | EvaluationDone
     | LossDisputed
     | IncidentBegan
     | IncidentOver
@@ -578,9 +600,9 @@ NO_DATA = msgspec.Raw(b"{}")
 class Change(msgspec.Struct, frozen=True):
     """One entry of the event stream. ``seq`` grows by one; a gap means: fetch a snapshot.
 
-    ``kind`` is a word such as node, job, step, incident, plan, checkpoint, audit; ``story`` are the keys
-    (``node:n3``, ``incident:inc-2``, ``job:…``) under which ``story`` finds it. ``data`` says in fields what
-    ``text`` says in words: its ``type`` which fields.
+    ``kind`` is a word such as node, job, step, evaluation, incident, plan, checkpoint, audit; ``story`` are
+    the keys (``node:n3``, ``incident:inc-2``, ``job:…``) under which ``story`` finds it. ``data`` says in
+    fields what ``text`` says in words: its ``type`` which fields.
     """
 
     seq: int

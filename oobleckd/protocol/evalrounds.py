@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
+from oobleckd.planner.plan import NOTHING, Detours, Layout, Route, standing_routes
 from oobleckd.protocol.parts import Counters
 
 
@@ -50,6 +53,19 @@ class EvalRounds:
         first = counters.evaluated * self.per_step
         return range(first, min(first + self.per_step, self.total))
 
+    def num_evaluated(self, counters: Counters) -> int:
+        """How many micro-batches the round that ``counters`` begin evaluates; 0: it is a try at a step."""
+        return len(self.micro_batches(counters)) if self.evaluates(counters) else 0
+
+    def routes(self, layout: Layout, detours: Detours | None, counters: Counters) -> tuple[Route, ...]:
+        """The standing routes of the round that ``counters`` begin. Of one that evaluates they are those of
+        its micro-batches, and nothing flows below the head.
+        """
+        standing = standing_routes(layout, detours, counters.round)
+        if not (num := self.num_evaluated(counters)):
+            return standing
+        return tuple(_forward_alone(route, layout.num_layers - 1) for route in standing[:num])
+
     def is_last(self, counters: Counters) -> bool:
         """Whether the evaluation ends with the round that ``counters`` begin."""
         return counters.evaluated + 1 == self.num_rounds
@@ -57,3 +73,8 @@ class EvalRounds:
     def finished(self, counters: Counters) -> bool:
         """Whether all steps are done, and the evaluation behind them."""
         return counters.step >= self.steps and not self.evaluates(counters)
+
+
+def _forward_alone(route: Route, head: int) -> Route:
+    """``route`` with the loss at its end. It is the first to do its work, and no repair."""
+    return msgspec.structs.replace(route, mask=(head,), redone=(NOTHING,) * len(route.segments))

@@ -575,7 +575,8 @@ class Deploy(Message, frozen=True):
     ``StepDone`` tells fingerprints (-1: none does). Of rounds whose number ``sample_every`` divides the
     device tells its op times (0: of none). ``folder``: the name of the folder in ``checkpoint.dir`` that
     takes the job's checkpoints ("": the job's id), and ``journal`` that of the journal whose mark it has ("":
-    nobody looks for one).
+    nobody looks for one). ``only_evaluates``: the job began where its training ends, so no checkpoint of its
+    end is written.
     """
 
     device: str
@@ -594,6 +595,7 @@ class Deploy(Message, frozen=True):
     recheck: int = -1
     folder: str = ""
     journal: str = ""
+    only_evaluates: bool = False
 
 
 class Resume(Message, frozen=True):

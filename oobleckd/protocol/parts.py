@@ -238,6 +238,11 @@ class EvalSum(msgspec.Struct, frozen=True):
     loss_sum: float
     targets: int
 
+    @property
+    def loss(self) -> float:
+        """The mean over its targets."""
+        return self.loss_sum / self.targets
+
 
 class Vote(msgspec.Struct, frozen=True):
     """What one device (or the union of several) knows of a round that it has fully reduced.
@@ -274,6 +279,17 @@ class Vote(msgspec.Struct, frozen=True):
             flags |= vote.flags
         norms, losses = dict(sorted(norms.items())), dict(sorted(losses.items()))
         return Vote(norms, losses, nan, overflow, flags, dict(sorted(digests.items())))
+
+
+def outcome_of(vote: Vote, *, evaluates: bool = False) -> Outcome:
+    """What a round with this union of votes comes to; one that ``evaluates``, whatever its losses are. A NaN
+    or an infinity would come again: it wins over overflow.
+    """
+    if evaluates:
+        return "evaluated"
+    if vote.nan:
+        return "skipped"
+    return "repeated" if vote.overflow else "applied"
 
 
 class Peer(msgspec.Struct, frozen=True):

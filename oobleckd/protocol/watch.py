@@ -101,7 +101,8 @@ class LayerView(msgspec.Struct, frozen=True):
 class GoodputView(msgspec.Struct, frozen=True):
     """Where the time of a job's live devices went, in device-seconds since it began.
 
-    ``useful_s`` and all of ``lost_s`` add up to ``total_s``; *bubble* is the share of the newest sampled
+    ``useful_s``, ``evaluated_s`` (evaluations, which lose nothing and train nothing) and all of ``lost_s``
+    add up to ``total_s``; *bubble* is the share of the newest sampled
     step, taken off what is useful.
 
     Measured: ``step_s``, what a step takes now, ``best_step_s``, the least that it ever took, at ``best_at``
@@ -121,6 +122,7 @@ class GoodputView(msgspec.Struct, frozen=True):
     plan_step_s: float = 0.0
     best_plan_step_s: float = 0.0
     best_plan_nodes: int = 0
+    evaluated_s: float = 0.0
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
 

@@ -17,7 +17,7 @@ states.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ import msgspec
 
 from oobleckd.core.decide import Decision, LostLayers, Standing, decide
 from oobleckd.planner.plan import Detours
+from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.round_machine.commands import (
@@ -45,7 +46,9 @@ from oobleckd.worker.round_machine.tasks import Task
 from tests.helpers.commit_states import (
     DEVICES,
     FLUSHED,
+    NONE,
     REPLICATED_AND_NOT,
+    Evaluations,
     Setting,
     Staggered,
     Topology,
@@ -64,6 +67,12 @@ GONE = -1
 
 class Violation(AssertionError):
     """The protocol broke a promise."""
+
+
+def evaluated(rounds: EvalRounds, counters: Counters, micro_batches: Iterable[int]) -> dict[int, float]:
+    """Losses of a round that evaluates: of every micro-batch and step another."""
+    first = rounds.micro_batches(counters).start
+    return {mb: 1000.0 * counters.step + first + mb for mb in micro_batches}
 
 
 def always(*_: object) -> bool:
@@ -88,7 +97,7 @@ class Device:
 
     def __init__(self, name: str, setting: Setting) -> None:
         top, staggered = setting.topology, setting.staggered
-        rules = Rules(setting.rounds, len(top.routes), staggered=staggered.on, copies=int(setting.copying))
+        rules = Rules(setting.evaluation, staggered=staggered.on, copies=int(setting.copying))
         self.machine = RoundMachine(name, rules, top.uses, GoesThrough(staggered.through))
         self.machine.predictor.saw(through=True)
         self.weights, self.saved = (0, ""), None
@@ -110,12 +119,14 @@ class Device:
     # ------------------------------------------------------------------ events
 
     def work(self) -> Sent | None:
-        """One piece of work, or of computing all that leads to the next gradient; None: there is none."""
+        """One piece of work, or of a step all computing up to the next gradient; None: there is none."""
         sent: list[tuple[str, Message]] = []
         counted = self.machine.now.board.ledger.changes
         while commands := self.machine.next(always, always):
             sent += self._obey(commands)
-            if not isinstance(commands[0], RunTask) or self.machine.now.board.ledger.changes != counted:
+            board = self.machine.now.board
+            apart = board.evaluates or board.ledger.changes != counted
+            if apart or not isinstance(commands[0], RunTask):
                 return (*sent, *self._read_mail())
             if commands[0].early:
                 return ()
@@ -167,7 +178,7 @@ class Device:
                 case Contribute():
                     yield from self._contribute(command)
                 case CastVote():
-                    yield from self._obey(self.machine.cast(VOTE))
+                    yield from self._obey(self.machine.cast(self._vote()))
                 case SendVote():
                     vote = msgspec.msgpack.encode(command.vote)
                     for peer in command.peers:
@@ -187,7 +198,7 @@ class Device:
         machine, kind, task = self.machine, command.kind, command.task
         spec = machine.ahead if command.early else machine.now
         assert spec is not None
-        if self.weights[0] != spec.counters.round or (self.weights[1] and not command.early):
+        if self.weights[0] != spec.counters.applied or (self.weights[1] and not command.early):
             raise Violation(f"{machine.device} computes {spec.counters} with weights {self.weights}")
         if kind == "F":
             spec.board.ran_forward(task)
@@ -211,15 +222,26 @@ class Device:
             yield keeper, ("C", copies.layout, copies.round, data)
 
     def _contribute(self, command: Contribute) -> Iterator[tuple[str, Message]]:
-        exchange, bucket = self.machine.exchange, command.bucket
+        machine, exchange, bucket = self.machine, self.machine.exchange, command.bucket
         if command.donated:
             what = exchange.reduced[bucket]
         else:
-            what = Contribution(exchange.counted(bucket), nan=False, overflow=False, losses={})
+            ledger = exchange.counted(bucket)
+            rounds, now, here = machine.rules.evaluation, machine.counters, ledger.get(exchange.head, ())
+            losses = evaluated(rounds, now, here) if exchange.num_evaluated else {}
+            what = Contribution(ledger, nan=False, overflow=False, losses=losses)
         for peer in command.peers:
             yield peer, ("G", exchange.epoch, exchange.round, bucket, msgspec.msgpack.encode(what))
         if exchange.wants(bucket, exchange.device):
             exchange.hear(bucket, exchange.device, what)
+
+    def _vote(self) -> Vote:
+        """Of a step nothing matters but that there is one; of an evaluation the losses that are here."""
+        if not self.machine.now.board.evaluates:
+            return VOTE
+        return Vote(
+            {}, {mb: of for what in self.machine.exchange.reduced.values() for mb, of in what.losses.items()}
+        )
 
     def _roll_back(self) -> None:
         assert self.saved is not None
@@ -231,8 +253,12 @@ class Device:
         if command.early:
             self.saved = None
         else:
-            self.weights = (self.weights[0] + 1, self.weights[1])
-        if self.weights != (command.was.round + 1, ""):
+            rounds = self.machine.rules.evaluation
+            num_evaluated = rounds.num_evaluated(command.was)
+            self.weights = (self.weights[0] + (not num_evaluated), self.weights[1])
+            if num_evaluated and command.vote.losses != evaluated(rounds, command.was, range(num_evaluated)):
+                raise Violation(f"{self.machine.device} commits {command.was} with {command.vote.losses}")
+        if self.weights != (self.machine.counters.applied, ""):
             raise Violation(f"{self.machine.device} commits {command.was} and has weights {self.weights}")
 
 
@@ -273,7 +299,7 @@ class Daemon:
         top = setting.topology
         answers = {name: msgspec.msgpack.decode(data, type=Progress) for name, data in progress.items()}
         standing = Standing(known, self.settled, setting.go_on)
-        verdict = decide(self.epoch, answers, top.layout, self.dead, top.uses, len(top.routes), standing)
+        verdict = decide(self.epoch, answers, top.layout, self.dead, top.uses, setting.evaluation, standing)
         if isinstance(verdict, LostLayers):
             return Daemon(self.dead, self.epoch, (), True, self.detours, self.settled), ()
         assert isinstance(verdict, Decision)
@@ -421,8 +447,9 @@ class Walk:
         if daemon.over:
             return
         machines = [pickle.loads(self.states[n]).machine for n in devices if n != GONE]
-        rounds = {machine.counters.round for machine in machines}
-        if len(rounds) > 1 or not all(machine.phase == "held" for machine in machines):
+        counters = {machine.counters for machine in machines}
+        ended = bool(daemon.dead) or all(machine.finished for machine in machines)
+        if len(counters) > 1 or not ended or not all(machine.phase == "held" for machine in machines):
             stuck = {machine.device: (machine.phase, machine.counters.round) for machine in machines}
             raise Violation(f"stuck: {stuck}")
 
@@ -460,7 +487,8 @@ def explore(
     go_on: bool = False,
     staggered: Staggered = FLUSHED,
     copying: bool = False,
+    evaluations: Evaluations = NONE,
 ) -> tuple[int, int]:
     """Walk every state. Returns (states, ends). Raises Violation, also for a stuck state."""
-    walk = Walk(Setting(topology, rounds, staggered, go_on, copying), deaths)
+    walk = Walk(Setting(topology, rounds, staggered, go_on, copying, evaluations), deaths)
     return walk.run(), walk.ends

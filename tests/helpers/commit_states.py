@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
+from oobleckd.protocol.evalrounds import EvalRounds
 
 DEVICES = ("A", "B", "C")
 
@@ -44,6 +45,9 @@ THREE_REPLICAS = Topology({"A": 0, "B": 0, "C": 0}, (("A",), ("B",), ("C",)))
 WITH_A_REDUNDANT_LAYER = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("A", "C")))
 """``B`` holds layer 0 and has no route: it contributes nothing, reduces, votes and updates."""
 
+THE_HEAD_TWICE = Topology({"A": 0, "B": 1, "C": 1}, (("A", "B"), ("A", "C")))
+A_REDUNDANT_HEAD = Topology({"A": 0, "B": 1, "C": 1}, (("A", "B"), ("A", "B")))
+
 
 @dataclass(frozen=True)
 class Staggered:
@@ -59,6 +63,19 @@ FLUSHED = Staggered()
 
 
 @dataclass(frozen=True)
+class Evaluations:
+    """How many micro-batches an evaluation has (0: there is none), and at which steps."""
+
+    total: int = 0
+    every: int = 0
+    at_start: bool = False
+    at_end: bool = False
+
+
+NONE = Evaluations()
+
+
+@dataclass(frozen=True)
 class Setting:
     """What is the same in all states of a walk. ``go_on``: the job goes on without its dead; ``copying``:
     sums are copied to the next holder.
@@ -69,6 +86,15 @@ class Setting:
     staggered: Staggered = FLUSHED
     go_on: bool = False
     copying: bool = False
+    evaluations: Evaluations = NONE
+
+    @property
+    def evaluation(self) -> EvalRounds:
+        """Which of the rounds evaluate; the others are steps."""
+        when = self.evaluations
+        return EvalRounds(
+            self.rounds, len(self.topology.routes), when.total, when.every, when.at_start, when.at_end
+        )
 
 
 def key_of(value: object) -> Hashable:

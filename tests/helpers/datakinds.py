@@ -23,6 +23,8 @@ text and one of chats, packed, whose weights change.
 """
 MIXES_AT = 6
 """The step in which they do."""
+EVALUATES_EVERY = 3
+"""Steps of a job that evaluates."""
 _LONGEST = 50
 """Tokens of a document, more than of a row: some are cut."""
 
@@ -41,6 +43,24 @@ def data_of(kind: str, folder: Path) -> dict[str, Any]:
         noted.write_bytes(msgspec.json.encode(data))
     found: dict[str, Any] = msgspec.json.decode(noted.read_bytes())
     return found
+
+
+def eval_of(kind: str, folder: Path) -> dict[str, Any]:
+    """`[eval]` of a job on such data: of two texts of its own where it trains on bytes, else of documents
+    that it holds out. Each evaluation is of several rounds, the last of which has fewer micro-batches.
+    """
+    usual: dict[str, Any] = {"every": EVALUATES_EVERY, "sequences": 16, "at_start": True}
+    if kind != "bytes":
+        return usual | {"held_out": 0.25}
+    return usual | {"source": [_text(folder, name, seed) for seed, name in enumerate(("prose", "verse"))]}
+
+
+def _text(folder: Path, name: str, seed: int) -> dict[str, Any]:
+    """An evaluation source of bytes drawn by a seed."""
+    file = folder / f"{name}.txt"
+    if not file.exists():
+        file.write_bytes(np.random.default_rng(seed).integers(0, 256, 2000, np.uint8).tobytes())
+    return {"name": name, "kind": "text", "path": str(file)}
 
 
 def _packed(place: Path) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from oobleckd.planner.schedules.decoupled import decoupled
 from oobleckd.planner.schedules.dispatch import RULES, dispatch
 from oobleckd.planner.schedules.jobshop import shop_of, step_ops
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Deploy, FromWorker, Held, Progress, StepDone
-from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.protocol.messages import CheckpointPart, Deploy, FromWorker, Held, Progress, StepDone
+from oobleckd.protocol.parts import Counters, EvalSum, Flags
 from oobleckd.worker.data.corpus import Corpus, open_corpus
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.models import ModelSpec, load_spec
@@ -40,6 +40,9 @@ from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
+Start = tuple[Counters, str]
+"""The boundary at which training begins, and where its state comes from ("init", or a checkpoint)."""
+FRESH: Start = (Counters(), "init")
 Cuts = Sequence[tuple[int, ...]]
 """(first layer, the one behind the last) of each hop of a pipeline, and the number of its device where that
 is not the hop's.
@@ -113,8 +116,10 @@ class World:
         *,
         go_on: bool = False,
         redundant: bool = False,
+        start: Start = FRESH,
     ) -> None:
-        self.go_on, self.redundant = go_on, redundant
+        self.go_on, self.redundant, self.start = go_on, redundant, start
+        self.parts: list[CheckpointPart] = []
         self.detours: Detours | None = None
         self.settled: set[str] = set()
         self.job, self.random, self.run_dir = job, random.Random(seed), run_dir
@@ -128,6 +133,7 @@ class World:
         self.fired: list[tuple[str, str]] = []
         self.losses: dict[int, float] = {}
         self.ledgers: dict[int, str] = {}
+        self.evaluations: dict[tuple[int, int], tuple[EvalSum, ...]] = {}
         self.redone = self.forwards_again = 0
         self.progress: dict[str, Progress] = {}
         self.controls: list[tuple[str, Callable[[Executor], None]]] = []
@@ -168,11 +174,12 @@ class World:
             device, "job", self.job, store, self.corpus, messenger, faults, told.append,
             released=lambda: self._released(device),
         )  # fmt: skip
-        deploy = Deploy(device, 1, "job", self.job, self.layout, Counters(), "init", (), {}, "", "")
+        counters, source = self.start
+        deploy = Deploy(device, 1, "job", self.job, self.layout, counters, source, (), {}, "", "")
         deployment = Deployment(deploy, store, messenger, faults)
         deployment.start()
         store.adopt(deployment.layers, deployment.incoming)
-        executor.adopt(self.layout, Counters(), self._order(device))
+        executor.adopt(self.layout, counters, self._order(device))
         self.nodes[device] = Node(messenger, executor, faults, told)
 
     def _order(self, device: str) -> Order:
@@ -323,7 +330,10 @@ class World:
     def _hear(self, device: str, message: FromWorker) -> None:
         match message:
             case StepDone():
-                if message.outcome != "repeated":
+                if message.outcome == "evaluated":
+                    at = (message.counters.step, message.counters.evaluated)
+                    assert self.evaluations.setdefault(at, message.evaluated) == message.evaluated
+                elif message.outcome != "repeated":
                     step = message.counters.step
                     assert self.losses.setdefault(step, message.loss) == message.loss
                     assert self.ledgers.setdefault(step, message.ledger) == message.ledger
@@ -333,6 +343,8 @@ class World:
                 self.progress[device] = message
                 if set(self.progress) == set(self.live()):
                     self._decide()
+            case CheckpointPart():
+                self.parts.append(message)
             case Held() | _:
                 pass
 
@@ -355,8 +367,8 @@ class World:
     def _decide(self) -> None:
         uses = [bucket.uses for bucket in self.spec.buckets]
         standing = Standing(self.detours, tuple(sorted(self.settled)), self.go_on)
-        count = self.job.num_micro_batches
-        verdict = decide(self.epoch, self.progress, self.layout, self.dead, uses, count, standing)
+        rounds = self.job.eval_rounds
+        verdict = decide(self.epoch, self.progress, self.layout, self.dead, uses, rounds, standing)
         assert not isinstance(verdict, LostLayers), verdict
         if verdict.detours is not None:
             self.detours, self.settled = verdict.detours, set(self.dead)

@@ -17,9 +17,10 @@ from typing import Any, get_args
 from oobleckd.planner.plan import node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.job import PolicyName
+from oobleckd.protocol.job import Job, PolicyName
+from oobleckd.protocol.parts import Counters
 from tests.helpers.cluster import Cluster, tiny_job
-from tests.helpers.datakinds import KINDS, data_of
+from tests.helpers.datakinds import EVALUATES_EVERY, KINDS, data_of, eval_of
 from tests.helpers.manners import KEEPING, KEEPING_MANNERS, MANNERS, Manner
 from tests.helpers.precopying import PRECOPYING, die_in_precopy
 
@@ -27,6 +28,8 @@ STEP_PHASES = (
     "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update",
 )  # fmt: skip
 MOVE_PHASES = ("deploy", "copy")
+EVAL_PHASES = ("forward", "reduce", "reduced", "commit", "updated", "frozen", "checkpoint")
+"""Of a round that evaluates. Frozen: of whoever answers a report of another's death in it."""
 VICTIMS = ("first", "middle", "last", "deepest")
 AHEAD = 4
 STEPS = 10
@@ -47,7 +50,8 @@ NODES = 6
 @dataclass(frozen=True)
 class Cell:
     """``count`` devices die in ``phase`` of a job that trains in ``manner``; the first of them is
-    ``victim``. ``data``: the kind of data that it trains on.
+    ``victim``. ``data``: the kind of data that it trains on. ``evaluates``: they die in a round of an
+    evaluation.
     """
 
     phase: str
@@ -55,10 +59,12 @@ class Cell:
     count: int
     manner: Manner = MANNERS[0]
     data: str = KINDS[0]
+    evaluates: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.phase}-{self.victim}-{self.count}-{self.manner.name}-{self.data}"
+        what = "eval-" if self.evaluates else ""
+        return f"{what}{self.phase}-{self.victim}-{self.count}-{self.manner.name}-{self.data}"
 
 
 def every_cell() -> list[Cell]:
@@ -82,6 +88,23 @@ def _is_one(cell: Cell) -> bool:
         or (cell.phase in {"backup", "validate"} and manner.update == "flushed")
         or (cell.phase == "copy" and manner.policy in ROLLING_BACK)
     )
+
+
+def eval_cells() -> list[Cell]:
+    """Every death in a round that evaluates, under each policy; schedules and kinds of data take turns."""
+    by_policy = [[m for m in MANNERS if m.policy == policy] for policy in get_args(PolicyName)]
+    product = itertools.product(EVAL_PHASES, VICTIMS, by_policy)
+    return [
+        Cell(
+            phase,
+            victim,
+            2 if phase == "frozen" else 1,
+            manners[turn % len(manners)],
+            KINDS[turn % len(KINDS)],
+            evaluates=True,
+        )
+        for turn, (phase, victim, manners) in enumerate(product)
+    ]
 
 
 def precopy_cells() -> list[Cell]:
@@ -108,7 +131,7 @@ def all_cells() -> list[Cell]:
         cells = list(group)
         by_policy = [[c for c in cells if c.manner.policy == policy] for policy in get_args(PolicyName)]
         chosen += [options[turn % len(options)] for options in by_policy if options]
-    return chosen + precopy_cells()
+    return chosen + precopy_cells() + eval_cells()
 
 
 def pairwise(cells: Sequence[Cell]) -> list[Cell]:
@@ -180,6 +203,8 @@ def run_cell(cluster: Cluster, cell: Cell) -> JobView:
     guest = max(node.name for node in cluster.client.nodes())
     drain(cluster, guest)
     try:
+        if cell.evaluates:
+            return _die_in_evaluation(cluster, cell)
         if (cell.phase, cell.victim) in PRECOPYING:
             return die_in_precopy(cluster, cell.phase, cell.victim, cell.manner)
         return _run_cell(cluster, cell, guest)
@@ -217,6 +242,45 @@ def _run_cell(cluster: Cluster, cell: Cell, guest: str) -> JobView:
     if not moving:
         _check_redone(cluster, view, doomed, cell)
     return done
+
+
+def _die_in_evaluation(cluster: Cluster, cell: Cell) -> JobView:
+    before, tables = len(cluster.fired()), cell.manner.tables()
+    if cell.phase == "checkpoint":  # there has to be room for the copy that one is written from
+        memory = {} if "min_pipeline_nodes" in tables["resources"] else {"device_memory": "24MiB"}
+        tables |= {"checkpoint": {"every": EVALUATES_EVERY}, "resources": tables["resources"] | memory}
+    data, evaluation = data_of(cell.data, cluster.state), eval_of(cell.data, cluster.state)
+    spec = tiny_job(cell.name[:_MAX_NAME], train={"steps": STEPS}, data=data, eval=evaluation, **tables)
+    job = cluster.client.submit(spec).id
+    view = cluster.at_step(job, 1)
+    cell.manner.check(view)
+    doomed = victims(view, cell)
+    rounds = rounds_of_evaluation(spec, view.step + AHEAD - 1)
+    # A checkpoint of the boundary before an evaluation is written in its first round.
+    round_ = rounds[0 if cell.phase == "checkpoint" else 1]
+    phases = ["forward", "frozen"] if cell.phase == "frozen" else [cell.phase]
+    for node, phase in zip(doomed, phases, strict=True):
+        cluster.client.kill(node, "device", at=phase, round=round_)
+    done = cluster.job_in(job, "done")
+    hits = [(node_of(hit["device"]), hit["point"], hit["round"]) for hit in cluster.fired()[before:]]
+    wanted = [(node, phase, round_) for node, phase in zip(doomed, phases, strict=True)]
+    assert sorted(hits) == sorted(wanted), f"{cell.name}: {wanted} were to die, and {hits} fired"
+    incidents = [i for i in cluster.client.incidents() if i.job == job]
+    assert incidents, "no incident was opened"
+    if cell.manner.policy not in ROLLING_BACK:
+        assert done.steps_lost == 0, done
+        assert all(i.layer_gradients == 0 for i in incidents), incidents
+    number = len(spec.eval_sources) * sum(map(spec.eval_rounds.due, range(STEPS + 1)))
+    assert f"{number} of {number} evaluations" in cluster.verify(job)
+    return done
+
+
+def rounds_of_evaluation(job: Job, step: int) -> range:
+    """The rounds of the first evaluation after ``step`` steps or more, where no step is made twice."""
+    counters, rounds = Counters(), job.eval_rounds
+    while not (rounds.evaluates(counters) and counters.step >= step):
+        counters = counters.after("evaluated" if rounds.evaluates(counters) else "applied")
+    return range(counters.round, counters.round + rounds.num_rounds)
 
 
 def _died(hits: Sequence[dict[str, Any]], cell: Cell) -> set[str]:
@@ -310,10 +374,12 @@ __all__ = [
     "Cell",
     "all_cells",
     "drain",
+    "eval_cells",
     "every_cell",
     "on_all_data",
     "pairwise",
     "precopy_cells",
+    "rounds_of_evaluation",
     "run_cell",
     "some_precopy_cells",
     "survivable",

@@ -61,6 +61,23 @@ def _backward(model: PreTrainedModel, batches: Iterable[Batch], *, is_causal: bo
     return total
 
 
+def plain_evaluation(job: Job) -> dict[str, float]:
+    """The loss of a job's first weights on each source that it is evaluated on, in a plain loop."""
+    spec = load_spec(job)
+    model = undivided(spec, all_params(spec)).eval()
+    evaluation = open_corpus(job).evaluation
+    assert evaluation is not None
+    asked: dict[str, list[Tensor]] = {}
+    for number in range(len(evaluation.targets)):
+        for tokens, labels in _documents(evaluation.batch(number)):
+            with torch.no_grad():
+                logits = model(input_ids=tokens[None]).logits[0].double()
+            named = (logits, labels) if job.model.family in MASKED else (logits[:-1], labels[1:])
+            each = cross_entropy(*named, reduction="none", ignore_index=NOT_ASKED)
+            asked.setdefault(evaluation.source_of(number), []).append(each[named[1] != NOT_ASKED])
+    return {source: float(torch.cat(losses).mean()) for source, losses in asked.items()}
+
+
 def _documents(batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens and labels of each; of a row that is not kept apart, all of it."""
     for row, (tokens, labels) in enumerate(zip(batch.inputs, batch.labels, strict=True)):

@@ -4,13 +4,21 @@ worlds.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import msgspec
 import pytest
 
-from oobleckd.protocol.parts import Vote
+from oobleckd.core.decide import _Case
+from oobleckd.protocol.messages import Progress
+from oobleckd.protocol.parts import Vote, outcome_of
+from oobleckd.worker.round_machine import machine
+from oobleckd.worker.round_machine.commands import Tell
 from oobleckd.worker.round_machine.commit import Commit
-from oobleckd.worker.round_machine.machine import Fence, RoundMachine
+from oobleckd.worker.round_machine.exchange import Exchange
+from oobleckd.worker.round_machine.machine import Commands, Fence, RoundMachine
 from oobleckd.worker.round_machine.phases import PHASES, Allowed
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -85,6 +93,52 @@ def answered_and_still_updating(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RoundMachine, "report", reported)
 
 
+def losses_of_the_dead_count(patch: pytest.MonkeyPatch) -> None:
+    """What a dead head had to say of an evaluation is taken for said."""
+    report = RoundMachine.report
+
+    def reported(self: RoundMachine, *args: Any) -> Commands:
+        commands = report(self, *args)
+        if not commands or not self.now.board.evaluates:
+            return commands
+        *before, told = commands
+        assert isinstance(told, Tell)
+        assert isinstance(told.message, Progress)
+        head = self.layout.num_layers - 1
+        done = {head: (*told.message.done.get(head, ()), *sorted(self.interrupted))}
+        return (*before, Tell(msgspec.structs.replace(told.message, done=done)))
+
+    patch.setattr(RoundMachine, "report", reported)
+
+
+def evaluated_before_all_losses(patch: pytest.MonkeyPatch) -> None:
+    """Who holds the head votes on an evaluation as those do who have nothing to wait for."""
+    complete = Exchange.complete.fget  # type: ignore[attr-defined]
+    patch.setattr(Exchange, "complete", property(lambda self: self.num_evaluated > 0 or complete(self)))
+
+
+def an_evaluation_is_a_step(patch: pytest.MonkeyPatch) -> None:
+    """It counts as one that was applied."""
+    patch.setattr(machine, "outcome_of", lambda vote, **_: outcome_of(vote))
+
+
+def an_evaluation_is_repaired_as_a_step(patch: pytest.MonkeyPatch) -> None:
+    """Of its micro-batches over the dead the gradients of all layers are missing."""
+    repair = _Case.repair
+
+    def repaired(self: _Case, *args: Any) -> Any:
+        none = dataclasses.replace(self.evaluation, total=0)
+        return repair(msgspec.structs.replace(self, evaluation=none), *args)
+
+    patch.setattr(_Case, "repair", repaired)
+
+
+IN_AN_EVALUATION: tuple[Plant, ...] = (
+    losses_of_the_dead_count,
+    evaluated_before_all_losses,
+    an_evaluation_is_a_step,
+    an_evaluation_is_repaired_as_a_step,
+)
 IN_THE_MACHINE: tuple[Plant, ...] = (
     a_vote_counts_twice,
     old_messages_count,

@@ -7,23 +7,32 @@ state is checked by ``core.invariants``.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from oobleckd.core.entries import CorruptionFound, EpochRaised, LayoutDeployed, RolledBack, StepEntry
+from oobleckd.core.entries import (
+    CorruptionFound,
+    EpochRaised,
+    Evaluated,
+    LayoutDeployed,
+    RolledBack,
+    StepEntry,
+)
 from oobleckd.core.events import Tell
 from oobleckd.core.state import JobRecord, Step
 from oobleckd.daemon import stepstore
 from oobleckd.planner.policy import ROLLING_BACK
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Ack, Decide, Deploy, LinkDown, Progress, Report, Resume
-from oobleckd.protocol.parts import Counters, Outcome
+from oobleckd.protocol.parts import Counters, EvalSum, Outcome
 from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import ledger_digest
 from tests.helpers.simdevice import SimDevice
-from tests.helpers.simpasses import loss_of
+from tests.helpers.simpasses import evaluated_loss_of, loss_of
 from tests.helpers.simstore import trail_of
-from tests.helpers.simtext import SimCorpus
+from tests.helpers.simtext import SimCorpus, SimEvaluation
 
 if TYPE_CHECKING:
     from tests.helpers.world import World
@@ -39,7 +48,8 @@ class Checks:
     its links. ``said``: (kind, epoch) -> what all were told under it; ``told_epoch``: device -> the highest
     that it was told of. ``answered``, ``decided``: incarnation of a device -> the highest epoch that it
     answered, and that it had a decision of. ``rounds_on_disk``: job -> the first round that is not there;
-    ``layouts``: job -> the layout that is, and its dead. ``given_up``: how many live devices were taken for
+    ``evaluations``: job -> after which steps all of one is there; ``layouts``: job -> the layout that is, and
+    its dead. ``given_up``: how many live devices were taken for
     dead, with an excuse. ``corruptions``: how often bits were found wrong, ``distrusted``: and nobody has
     gone back for it yet.
     """
@@ -58,6 +68,7 @@ class Checks:
         self.epoch_on_disk = 0
         self.layouts: dict[str, LayoutDeployed] = {}
         self.dead: dict[str, tuple[str, ...]] = {}
+        self.evaluations: dict[str, set[int]] = {}
         self.given_up = self.rollbacks = self.corruptions = 0
         self.distrusted = False
 
@@ -140,10 +151,10 @@ class Checks:
         for a policy that always rolls back.
         """
         match entry:
-            case StepEntry():
+            case StepEntry() | Evaluated():
                 assert entry.counters.round == self.rounds_on_disk.get(entry.job, 0), "a round is missing"
                 self.rounds_on_disk[entry.job] = entry.counters.round + 1
-                self._check_step(entry)
+                self._check_round(entry)
             case EpochRaised():
                 assert entry.epoch > self.epoch_on_disk, "an epoch is used twice"
                 self.epoch_on_disk = entry.epoch
@@ -172,7 +183,7 @@ class Checks:
         self.distrusted = True
         for entry in entries:
             match entry:
-                case StepEntry():
+                case StepEntry() | Evaluated():
                     self.rounds_on_disk[entry.job] = entry.counters.round + 1
                 case EpochRaised():
                     self.epoch_on_disk = entry.epoch
@@ -198,9 +209,57 @@ class Checks:
                 assert excused, f"{device} lives and was given up: {self._cause(here.node.name)}"
         self.dead[job] = dead
 
-    def _check_step(self, entry: StepEntry) -> None:
+    def _check_round(self, entry: StepEntry | Evaluated) -> None:
+        rounds = self.world.job(entry.job).spec.eval_rounds
+        evaluates = isinstance(entry, Evaluated)
+        assert evaluates == rounds.evaluates(entry.counters), f"{entry.counters} is of another kind"
+        if isinstance(entry, Evaluated):
+            self._check_evaluated(entry)
+        elif not self.world.texts.written:  # what was read before it was found is looked at in the end
+            self._check_step(entry)
+
+    def _check_evaluated(self, entry: Evaluated) -> None:
+        """Its sums are of the weights that a run without failures has there, and of its micro-batches; in the
+        end of all.
+        """
+        spec, counters = self.world.job(entry.job).spec, entry.counters
+        rounds = spec.eval_rounds
+        if rounds.is_last(counters):
+            self.evaluations.setdefault(entry.job, set()).add(counters.step)
+        else:
+            assert not entry.totals
         if self.world.texts.written:
-            return  # what was read before it was found is looked at in the end
+            return
+        assert entry.sums == self._evaluated(spec, counters.step, rounds.micro_batches(counters))
+        if rounds.is_last(counters):
+            numbers = range(rounds.total)
+            parts = [numbers[at : at + rounds.per_step] for at in numbers[:: rounds.per_step]]
+            sums = [each for part in parts for each in self._evaluated(spec, counters.step, part)]
+            assert entry.totals == tuple(
+                EvalSum(
+                    name,
+                    math.fsum(each.loss_sum for each in sums if each.source == name),
+                    sum(each.targets for each in sums if each.source == name),
+                )
+                for name in spec.eval_sources
+            )
+
+    def _evaluated(self, spec: Job, step: int, numbers: range) -> tuple[EvalSum, ...]:
+        world, evaluation = self.world, SimEvaluation(spec)
+        weights = (step - sum(nan < step for nan in world.nans), trail_of(step, world))
+        found = []
+        for name in spec.eval_sources:
+            of = {
+                number: evaluation.targets[number]
+                for number in numbers
+                if evaluation.source_of(number) == name
+            }
+            losses = [evaluated_loss_of(weights, number) * targets for number, targets in of.items()]
+            if of:
+                found.append(EvalSum(name, math.fsum(losses), sum(of.values())))
+        return tuple(found)
+
+    def _check_step(self, entry: StepEntry) -> None:
         step = entry.counters.step
         losses = {mb: loss_of(step, mb) for mb in range(self.world.num_micro_batches)}
         assert entry.loss == sums.added(losses.values()) / len(losses), f"step {step}: loss {entry.loss}"
@@ -233,6 +292,8 @@ class Checks:
         assert job.state == "done", (job.state, job.reason)
         steps = self._steps(job)
         assert [step.step for step in steps] == list(range(job.spec.train.steps))
+        due = {step for step in range(job.spec.train.steps + 1) if job.spec.eval_rounds.due(step)}
+        assert self.evaluations.get(job_id, set()) == due, "an evaluation is missing"
         assert self.last_copy_lost or self._rolls_back(job_id) or self._distrusts() or job.steps_lost == 0
         for incident in world.incidents():
             assert not incident.open

@@ -405,6 +405,13 @@ class SimExecutor(Executor):
             state.exponents = updated(state.exponents, counters.step, scale)
             self.faults.reach("update", counters.round)
 
+    def _tell_evaluated(self, command: CommitRound) -> None:
+        rounds, losses = self.job.eval_rounds, command.vote.losses
+        assert sorted(losses) == list(range(rounds.num_evaluated(command.was))), "losses are incomplete"
+        assert not command.vote.norms, "an evaluation has no gradients"
+        super()._tell_evaluated(command)
+        self.sim.world.checks.committed(self.sim, command.was, command.outcome, self.store.weights())
+
     def _update(self, command: CommitRound) -> None:
         world, vote = self.sim.world, command.vote
         assert sorted(vote.losses) == list(range(world.num_micro_batches)), "losses are incomplete"

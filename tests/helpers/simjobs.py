@@ -7,6 +7,7 @@ from typing import Literal
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
 from oobleckd.protocol.jobdata import Data
+from oobleckd.protocol.jobeval import Eval, EvalSource
 
 UNPREPARED = Data(source="jsonl", path="/x.jsonl", tokenizer="/tokenizer")
 
@@ -16,6 +17,14 @@ def profile(num_layers: int, state_bytes: int = 100) -> Profile:
     layer = LayerCost("layer", 0.001, 0.002, state_bytes // 4, state_bytes, 1, 1)
     buckets = (*((n,) for n in range(num_layers)), (0, num_layers - 1))
     return Profile("sim", "cpu", (layer,) * num_layers, buckets=buckets)
+
+
+def evaluation(
+    *, every: int = 0, sequences: int = 5, sources: int = 2, at_start: bool = False, at_end: bool = True
+) -> Eval:
+    """Of so many sources, each of so many micro-batches of a job made here."""
+    named = tuple(EvalSource(name=f"held-{at}", kind="text", path="/held.txt") for at in range(sources))
+    return Eval(every=every, sequences=sequences, at_start=at_start, at_end=at_end, source=named)
 
 
 def make_job(
@@ -33,6 +42,7 @@ def make_job(
     check_every: int = 1,
     slow: Literal["report", "drain"] = "report",
     data: Data | None = None,
+    evaluation: Eval | None = None,
 ) -> Job:
     return Job(
         name=name,
@@ -47,4 +57,5 @@ def make_job(
         checkpoint=Checkpoint(every=every, keep=keep),
         schedule=schedule or Schedule(),
         data=data or Data(),
+        eval=evaluation or Eval(),
     )

@@ -31,6 +31,12 @@ def loss_of(step: int, micro_batch: int) -> float:
     return 10.0 / (1 + step) + 0.001 * micro_batch
 
 
+def evaluated_loss_of(weights: tuple[int, int], number: int) -> float:
+    """That of micro-batch ``number`` of an evaluation: a pure function of the (updates applied, trail)."""
+    applied, trail = weights
+    return 10.0 / (1 + applied) + 0.0001 * (trail % 997) + 0.001 * number
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """An activation or its gradient."""
@@ -128,6 +134,21 @@ class SimPasses(Passes):
         self.board.ran_forward(task)
         if task.has_backward:
             self.graphs[task] = made
+        self._ran_forward(task, made)
+
+    def _evaluation(self, work: Work) -> Pieces:
+        self._reach("forward")
+        task, made = work.task, self._token(work.task)
+        came = made if task.first else self._input(task, "F")
+        assert came == made
+        for _ in task.layers.layers():
+            yield
+            assert self._token(task) == made, "weights changed under an evaluation"
+            self.clock.forwards += task.route.again(task.position) >= FORWARD
+        if task.last:
+            micro_batch = task.route.micro_batch
+            self.reducer.losses[micro_batch] = evaluated_loss_of(made.weights, self.eval_numbers[micro_batch])
+        self.board.ran_forward(task)
         self._ran_forward(task, made)
 
     def _backward(self, work: Work) -> Pieces:

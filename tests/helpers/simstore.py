@@ -175,6 +175,8 @@ class SimReducer(Reducer):
         return SimSum()
 
     def _finish(self, bucket: int, what: Contribution, total: Any) -> Reduced:
+        if self.evaluates:
+            return super()._finish(bucket, what, total)
         bad = what.nan or what.overflow
         apart = self.exchange.device in self.world.rounds_apart
         wrong = 1e-9 if bucket in self.store.misadded or apart else 0.0

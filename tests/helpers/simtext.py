@@ -130,11 +130,23 @@ class SimOpened:
         return True
 
 
+class SimEvaluation:
+    """Of ``oobleckd.worker.data.evaluation.EvalCorpus`` what is asked of it where nothing is read."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.targets = tuple(5 + number % 3 for number in range(job.eval_rounds.total))
+
+    def source_of(self, number: int) -> str:
+        return self.job.eval_sources[number // self.job.eval_micro_batches]
+
+
 class SimCorpus:
     """A sample for every micro-batch."""
 
-    def __init__(self, inputs: Any = None) -> None:
+    def __init__(self, inputs: Any = None, evaluation: SimEvaluation | None = None) -> None:
         self.inputs: Any = inputs
+        self.evaluation = evaluation
 
     @property
     def digest(self) -> str:
@@ -229,7 +241,7 @@ class SimReading(Reading):
         self.sim = sim
 
     def _open(self, job: Job) -> Any:
-        return SimCorpus(SimOpened(self.sim.world, self.sim.node.name))
+        return SimCorpus(SimOpened(self.sim.world, self.sim.node.name), SimEvaluation(job))
 
     def _look_at(self, corpus: Any) -> Any:
         return SimWatch(self.sim, corpus.inputs)

@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from oobleckd.protocol.jobeval import Eval
 from tests.helpers.hazards import KINDS, Hazards
 from tests.helpers.manners import KEPT, MANNERS, Manner
+from tests.helpers.simjobs import evaluation
 from tests.helpers.world import World
 
 _WEIGHTS = {
@@ -30,6 +32,7 @@ _LATER = ("devices stopped", "disk full")
 has. The next kind goes here.
 """
 _MORE = 0.3
+_EVALUATING = 0.3
 _GAPS_S = (0.02, 0.2, 1.0)
 _BOUND_S = 40.0
 STEPS = 16
@@ -64,6 +67,7 @@ class Weather:
     every: int
     copies: int
     faults: tuple[Fault, ...]
+    evaluation: Eval
 
     def __str__(self) -> str:
         faults = ", ".join(f"{fault.kind} at {fault.at_s:.2f}" for fault in self.faults)
@@ -119,8 +123,22 @@ def forecast(seed: int) -> Weather:
         ]
     return Weather(
         seed, manner, num_nodes, num_devices, f, dice.choice([0, 4]), dice.choice([0, 1, 3]),
-        tuple(faults),
+        tuple(faults), _evaluation(seed),
     )  # fmt: skip
+
+
+def _evaluation(seed: int) -> Eval:
+    """When and on how much the job of ``seed`` evaluates; most do not."""
+    dice = random.Random(f"evaluation {seed}")
+    if dice.random() > _EVALUATING:
+        return Eval()
+    return evaluation(
+        every=dice.choice([0, 1, 3, 5]),
+        sequences=dice.randrange(1, 10),
+        sources=dice.choice([1, 2]),
+        at_start=dice.random() < 0.5,
+        at_end=True,
+    )
 
 
 def world_of(weather: Weather) -> World:
@@ -150,7 +168,8 @@ def run(weather: Weather, without: Collection[int] = ()) -> Seen:
     hazards = Hazards(world, weather.copies)
     world.run_for(1.0)
     kept = random.Random(f"kept {weather.seed}").choice(KEPT)
-    world.submit(steps=STEPS, f=weather.f, every=weather.every, **weather.manner.simulated(kept))
+    more = weather.manner.simulated(kept)
+    world.submit(steps=STEPS, f=weather.f, every=weather.every, evaluation=weather.evaluation, **more)
     for number, fault in enumerate(weather.faults):
         if number not in without:
             dice = random.Random(f"fault {weather.seed} {number}")

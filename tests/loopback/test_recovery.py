@@ -19,6 +19,7 @@ from tests.helpers.matrix import (
     NODES,
     Cell,
     drain,
+    eval_cells,
     every_cell,
     pairwise,
     run_cell,
@@ -35,6 +36,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("cell", [*pairwise(every_cell()), *some_precopy_cells()], ids=lambda cell: cell.name)
 def test_kill_matrix(cluster: Cluster, cell: Cell) -> None:
+    cluster.heal()
+    run_cell(cluster, cell)
+
+
+def some_eval_cells() -> Iterator[object]:
+    """One for ``make test``."""
+    for cell in eval_cells():
+        usual = (cell.phase, cell.victim, cell.manner.policy) == ("reduced", "last", "oobleck")
+        yield pytest.param(cell, id=cell.name, marks=[] if usual else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("cell", [*some_eval_cells()])
+def test_kills_in_an_evaluation(cluster: Cluster, cell: Cell) -> None:
     cluster.heal()
     run_cell(cluster, cell)
 

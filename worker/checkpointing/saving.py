@@ -34,7 +34,7 @@ def no_check(counters: Counters, *, hurry: bool) -> None:
 class Saving:
     """Of one device and job. ``begun``: the first round after the boundary of the last checkpoint.
     ``folder``: where the layout in force has it write, and ``journal`` whose mark that has ("": the job's id,
-    and nobody's).
+    and nobody's). ``only_evaluates``: nothing is trained, so there is no end to write.
     """
 
     def __init__(
@@ -46,12 +46,13 @@ class Saving:
         self.due = Due()
         self.begun = 0
         self.folder = self.journal = ""
+        self.only_evaluates = False
 
     def decide(self, vote: Vote, was: Counters) -> Due:
         """Whether a checkpoint begins at the boundary that ``vote`` leads to, in the round that ``was``
         begin.
         """
-        self.due = due_after(self.job, vote, was)
+        self.due = due_after(self.job, vote, was, at_end=not self.only_evaluates)
         return self.due
 
     def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:

@@ -20,10 +20,9 @@ from oobleckd.host.folder import FolderMark
 from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
-from oobleckd.protocol.parts import Counters, Vote
+from oobleckd.protocol.parts import Counters, Vote, outcome_of
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Bucket
-from oobleckd.worker.round_machine.commit import outcome_of
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.host_copy import Hosted
 from oobleckd.worker.state.store import BucketState, Store
@@ -63,14 +62,17 @@ class Due:
     skipped: bool = False
 
 
-def due_after(job: Job, vote: Vote, was: Counters) -> Due:
-    """What the round that ``was`` begin leads to, committed with ``vote``. The same on every device: whoever
-    still writes the last one has said so in its vote.
+def due_after(job: Job, vote: Vote, was: Counters, *, at_end: bool = True) -> Due:
+    """What the round that ``was`` begin leads to, committed with ``vote``; ``at_end``: one of the state after
+    the last step, in any case. The same on every device: whoever still writes the last one has said so in its
+    vote.
 
     After a skipped step the weights are still those before it, so one by the clock waits for the next update.
-    None is begun where too many in a row were skipped: the one before them stays the last.
+    None is begun where too many in a row were skipped: the one before them stays the last. The last of all
+    waits for the evaluation behind the last step, and none by the clock comes before it.
     """
-    following = was.after(outcome_of(vote))
+    rounds = job.eval_rounds
+    following = was.after(outcome_of(vote, evaluates=rounds.evaluates(was)))
     # The weights are most likely those that diverged, and the newest checkpoint is what --resume takes.
     # (D-training-003)
     if job.stopped_by(following.skipped_in_row):
@@ -79,10 +81,12 @@ def due_after(job: Job, vote: Vote, was: Counters) -> Due:
     # A flag in the votes: if each device skipped by itself, two checkpoints on a slow disk could both stay
     # incomplete for ever. (D-checkpoints-003)
     free = vote.flags.hold or not vote.flags.writing
-    last = following.step >= job.train.steps
+    # One folder for the last step, and it is the result: an evaluation changes none of it.
+    # (D-checkpoints-020)
+    last = at_end and rounds.finished(following)
     # No older checkpoint is removed for one that does not fit: checkpoint.keep says how many there are to
     # roll back to. (D-checkpoints-017)
-    clock = fixed and not vote.flags.full
+    clock = fixed and not vote.flags.full and (last or following.step < rounds.steps)
     return Due(last or (free and (clock or vote.flags.checkpoint)), clock and not free and not last)
 
 
@@ -158,7 +162,7 @@ def take_share(
         {index: buckets[index] for index in own},
         Hosted(store, own) if copied else {index: store.buckets[index] for index in own},
         journal,
-        counters.step >= job.train.steps,
+        job.eval_rounds.finished(counters),
     )
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import Vote
+from oobleckd.protocol.parts import Vote, outcome_of
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.update import global_norm
-from oobleckd.worker.round_machine.commit import outcome_of
 from oobleckd.worker.state.optimizer import clip_scale
 from oobleckd.worker.state.store import Saved, Store
 

@@ -27,7 +27,7 @@ from oobleckd.worker.checkpointing.writer import InlineWriter, Writer
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.device.early_update import EarlyUpdate, goes_through, restore, save
 from oobleckd.worker.device.integrity import Check
-from oobleckd.worker.device.report import step_done
+from oobleckd.worker.device.report import evaluation_done, step_done
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.gather import KIND as SUMS
 from oobleckd.worker.round.messenger import Messenger
@@ -217,8 +217,13 @@ class Executor:
             return True
         # Samples of the next step are drawn now that there is time: at the step's end everybody would wait
         # for them.
-        self.corpus.draw_ahead(self.counters.step + 1)
+        self.corpus.draw_ahead(self._next_step)
         return False
+
+    @property
+    def _next_step(self) -> int:
+        """The first whose samples nobody may have needed yet."""
+        return self.counters.step + (not self.now.board.evaluates)
 
     def _early_has_input(self, task: Task, kind: str) -> bool:
         return self.early is not None and self.early.passes.has_input(task, kind)
@@ -284,7 +289,8 @@ class Executor:
             case Distrust():
                 self.tell(self.check.corrupted(self.machine.epoch, self.counters, command.odds))
             case WriteLast():
-                self.write_checkpoint()
+                if not self.saving.only_evaluates:
+                    self.write_checkpoint()
             case Hold():
                 self._hold()
             case Tell():
@@ -296,12 +302,13 @@ class Executor:
 
     def _vote(self) -> None:
         vote = self.reducer.vote()
-        self.corpus.draw_ahead(self.counters.step + 1)  # who never waits still has a GPU that computes now
+        self.corpus.draw_ahead(self._next_step)  # who never waits still has a GPU that computes now
         self.context.timer.settle()
         # Digests travel in the votes, before the update: then what came of a flipped bit is in nobody's
         # weights. (D-corruption-001)
-        digests = self.check.digests(self.counters.step, self.machine.exchange.shared)
-        vote = msgspec.structs.replace(vote, digests=digests, compared=self.check.every > 0)
+        if not self.now.board.evaluates:
+            digests = self.check.digests(self.counters.step, self.machine.exchange.shared)
+            vote = msgspec.structs.replace(vote, digests=digests, compared=self.check.every > 0)
         self.now.drop_redundant()
         send, *early = self.machine.cast(vote, writing=self.saving.writer.busy)
         self._do(send)
@@ -347,10 +354,14 @@ class Executor:
         if command.taken_back:
             self._roll_back()
         self.checkpoint_due = self.saving.decide(command.vote, was).begins
-        with self.activity.doing("U", units=max(1, len(self.store.layers))):
-            self._update(command)
-        if not command.early:
-            passes.note("U", None, began)
+        if command.outcome == "evaluated":
+            self.faults.reach("commit", was.round)
+            self._tell_evaluated(command)
+        else:
+            with self.activity.doing("U", units=max(1, len(self.store.layers))):
+                self._update(command)
+            if not command.early:
+                passes.note("U", None, began)
         if self.precopy_source is not None:
             with self.activity.doing("copy", units=0):
                 self.precopy_source.committed(
@@ -380,6 +391,18 @@ class Executor:
             )
         )  # fmt: skip
         self.faults.reach("updated", was.round)
+
+    def _tell_evaluated(self, command: CommitRound) -> None:
+        """Tell of a round that evaluates."""
+        evaluation = self.corpus.evaluation
+        assert evaluation is not None, "a job without text to evaluate on has no such round"
+        self.tell(
+            evaluation_done(
+                self.device, self.job_id, command.epoch, command.was, command.vote.losses, evaluation,
+                self.now.eval_numbers, self.now.clock, self.context.timer, self.saving.due,
+            )
+        )  # fmt: skip
+        self.faults.reach("updated", command.was.round)
 
     def _apply(self, counters: Counters, scale: float) -> None:
         """Make the update of the round that ``counters`` begin, with ``scale`` times its gradients."""

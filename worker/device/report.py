@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 
 from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import StepDone
-from oobleckd.protocol.parts import Counters, Outcome, Vote
+from oobleckd.protocol.parts import Counters, EvalSum, Outcome, Vote
+from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import Due, ledger_digest
 from oobleckd.worker.data.corpus import Corpus
+from oobleckd.worker.data.evaluation import EvalCorpus
 from oobleckd.worker.round.round import RoundClock
 from oobleckd.worker.round.weights import Weights
 from oobleckd.worker.runtime.timing import DeviceTimer
@@ -49,7 +52,7 @@ def step_done(
         samples,
         ledger,
         time.perf_counter() - clock.began,
-        sum((timer.seconds(stop) - timer.seconds(start) for start, stop in clock.busy), 0.0),
+        _busy_s(clock, timer),
         clock.gradients,
         clock.forwards,
         early=clock.early,
@@ -58,3 +61,62 @@ def step_done(
         skipped=due.skipped,
         fingerprints=fingerprints,
     )
+
+
+def evaluation_done(
+    device: str,
+    job_id: str,
+    epoch: int,
+    counters: Counters,
+    losses: Mapping[int, float],
+    evaluation: EvalCorpus,
+    numbers: Sequence[int],
+    clock: RoundClock,
+    timer: DeviceTimer,
+    due: Due,
+) -> StepDone:
+    """Of the round that ``counters`` begin, which evaluates the micro-batches ``numbers`` of ``evaluation``:
+    ``losses`` are by their places in it.
+    """
+    summed = {numbers[place]: loss * evaluation.targets[numbers[place]] for place, loss in losses.items()}
+    targets = sum(evaluation.targets[number] for number in summed)
+    return StepDone(
+        device,
+        job_id,
+        epoch,
+        counters,
+        "evaluated",
+        sums.added(summed.values()) / (targets or 1),
+        0.0,
+        0.0,
+        0,
+        "",
+        time.perf_counter() - clock.began,
+        _busy_s(clock, timer),
+        clock.gradients,
+        clock.forwards,
+        checkpoint=due.begins,
+        skipped=due.skipped,
+        evaluated=eval_sums(evaluation, summed),
+    )
+
+
+def eval_sums(evaluation: EvalCorpus, summed: Mapping[int, float]) -> tuple[EvalSum, ...]:
+    """By source, in the order in which the evaluation has them. ``summed``: micro-batch of ``evaluation`` ->
+    its loss times its targets, a float64 without rounding.
+    """
+    of: dict[str, list[int]] = {}
+    for number in sorted(summed):
+        of.setdefault(evaluation.source_of(number), []).append(number)
+    return tuple(
+        EvalSum(
+            source,
+            sums.added(summed[number] for number in numbers),
+            sum(evaluation.targets[number] for number in numbers),
+        )
+        for source, numbers in of.items()
+    )
+
+
+def _busy_s(clock: RoundClock, timer: DeviceTimer) -> float:
+    return sum((timer.seconds(stop) - timer.seconds(start) for start, stop in clock.busy), 0.0)

@@ -116,6 +116,17 @@ class Layer:
             out: Tensor | tuple[Tensor, ...] = self.module(x, *args, **kwargs)
             return out[0] if isinstance(out, tuple) else out
 
+    def evaluate(self, x: Tensor | None, batch: Batch | None, call: Call | None = None) -> Tensor:
+        """As a call, without dropout, and without a graph for a backward."""
+        # Each layer is back in train mode before anything else happens: no failure in the middle of an
+        # evaluation can leave dropout off in a step.
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                return self(x, batch, call)
+        finally:
+            self.module.train()
+
     def _embed(self, batch: Batch) -> Tensor:
         inputs = {"input_ids": batch.inputs}
         if batch.positions is not None:

@@ -34,6 +34,7 @@ class Passes:
     Activations between hops and their gradients are (batch, sequence, hidden), losses float32 scalars, weight
     gradients float32 of the parameters' shapes. ``returned``: messages that were taken for the round in vain.
     ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
+    ``eval_numbers``: of its micro-batches in the evaluation, where it is a round of one.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Passes:
         self.redundant_work: Work | None = None
         self.returned: dict[Key, TensorMessage] = dict(returned or {})
         self.taken: dict[Key, TensorMessage] = {}
+        self.eval_numbers = context.job.eval_rounds.micro_batches(spec.counters)
         self.clock = RoundClock()
         self.pieces: list[Piece] = []
         self.repaired = False
@@ -61,8 +63,11 @@ class Passes:
     def run(self, kind: Kind, task: Task) -> None:
         """Run a task to its end, or until a report freezes its micro-batch."""
         began = self.context.timer.now()
+        # Another kind of work for who looks for hangs: the first forward pass with a graph has more to load.
+        # (D-detection-016)
+        like = "E" if self.board.evaluates else kind
         with self.context.activity.doing(
-            kind, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)
+            like, f"{task.position}{kind}{task.route.micro_batch}", len(task.layers)
         ):
             work = self.halted.pop((kind, task), None)
             self._run(work or self._begun(kind, task))
@@ -78,7 +83,8 @@ class Passes:
 
     def _begun(self, kind: Kind, task: Task) -> Work:
         work = Work(kind, task)
-        pieces = {"F": self._forward, "W": self._weights}.get(kind, self._backward)
+        forward = self._evaluation if self.board.evaluates else self._forward
+        pieces = {"F": forward, "W": self._weights}.get(kind, self._backward)
         work.pieces = pieces(work)
         return work
 
@@ -170,6 +176,24 @@ class Passes:
         assert x is not None
         self._ran_forward(task, x.detach())
 
+    def _evaluation(self, work: Work) -> Pieces:
+        """F in a round that evaluates. Of what it computes the output alone is kept, where it is sent on."""
+        self._reach("forward")
+        task, layers = work.task, self.context.store.layers
+        x = None if task.first else self._input(task, "F")
+        batch = self._batch(task)
+        calls = self._calls(task, batch)
+        for layer in task.layers.layers():
+            with self.context.released():
+                x = layers[layer].evaluate(x, batch, calls.get(layer))
+            yield
+            self.clock.forwards += task.route.again(task.position) >= FORWARD
+        assert x is not None
+        if task.last:  # of the one target that stands in for none the loss says nothing
+            self.reducer.losses[task.route.micro_batch] = x if self._num_targets(task) else 0.0
+        self.board.ran_forward(task)
+        self._ran_forward(task, x)
+
     def _ran_forward(self, task: Task, out: Tensor) -> None:
         """Hand on what came out of ``task``."""
         if not task.last and task.route.reached_at(task.position + 1) == NOTHING:
@@ -183,6 +207,13 @@ class Passes:
         reads = task.first or task.last
         if not reads and not self.context.job.data.is_separate:
             return None
+        if self.board.evaluates:
+            batch = self._evaluated(task, reads=reads)
+        else:
+            batch = self._trained_on(task, reads=reads)
+        return batch.to(self.context.store.device)
+
+    def _trained_on(self, task: Task, *, reads: bool) -> Batch:
         corpus, step, micro_batch = self.context.corpus, self.counters.step, task.route.micro_batch
         batch = corpus.batch(step, micro_batch, tokens=reads)
         if task.last:
@@ -190,7 +221,19 @@ class Passes:
             assert batch.num_targets == counted, "a micro-batch weighs what it does not ask for"
             if not self._weight(task):
                 batch = batch.with_a_target()
-        return batch.to(self.context.store.device)
+        return batch
+
+    def _evaluated(self, task: Task, *, reads: bool) -> Batch:
+        evaluation = self.context.corpus.evaluation
+        assert evaluation is not None, "a job without text to evaluate on has no such round"
+        batch = evaluation.batch(self.eval_numbers[task.route.micro_batch], tokens=reads)
+        return batch.with_a_target() if task.last and not self._num_targets(task) else batch
+
+    def _num_targets(self, task: Task) -> int:
+        """How many tokens a micro-batch of an evaluation asks for."""
+        evaluation = self.context.corpus.evaluation
+        assert evaluation is not None, "a job without text to evaluate on has no such round"
+        return evaluation.targets[self.eval_numbers[task.route.micro_batch]]
 
     def _calls(self, task: Task, batch: Batch | None) -> Mapping[int, Call]:
         """What the blocks of a hop are called with, where that depends on the micro-batch: layer -> call."""

@@ -83,7 +83,8 @@ class Reducer:
         """The layers held have changed: keep a sum for each (bucket, use) of them, 8 bytes a parameter (4
         where not exact), and free the others.
         """
-        wanted = sorted((bucket, use) for bucket, uses in self.exchange.held.items() for use in uses)
+        # Of the store and not of the exchange, which has no bucket of the model in a round that evaluates.
+        wanted = sorted((bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket))
         self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in wanted}
 
     def begin(self, step: int) -> None:
@@ -202,11 +203,13 @@ class Reducer:
 
     def vote(self) -> Vote:
         """What this device knows of the round once all is reduced: squared norms by bucket and key, losses by
-        micro-batch, NaN and overflow; no flags.
+        micro-batch, NaN and overflow; no flags. Losses alone, of a round that evaluates.
         """
         losses: dict[int, float] = {}
         for part in self.reduced.values():
             losses |= part.what.losses
+        if self.evaluates:
+            return Vote({}, losses)
         return Vote(
             norms={bucket: part.norms for bucket, part in self.reduced.items()},
             losses=losses,
@@ -216,6 +219,11 @@ class Reducer:
             or not all(map(math.isfinite, losses.values())),
             overflow=any(part.what.overflow for part in self.reduced.values()),
         )
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the round has losses alone, and no sums."""
+        return self.exchange.num_evaluated > 0
 
     def _sum(self, bucket: int) -> sums.Sum:
         shapes = self.store.spec.buckets[bucket].shapes
@@ -228,12 +236,16 @@ class Reducer:
         ledger = self.exchange.counted(bucket)
         head = self.store.spec.num_layers - 1
         losses = {mb: float(loss) for mb, loss in self.losses.items()} if head in ledger else {}
+        if self.evaluates:
+            return Contribution(ledger, nan=False, overflow=False, losses=losses), []
         nan, overflow = self._flags([(bucket, use) for use in ledger])
         what = Contribution(ledger, bool(nan), bool(overflow), losses)
         parts = [self.parts[bucket, use].tensors for use in ledger if ledger[use]]
         return what, sums.total(parts) if parts else []
 
     def _finish(self, bucket: int, what: Contribution, total: list[Tensor]) -> Reduced:
+        if self.evaluates:
+            return Reduced(what, [], [], (), ())
         exponents = self.store.buckets[bucket].exponents
         if what.nan or what.overflow:
             return Reduced(what, total, [], (0.0,) * len(total), exponents)

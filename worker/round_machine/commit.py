@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from oobleckd.protocol import corruption
 from oobleckd.protocol.corruption import Odd
-from oobleckd.protocol.parts import Outcome, Vote
+from oobleckd.protocol.parts import Vote
 
 
 class ReplicasDisagree(RuntimeError):
@@ -22,15 +22,6 @@ class ReplicasDisagree(RuntimeError):
         what = ", ".join(f"{odd.what} of bucket {odd.bucket}" for odd in odds)
         super().__init__(f"replicas disagree: {what}")
         self.odds = odds
-
-
-def outcome_of(vote: Vote) -> Outcome:
-    """What a round with this union of votes comes to. A NaN or an infinity would come again: it wins over
-    overflow.
-    """
-    if vote.nan:
-        return "skipped"
-    return "repeated" if vote.overflow else "applied"
 
 
 @dataclass(slots=True)

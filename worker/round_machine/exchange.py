@@ -1,14 +1,15 @@
 """The exchange of gradient sums of a round: who sends which bucket to whom, and when a bucket has the sums of
 all.
 
-Every holder of a bucket sends what it has added up to every other one. Owns the exactly-once check over all
+Every holder of a bucket sends what it has added up to every other one. In a round that evaluates there is one
+bucket, the head's, without sums: its holders send each other the losses. Owns the exactly-once check over all
 holders: for every use of a bucket their ledgers must partition the step's micro-batches, asserted at every
 step. Has no sums: those, and adding them up, are ``oobleckd.worker.round.reduce``'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -38,7 +39,9 @@ class Contribution(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Exchange:
-    """One device's part in it. ``uses``: of each bucket of the model, the layers that use it.
+    """One device's part in it. ``of_model``: of each bucket of the model, the layers that use it;
+    ``per_step``: micro-batches of a step. ``num_evaluated``: those that the present round evaluates (0: it is
+    a try at a step); ``layers``: those held here; ``head``: the last layer.
 
     ``epoch`` and ``round`` it goes on under; not ``open``: a report was answered, so nothing is sent until
     the decision. ``held``: buckets held here -> their uses here. ``sources``: whose sums a bucket waits for
@@ -48,9 +51,12 @@ class Exchange:
     """
 
     device: str
-    uses: Sequence[tuple[int, ...]]
-    num_micro_batches: int
+    of_model: Sequence[tuple[int, ...]]
+    per_step: int
     ledger: Ledger = field(default_factory=Ledger)
+    num_evaluated: int = 0
+    layers: Collection[int] = ()
+    head: int = -1
     epoch: int = 0
     round: int = 0
     open: bool = True
@@ -66,15 +72,27 @@ class Exchange:
 
     def adopt(self, layout: Layout) -> None:
         """The layers held are those of ``layout``."""
-        held = layout.holdings[self.device].layers() if self.device in layout.holdings else ()
-        here = {bucket: tuple(use for use in uses if use in held) for bucket, uses in enumerate(self.uses)}
-        self.held = {bucket: uses for bucket, uses in here.items() if uses}
-        self.among = (-1, frozenset())
+        self.layers = layout.holdings[self.device].layers() if self.device in layout.holdings else ()
+        self.head = layout.num_layers - 1
+        self._hold()
 
-    def begin(self, round_: int, ledger: Ledger) -> None:
-        """A new round, of which nothing is here."""
+    def begin(self, round_: int, ledger: Ledger, num_evaluated: int = 0) -> None:
+        """A new round, of which nothing is here; ``num_evaluated``: micro-batches, of one that evaluates."""
         self.round, self.ledger = round_, ledger
         self.reduced = {}
+        if num_evaluated != self.num_evaluated:
+            self.num_evaluated = num_evaluated
+            self._hold()
+
+    @property
+    def uses(self) -> Sequence[tuple[int, ...]]:
+        """Of each bucket of the round, the layers that use it."""
+        return ((self.head,),) if self.num_evaluated else self.of_model
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of the round."""
+        return self.num_evaluated or self.per_step
 
     def enter(self, epoch: int, layout: Layout, live: frozenset[str], donors: Mapping[int, str]) -> None:
         """Exchange under ``epoch`` among ``live`` devices; buckets of ``donors`` are taken from there. Once
@@ -130,6 +148,12 @@ class Exchange:
     def shared(self) -> list[int]:
         """Buckets that others hold, too."""
         return [bucket for bucket, holders in self.holders.items() if len(holders) > 1]
+
+    def _hold(self) -> None:
+        uses = enumerate(self.uses)
+        here = {bucket: tuple(use for use in of if use in self.layers) for bucket, of in uses}
+        self.held = {bucket: of for bucket, of in here.items() if of}
+        self.among = (-1, frozenset())
 
     def _holders(self, bucket: int, layout: Layout, live: frozenset[str]) -> tuple[str, ...]:
         return tuple(sorted({device for use in self.uses[bucket] for device in layout.holders(use)} & live))

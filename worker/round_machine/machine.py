@@ -17,10 +17,11 @@ from typing import Literal
 
 import msgspec
 
-from oobleckd.planner.plan import Detours, Layout, Route, standing_routes
+from oobleckd.planner.plan import Detours, Layers, Layout, Route
+from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Decide, Progress
-from oobleckd.protocol.parts import Counters, Flags, Vote
+from oobleckd.protocol.parts import Counters, Flags, Vote, outcome_of
 from oobleckd.worker.round_machine.commands import (
     BeginRound,
     CastVote,
@@ -39,7 +40,7 @@ from oobleckd.worker.round_machine.commands import (
     UpdateEarly,
     WriteLast,
 )
-from oobleckd.worker.round_machine.commit import Commit, outcome_of
+from oobleckd.worker.round_machine.commit import Commit
 from oobleckd.worker.round_machine.copies import SumCopies
 from oobleckd.worker.round_machine.early import UpdatePredictor
 from oobleckd.worker.round_machine.exchange import Exchange
@@ -55,14 +56,13 @@ Commands = tuple[Command, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What of a job the machine goes by. ``max_skipped``: steps skipped in a row after which no round follows
-    (0: any number may be). ``apart``: the backward is decoupled. ``staggered``: a device may update before
-    all votes are in. ``redundant``: forward passes are run ahead for others. ``copies``: of the sums, in a
-    round.
+    """What of a job the machine goes by. ``evaluation``: its steps, and which rounds evaluate.
+    ``max_skipped``: steps skipped in a row after which no round follows (0: any number may be). ``apart``:
+    the backward is decoupled. ``staggered``: a device may update before all votes are in. ``redundant``:
+    forward passes are run ahead for others. ``copies``: of the sums, in a round.
     """
 
-    steps: int
-    num_micro_batches: int
+    evaluation: EvalRounds
     max_skipped: int = 0
     apart: bool = False
     staggered: bool = False
@@ -73,8 +73,7 @@ class Rules:
     def of(cls, job: Job) -> Rules:
         """As ``job`` has them."""
         return cls(
-            job.train.steps,
-            job.num_micro_batches,
+            job.eval_rounds,
             job.max_skipped,
             apart=job.schedule.apart,
             staggered=job.schedule.update == "staggered",
@@ -110,7 +109,7 @@ class RoundMachine:
         self.flags = Flags()
         self.hold_next = self.late = False
         self.commit = Commit(device)
-        self.exchange = Exchange(device, uses, rules.num_micro_batches)
+        self.exchange = Exchange(device, uses, rules.evaluation.per_step)
         self.copies = SumCopies(device, rules.copies)
         self.predictor = UpdatePredictor()
         self.now = self._round(self.counters)
@@ -140,12 +139,12 @@ class RoundMachine:
 
     @property
     def finished(self) -> bool:
-        """Whether the job's last step is committed here."""
-        return self.counters.step >= self.rules.steps
+        """Whether the job's last step is committed here, and the evaluation behind it."""
+        return self.rules.evaluation.finished(self.counters)
 
     @property
     def over(self) -> bool:
-        """Whether no round follows: the last step is committed, or too many in a row were skipped."""
+        """Whether no round follows: the last one is committed, or too many steps in a row were skipped."""
         # Too many steps in a row were skipped: each device counts for itself, as the daemon may be away and
         # is not in the path of a step. The count travels with the counters. (D-training-001)
         limit = self.rules.max_skipped
@@ -159,7 +158,7 @@ class RoundMachine:
     @property
     def standing(self) -> tuple[Route, ...]:
         """The routes of the present round, if nothing more fails."""
-        return standing_routes(self.layout, self.detours, self.counters.round)
+        return self.rules.evaluation.routes(self.layout, self.detours, self.counters)
 
     @property
     def interrupted(self) -> frozenset[int]:
@@ -267,6 +266,9 @@ class RoundMachine:
         assert not self.exchange.held
         assert not self.hold_next
         assert not self.flags.hold
+        assert not any(
+            self.rules.evaluation.evaluates(self.counters.further(steps)) for steps in range(num_steps)
+        )
         was = self.counters.further(num_steps - 1)
         self.counters, self.late = was.after("applied"), False
         if self.flags != NO_FLAGS:
@@ -285,9 +287,13 @@ class RoundMachine:
         Not while an attempt of this one has yet to pass through layers that are reduced already: it needs the
         weights as they are.
         """
-        last = self.counters.step + 1 >= self.rules.steps
+        rounds, following = self.rules.evaluation, self.counters.after("applied")
+        # An evaluation has nothing to update, and needs the weights of the step before it: to begin it with
+        # some that may be taken back would save a moment every few hundred steps. (D-recovery-028)
+        steps = not self.now.board.evaluates and not rounds.evaluates(following)
+        last = following.step >= rounds.steps
         stops = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
-        clean = not (own.nan or own.overflow) and self.now.board.idle
+        clean = steps and not (own.nan or own.overflow) and self.now.board.idle
         return self.rules.staggered and clean and not stops and self.predictor.expects_a_commit
 
     def _commit(self, vote: Vote, donors: Mapping[int, str], *, then_holds: bool) -> Commands:
@@ -295,9 +301,11 @@ class RoundMachine:
         ``then_holds``: stop behind it where that was asked for; else the decision says so.
         """
         assert self.exchange.complete, f"{self.device}: {self.counters} commits before all is reduced here"
-        was, outcome = self.counters, outcome_of(vote)
-        self.late = not (outcome == "applied" and self.goes_through(vote))
-        self.predictor.saw(not self.late)
+        was, evaluated = self.counters, self.now.board.evaluates
+        outcome = outcome_of(vote, evaluates=evaluated)
+        self.late = not evaluated and not (outcome == "applied" and self.goes_through(vote))
+        if not evaluated:
+            self.predictor.saw(not self.late)
         ahead, self.ahead = self.ahead, None
         # What was taken for the round that was begun early is kept: who has committed already will not send
         # it again. (D-schedules-006)
@@ -326,28 +334,46 @@ class RoundMachine:
         """The next round: standing routes that touch no dead device."""
         self.now = spec
         spec.board.forward_only = False
-        self.exchange.begin(self.counters.round, spec.board.ledger)
+        num_evaluated = self.rules.evaluation.num_evaluated(self.counters)
+        self.exchange.begin(self.counters.round, spec.board.ledger, num_evaluated)
         self.copies.begin(self.counters.round)
         return (BeginRound(spec, begun), *self._exchange(donors))
 
     def _exchange(self, donors: Mapping[int, str]) -> Commands:
         self.exchange.enter(self.commit.epoch, self.layout, self.commit.live, donors)
-        self.copies.enter(self.layout, self.commit.live, self.now.board.ledger.done)
+        # Losses are a few bytes: the head's holders have them with its contribution, and what a dead one had
+        # said to nobody is a forward pass. (D-recovery-028)
+        copied = () if self.now.board.evaluates else self.now.board.ledger.done
+        self.copies.enter(self.layout, self.commit.live, copied)
         return (EnterExchange(),)
 
     def _round(self, counters: Counters, *, forward_only: bool = False) -> RoundSpec:
         """A round on the standing routes that touch no dead device."""
-        standing = standing_routes(self.layout, self.detours, counters.round)
+        standing = self.rules.evaluation.routes(self.layout, self.detours, counters)
         routes = tuple(route for route in standing if not route.touches(self.dead))
-        order = () if self.dead else self.order
-        redundant = self.layout.redundant.get(self.device, NO_LAYERS) if self.rules.redundant else NO_LAYERS
         board = Board(self.device, self.rules.apart, forward_only=forward_only)
-        board.begin(self.layout.holdings.get(self.device, NO_LAYERS).layers(), routes, order, redundant)
+        board.evaluates = self.rules.evaluation.evaluates(counters)
+        board.begin(self._counts(board), routes, *self._besides(board))
         # What names the round in the keys of data. Where the round before did not go through, others may have
         # begun it with weights that were taken back: what they sent then must not be taken for what they send
         # now. All devices know whether it did from the same votes.
         tag = 2 * counters.round + (self.late and counters.round == self.counters.round)
         return RoundSpec(counters, tag, board)
+
+    def _counts(self, board: Board) -> Sequence[int]:
+        """The layers of which this device counts micro-batches in a round."""
+        held = self.layout.holdings.get(self.device, NO_LAYERS).layers()
+        return [layer for layer in held if layer == self.layout.num_layers - 1 or not board.evaluates]
+
+    def _besides(self, board: Board) -> tuple[Order, Layers]:
+        """The order of a round, and the layers whose forward passes are run ahead for others."""
+        # Nothing waits for gradients in an evaluation, so whatever is ready is as good as any order. A hop
+        # may be ahead of the next one by all of its share: what waits there are the activations between two
+        # layers, and no graphs, which are larger, are kept meanwhile. (D-recovery-028)
+        if board.evaluates:
+            return (), NO_LAYERS
+        redundant = self.layout.redundant.get(self.device, NO_LAYERS) if self.rules.redundant else NO_LAYERS
+        return (() if self.dead else self.order), redundant
 
     # ------------------------------------------------------------------ failures
 

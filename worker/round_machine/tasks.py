@@ -113,11 +113,14 @@ class Board:
     frozen micro-batches too. ``order``: what is to be run next as the planner had it; when it is empty,
     whatever is ready. ``redundant``: other devices' hops whose forward pass may be run ahead here, for the
     case that they die, when there is nothing else to do; ``redundant_done``: those where it was.
+    ``evaluates``: the round is forward alone. Nothing is in flight in it, and what is owed is the head's: the
+    losses of its micro-batches.
     """
 
     device: str
     apart: bool = False
     forward_only: bool = False
+    evaluates: bool = False
     forward: list[Task] = field(default_factory=list)
     in_flight: list[Task] = field(default_factory=list)
     weights: list[Task] = field(default_factory=list)
@@ -182,7 +185,7 @@ class Board:
         self.reached[task] = reached
         if reached == NOTHING:
             self.forward.append(task)
-        elif reached == FORWARD and task.has_backward:
+        elif reached == FORWARD and self._comes_back(task):
             self.in_flight.append(task)
         elif reached == BACKWARD:
             self.weights.append(task)
@@ -269,11 +272,13 @@ class Board:
         self.redundant_done.append(task)
 
     def ran_forward(self, task: Task) -> None:
-        """``task``'s forward is done."""
+        """``task``'s forward is done. In a round that evaluates a last hop has the loss, and that counts."""
         self.forward.remove(task)
         self.reached[task] = FORWARD
-        if task.has_backward:
+        if self._comes_back(task):
             self.in_flight.append(task)
+        elif self.evaluates and task.last:
+            self.ledger.count(task.layers.stop - 1, task.route.micro_batch)
         self._follow("F", task)
 
     def ran_backward(self, task: Task) -> None:
@@ -298,6 +303,10 @@ class Board:
     @property
     def _backward(self) -> Kind:
         return "I" if self.apart else "B"
+
+    def _comes_back(self, task: Task) -> bool:
+        """Whether ``task`` has a backward in this round."""
+        return task.has_backward and not self.evaluates
 
     def _is_frozen(self, task: Task) -> bool:
         return task.route.micro_batch in self.frozen

@@ -26,8 +26,8 @@ _PAGE = struct.Struct("<Qqqq48s")  # sequence (odd: being written), since, longe
 _NAME_BYTES = 48
 _TRIES = 8
 _PHASES = {
-    "F": "forward", "S": "forward", "B": "backward", "I": "backward", "W": "backward", "U": "update",
-    "R": "reduce", "check": "reduce",
+    "F": "forward", "S": "forward", "E": "forward", "B": "backward", "I": "backward", "W": "backward",
+    "U": "update", "R": "reduce", "check": "reduce",
     "Measure": "measure", "Deploy": "deploy", "PreCopy": "copy", "stage": "copy",
 }  # fmt: skip
 _TASK = re.compile(r"\d+([A-Z])\d+")  # as ``passes`` names its work

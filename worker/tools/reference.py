@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TextIO
 
 import click
 import msgspec
@@ -27,7 +28,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
 from oobleckd.protocol.modelnotes import words
-from oobleckd.protocol.parts import Counters, bits_of
+from oobleckd.protocol.parts import Counters, EvalSum, bits_of
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.input_watch import LOOK_S, Eyes
 from oobleckd.worker.data.rows import Misread
@@ -125,23 +126,32 @@ def _stop_if_changed(eyes: Eyes, executor: Executor, *, only_if_suspect: bool = 
 
 
 class ReferenceRecorder:
-    """Writes ``steps.jsonl`` and, at the end, the final checkpoint's manifest."""
+    """Writes ``steps.jsonl`` and ``evaluations.jsonl``, and, at the end, the final checkpoint's manifest.
+
+    A line of evaluations is what a round of one found on a source: after how many ``step``s, and which of its
+    rounds, from 0.
+    """
 
     def __init__(self, job: Job, out: Path) -> None:
         self._job = job
         self._steps = (out / "steps.jsonl").open("w", encoding="utf-8")
+        self._evaluations = (out / "evaluations.jsonl").open("w", encoding="utf-8")
         self._parts: dict[int, CheckpointPart] = {}
         self._last: list[CheckpointPart] = []
 
     def close(self) -> None:
         """Nothing more is told."""
         self._steps.close()
+        self._evaluations.close()
 
     def __call__(self, message: FromWorker) -> None:
         """Take in one message of the device."""
         match message:
             case StepDone(outcome="repeated"):
                 pass
+            case StepDone(outcome="evaluated"):
+                for found in message.evaluated:
+                    self._say_evaluated(message.counters, found)
             case StepDone():
                 line = {
                     "step": message.counters.step + 1,
@@ -151,14 +161,24 @@ class ReferenceRecorder:
                     "samples": message.samples,
                     "outcome": message.outcome,
                 }
-                self._steps.write(msgspec.json.encode(line).decode() + "\n")
-                self._steps.flush()
+                _write(self._steps, line)
             case CheckpointPart():
                 self._parts[message.bucket] = message
                 if len(self._parts) == message.num_buckets:
                     self._last = [self._parts.pop(bucket) for bucket in sorted(self._parts)]
             case _:
                 pass
+
+    def _say_evaluated(self, counters: Counters, found: EvalSum) -> None:
+        line = {
+            "step": counters.step,
+            "round": counters.evaluated,
+            "source": found.source,
+            "loss_sum": found.loss_sum,
+            "loss_sum_hex": found.loss_sum.hex(),
+            "targets": found.targets,
+        }
+        _write(self._evaluations, line)
 
     def complete(self, read: Input) -> None:
         """The job is through, and has ``read`` this. Nothing is left where too many steps in a row were
@@ -170,12 +190,17 @@ class ReferenceRecorder:
         complete(Path(self._last[0].directory), manifest, keep=1)
 
 
+def _write(file: TextIO, line: Mapping[str, object]) -> None:
+    file.write(msgspec.json.encode(line).decode() + "\n")
+    file.flush()
+
+
 @click.command()
 @click.option("--job", "job_file", type=click.Path(path_type=Path), required=True)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 def main(job_file: Path, out: Path) -> None:
-    """Train a job in this one process; leaves OUT/step-…/, OUT/steps.jsonl, and what decides its bits:
-    OUT/bits, in short, and OUT/traits.json.
+    """Train a job in this one process; leaves OUT/step-…/, OUT/steps.jsonl, OUT/evaluations.jsonl, and what
+    decides its bits: OUT/bits, in short, and OUT/traits.json.
     """
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ import pytest
 from oobleckd.core.decide import Decision, Disagreement, LostLayers, Standing, decide
 from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment, standing_routes
 from oobleckd.protocol.corruption import Odd
+from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Counters, Flags, Vote
 
@@ -18,6 +19,7 @@ LAYOUT = Layout(
     (Route(0, 1, FIRST), Route(1, 1, FIRST), Route(2, 1, SECOND)),
 )
 BUCKETS = ((0,), (1,), (2,), (3,), (0, 3))
+ROUNDS = EvalRounds(99, 3)
 
 
 def vote(*buckets: int, **more) -> Vote:
@@ -29,7 +31,7 @@ def answer(device: str, round_: int = 7, done=None, reduced=(), **more) -> Progr
 
 
 def verdict(*answers: Progress, dead=("a/0",)):
-    return decide(2, {a.device: a for a in answers}, LAYOUT, dead, BUCKETS, 3)
+    return decide(2, {a.device: a for a in answers}, LAYOUT, dead, BUCKETS, ROUNDS)
 
 
 def test_lost_layers_come_before_everything():
@@ -123,7 +125,7 @@ GOES_ON = Standing(go_on=True)
 
 
 def going_on(*answers: Progress, dead=("a/0",), standing=GOES_ON, epoch=2):
-    return decide(epoch, {a.device: a for a in answers}, LAYOUT, dead, BUCKETS, 3, standing)
+    return decide(epoch, {a.device: a for a in answers}, LAYOUT, dead, BUCKETS, ROUNDS, standing)
 
 
 def around(found: Decision) -> dict[int, tuple[str, ...]]:
@@ -187,12 +189,12 @@ def test_a_second_loss_is_repaired_in_the_routes_of_the_round_and_detours_are_ma
         tuple(Route(mb, 1, (Segment(d, Range(0, 2)),)) for mb, d in enumerate(("a/0", "b/0", "c/0"))),
     )  # fmt: skip
     uses = ((0,), (1,))
-    first = decide(2, {d: answer(d) for d in ("b/0", "c/0")}, layout, {"a/0"}, uses, 3, GOES_ON)
+    first = decide(2, {d: answer(d) for d in ("b/0", "c/0")}, layout, {"a/0"}, uses, ROUNDS, GOES_ON)
     assert isinstance(first, Decision)
     assert around(first) == {0: ("b/0",)}
     settled = Standing(first.detours, ("a/0",), go_on=True)
     second = decide(
-        3, {"c/0": answer("c/0", 9, done={0: (2,), 1: (2,)})}, layout, {"a/0", "b/0"}, uses, 3, settled
+        3, {"c/0": answer("c/0", 9, done={0: (2,), 1: (2,)})}, layout, {"a/0", "b/0"}, uses, ROUNDS, settled
     )
     assert isinstance(second, Decision)
     assert {r.micro_batch: r.mask for r in second.routes} == {0: (0, 1), 1: (0, 1)}

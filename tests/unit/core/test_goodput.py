@@ -80,6 +80,31 @@ def test_what_a_loss_took_goes_to_its_phases_and_the_rest_is_done_again() -> Non
     assert close(book.useful_s + sum(lost.values()), book.total_s)
 
 
+def test_rounds_that_evaluate_are_neither_useful_nor_lost() -> None:
+    book = trained()
+    book.evaluated(10.4, 9)
+    book.evaluated(10.8, 9)
+    book.step(11.8, 10)
+    assert close(book.evaluated_s, 0.8 * 4)
+    assert close(book.useful_s, 44.0)
+    assert (book.pace_s, sum(book.lost_s.values())) == (1.0, 0.0)
+    book.rolled_back(11.8, 9)
+    assert close(book.lost_s["redone"], 0.8 * 4 + 8.0)
+    assert (close(book.evaluated_s, 0.0), close(book.useful_s, 36.0)) == (True, True)
+
+
+def test_what_a_loss_took_in_an_evaluation_is_not_the_evaluation_itself() -> None:
+    book = trained()
+    book.evaluated(10.4, 9)
+    book.opened()
+    book.evaluated(12.8, 9)  # of which a round takes 0.4
+    book.step(13.8, 10)
+    book.closed(incident(10.4, 3.4, ("detect", 0.0, 0.5), ("resume", 0.5, 2.9)), 10)
+    assert close(book.evaluated_s, 0.8 * 4)
+    assert close(book.useful_s, 44.0)
+    assert (close(book.lost_s["detect"], 2.0), close(book.lost_s["redone"], 6.0)) == (True, True)
+
+
 def test_standing_still_is_waiting() -> None:
     book = trained()
     book.state(10.0, "paused")
@@ -127,6 +152,8 @@ def test_it_adds_up(seed: int) -> None:
                 book.rolled_back(now, max(0, step - 2))
             case 5:
                 book.safe(step - 1)
+            case 6 | 7 | 8:
+                book.evaluated(now, step)
             case _:
                 book.step(now, step)
 
@@ -144,7 +171,10 @@ def test_it_adds_up(seed: int) -> None:
             ]
             book.closed(incident(open_at, max(0.0, now - open_at), *phases), step)
             open_at = -1.0
-    lost = {cause: book.lost_s[cause] + more for cause, more in book.split({}).items()}
+    pending, evaluated_s = book.split({})
+    lost = {cause: book.lost_s[cause] + more for cause, more in pending.items()}
     assert min(lost.values()) >= -1e-9
-    assert sum(lost.values()) <= book.total_s + 1e-6
-    assert close(book.useful_s + sum(book.lost_s.values()) + book.devices_s, book.total_s)
+    assert book.evaluated_s + evaluated_s >= 0.0
+    assert sum(lost.values()) + book.evaluated_s + evaluated_s <= book.total_s + 1e-6
+    booked_s = book.useful_s + book.evaluated_s + sum(book.lost_s.values())
+    assert close(booked_s + book.devices_s, book.total_s)

@@ -10,9 +10,12 @@ from oobleckd.worker.round_machine.copies import Fate, SumCopies
 from tests.helpers import plants
 from tests.helpers.commit_model import Device, Violation, explore
 from tests.helpers.commit_states import (
+    A_REDUNDANT_HEAD,
     REPLICATED_AND_NOT,
+    THE_HEAD_TWICE,
     THREE_REPLICAS,
     WITH_A_REDUNDANT_LAYER,
+    Evaluations,
     Staggered,
     Topology,
 )
@@ -54,6 +57,46 @@ def test_no_interleaving_breaks_copies_of_sums() -> None:
     assert ends > 100
 
 
+@pytest.mark.parametrize(
+    ("topology", "update", "go_on", "evaluations"),
+    [
+        (THE_HEAD_TWICE, "staggered", True, Evaluations(1, at_end=True)),
+        (A_REDUNDANT_HEAD, "flushed", False, Evaluations(1, at_start=True)),
+    ],
+)
+def test_no_interleaving_of_a_step_an_evaluation_and_a_death_breaks_the_rule(
+    topology: Topology, update: str, go_on: bool, evaluations: Evaluations
+) -> None:
+    states, ends = explore(1, 1, topology, go_on=go_on, staggered=UPDATES[update], evaluations=evaluations)
+    assert states > 40_000
+    assert ends > 100
+
+
+EVALUATED = [
+    *(
+        (1, 1, topology, update, go_on, Evaluations(3, at_start=True, at_end=True))
+        for topology in (REPLICATED_AND_NOT, WITH_A_REDUNDANT_LAYER, THE_HEAD_TWICE, A_REDUNDANT_HEAD)
+        for update in UPDATES
+        for go_on in (False, True)
+    ),
+    *((1, 2, THE_HEAD_TWICE, update, True, Evaluations(2, every=1)) for update in UPDATES),
+    (1, 2, A_REDUNDANT_HEAD, "staggered", False, Evaluations(3, every=1)),
+    (2, 1, THREE_REPLICAS, "flushed", False, Evaluations(2, at_start=True)),
+    (2, 1, THREE_REPLICAS, "staggered", True, Evaluations(3, at_end=True)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("deaths", "steps", "topology", "update", "go_on", "evaluations"), EVALUATED)
+def test_longer_histories_with_evaluations(
+    deaths: int, steps: int, topology: Topology, update: str, go_on: bool, evaluations: Evaluations
+) -> None:
+    states, _ = explore(
+        deaths, steps, topology, go_on=go_on, staggered=UPDATES[update], evaluations=evaluations
+    )
+    assert states > 80_000
+
+
 LONGER = [
     *((1, 3, REPLICATED_AND_NOT, update, go_on, False) for update in UPDATES for go_on in (False, True)),
     *((1, 3, WITH_A_REDUNDANT_LAYER, update, go_on, False) for update in UPDATES for go_on in (False, True)),
@@ -82,6 +125,15 @@ def test_a_planted_bug_is_found(plant: plants.Plant, monkeypatch: pytest.MonkeyP
     plant(monkeypatch)
     with pytest.raises(Violation):
         explore(2, 1, THREE_REPLICAS)
+
+
+@pytest.mark.parametrize("plant", plants.IN_AN_EVALUATION, ids=lambda plant: plant.__name__)
+def test_a_bug_planted_in_an_evaluation_is_found(
+    plant: plants.Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((Violation, LookupError)):
+        explore(1, 1, THE_HEAD_TWICE, evaluations=Evaluations(2, at_start=True))
 
 
 def test_a_copy_that_comes_after_the_answer_and_counts_breaks_the_rule(

@@ -15,9 +15,8 @@ import torch
 
 from oobleckd.ctl.compare import read_steps
 from oobleckd.protocol.job import Job, parse_job
-from oobleckd.protocol.parts import Outcome
+from oobleckd.protocol.parts import Outcome, outcome_of
 from oobleckd.worker.round.reduce import Reduced, Reducer
-from oobleckd.worker.round_machine.commit import outcome_of
 from oobleckd.worker.round_machine.exchange import Contribution, Exchange
 from oobleckd.worker.tools.reference import ReferenceRecorder, run
 

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from oobleckd.planner.plan import Detours, Layers, Layout, Range, Route, Segment
+from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Flags, Vote
 from oobleckd.worker.round_machine.commands import (
@@ -43,7 +44,7 @@ A, B = "a/0", "b/0"
 LAYER = Range(0, 1)
 ROUTES = tuple(Route(mb, 1, (Segment(device, LAYER),)) for mb, device in enumerate((A, B)))
 LAYOUT = Layout(1, 1, {A: Layers.of(LAYER), B: Layers.of(LAYER)}, ROUTES)
-RULES = Rules(steps=3, num_micro_batches=2, staggered=True)
+RULES = Rules(EvalRounds(3, 2), staggered=True)
 CLIPPED = {0: (100.0,)}
 """Norms that do not go through, in these tests."""
 
@@ -379,7 +380,7 @@ def test_nobody_updates_early_where_it_would_be_taken_back_or_stop(why: str) -> 
 
 
 def replace_rules(*, staggered: bool) -> Rules:
-    return Rules(RULES.steps, RULES.num_micro_batches, staggered=staggered)
+    return Rules(RULES.evaluation, staggered=staggered)
 
 
 def test_a_report_takes_an_early_update_back_before_it_is_answered() -> None:
@@ -506,7 +507,7 @@ def test_after_the_last_step_nothing_follows(by: str) -> None:
 
 @pytest.mark.parametrize("limit", [0, 2])
 def test_after_too_many_skipped_steps_in_a_row_nothing_follows(limit: int) -> None:
-    machine = machine_of(rules=Rules(9, 2, max_skipped=limit), counters=Counters(1, 1, 0, 1))
+    machine = machine_of(rules=Rules(EvalRounds(9, 2), max_skipped=limit), counters=Counters(1, 1, 0, 1))
     machine.resume()
     reduced(machine).cast(replace(vote_of(A), nan=True))
     machine.commit.hear(B, 1, 1, vote_of(B))
@@ -637,7 +638,7 @@ def test_a_donor_gives_the_total_to_who_has_it_not() -> None:
 def test_undisturbed_steps_are_passed_over_as_if_each_had_been_voted_on() -> None:
     """For a shell without layers: counters, flags and the last vote are what rounds one by one come to."""
     alone = Layout(1, 2, {"all": Layers()}, ())
-    one, many = (RoundMachine("all", Rules(9, 1), (), lambda _vote: True) for _ in range(2))
+    one, many = (RoundMachine("all", Rules(EvalRounds(9, 1)), (), lambda _vote: True) for _ in range(2))
     for machine in (one, many):
         machine.adopt(alone, Counters())
         machine.resume()
@@ -655,7 +656,7 @@ def test_undisturbed_steps_are_passed_over_as_if_each_had_been_voted_on() -> Non
 
 
 def test_nobody_with_layers_or_a_hold_is_passed_over() -> None:
-    machine = RoundMachine("all", Rules(9, 1), (), lambda _vote: True)
+    machine = RoundMachine("all", Rules(EvalRounds(9, 1)), (), lambda _vote: True)
     machine.adopt(Layout(1, 2, {"all": Layers()}, ()), Counters())
     machine.resume()
     machine.flag(Flags(hold=True))

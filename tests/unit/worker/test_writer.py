@@ -18,11 +18,10 @@ from safetensors import safe_open
 from oobleckd.planner.plan import Layout, Range, Segment, holdings_of
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
-from oobleckd.protocol.parts import Counters, Flags, Vote
+from oobleckd.protocol.parts import Counters, Flags, Vote, outcome_of
 from oobleckd.worker.checkpointing.snapshot import Due, Share, due_after, take_share
 from oobleckd.worker.checkpointing.writer import BackgroundWriter, InlineWriter
 from oobleckd.worker.models import load_spec
-from oobleckd.worker.round_machine.commit import outcome_of
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.bucket_files import CannotWrite
