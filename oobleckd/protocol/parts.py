@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
@@ -242,6 +243,14 @@ class EvalSum(msgspec.Struct, frozen=True):
     def loss(self) -> float:
         """The mean over its targets."""
         return self.loss_sum / self.targets
+
+    @property
+    def perplexity(self) -> float:
+        """Exp of the loss; infinite where that has no room in a float."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
 
 
 class Vote(msgspec.Struct, frozen=True):
