@@ -6,6 +6,7 @@ waits its turn, loses nodes and is watched like any other. Which text: ``evalsou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -189,12 +190,20 @@ def _submitted(client: Client, job: Job, subject: Subject) -> tuple[Accepted, Su
 def _say(client: Client, view: JobView) -> None:
     if view.state != "done":
         fail(f"{view.name} {being(view.state)}", view.reason, CAUSES.get(view.cause, FAILED))
-    found = client.evaluations(view.id)
+    found = [each for done in client.evaluations(view.id) for each in done.losses]
     if wants_json():
         emit_items("Evaluation", found)
         return
     emit_table(
         ("SOURCE", "LOSS", "PERPLEXITY", "TOKENS"),
-        [(each.source, loss(each.loss), short(each.perplexity), f"{each.targets:,}") for each in found],
+        [
+            (each.source, _figure(each.loss, loss), _figure(each.perplexity, short), f"{each.targets:,}")
+            for each in found
+        ],
     )
     note(f"{view.name} is done: {count(view.incidents, 'incident')}, no step was trained")
+
+
+def _figure(value: float | None, words: Callable[[float], str]) -> str:
+    """A dash where it is no finite number."""
+    return "-" if value is None else words(value)
