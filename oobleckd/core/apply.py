@@ -66,7 +66,7 @@ from oobleckd.core.state import (
 from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import LostRecords
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.jobdata import with_folders
+from oobleckd.protocol.jobparts import with_folders
 from oobleckd.protocol.parts import Counters
 
 
@@ -209,8 +209,7 @@ def _apply_to_job(job: JobRecord, entry: _OfJob) -> None:
         case PauseAsked():
             job.paused, job.ending = entry.paused, entry.ending
         case DataPrepared():
-            data = with_folders(job.spec.data, entry.folders)
-            job.spec = msgspec.structs.replace(job.spec, data=data)
+            job.spec = with_folders(job.spec, entry.folders)
         case FolderTaken():
             job.folder = entry.folder
         case TemplatesMade():

@@ -92,7 +92,7 @@ class PauseAsked(Entry, frozen=True):
 
 
 class DataPrepared(Entry, frozen=True):
-    """The job trains on prepared ``folders``, one for each source, in order ("": as its ``spec`` says)."""
+    """The job reads prepared ``folders``, one for each of its parts, in order ("": as its ``spec`` says)."""
 
     job: str
     folders: tuple[str, ...]

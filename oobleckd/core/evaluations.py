@@ -123,8 +123,8 @@ class Evaluations:
 
 
 def mean_loss(sums: Sequence[EvalSum]) -> float:
-    """Over the targets of all sources."""
-    return math.fsum(each.loss_sum for each in sums) / sum(each.targets for each in sums)
+    """Over the targets of all sources; 0 where they have none."""
+    return math.fsum(each.loss_sum for each in sums) / (sum(each.targets for each in sums) or 1)
 
 
 def result_of(entry: Evaluated) -> EvalResult:

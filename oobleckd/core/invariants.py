@@ -13,6 +13,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, State
 from oobleckd.planner.plan import Layout, Plan, node_of, standing_routes
+from oobleckd.protocol.jobparts import lacks_folder
 
 
 def check(core: Core) -> None:
@@ -107,7 +108,7 @@ def _run(core: Core, run: Run) -> None:
     if job.state in {"running", "paused"}:
         assert job.layout is not None
     if job.state == "preparing":
-        assert job.spec.data.lacks_folder
+        assert lacks_folder(job.spec)
         assert run.phase == "off" or run.forgotten
     else:
         assert not run.preparation.node

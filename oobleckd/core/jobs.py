@@ -22,6 +22,7 @@ from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.changes import TemplatesReady
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobparts import lacks_folder
 from oobleckd.protocol.messages import Measure, Measured, StopPreparing
 from oobleckd.protocol.parts import DeviceInfo, JobCause
 from oobleckd.words import count
@@ -58,7 +59,7 @@ def start_next(core: Core) -> None:
         if job is not None and core.candidates(job):
             core.run = Run(job)
             # In its turn: whatever trains has all processors of its nodes until then. (D-daemon-029)
-            core.move(job, "prepare" if job.spec.data.lacks_folder else "start")
+            core.move(job, "prepare" if lacks_folder(job.spec) else "start")
     _say_what_for(core)
 
 

@@ -34,8 +34,9 @@ from oobleckd.ctl.samples import decoder_of, lines_of, samples_of
 from oobleckd.prepare.build import MadeFolder, PrepareProgress, prepare
 from oobleckd.prepare.pace import Pace
 from oobleckd.prepare.stats import DataStats, MixtureStats, mixture_stats, stats_of
-from oobleckd.protocol.job import Job, jobs_of_sources
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobdata import Data
+from oobleckd.protocol.jobparts import is_prepared, parts_of
 from oobleckd.tokens.manifest import BadRow
 from oobleckd.tokens.packing import rule_of
 from oobleckd.words import count, noun, seconds, short, size
@@ -101,10 +102,10 @@ def prepare_command(file: Path, num_jobs: int | None) -> None:
     the folder: where they are those of before, nothing is left to do. Of several sources each is prepared by
     itself.
     """
-    for name, part in jobs_of_sources(_of_prepared(file)):
+    for table, name, part in parts_of(_of_prepared(file)):
         if not part.data.is_prepared:
             continue
-        with translated(file, name), _shown() as told:
+        with translated(file, name, table), _shown() as told:
             try:
                 made = prepare(part, num_jobs or len(os.sched_getaffinity(0)), told)
             except KeyboardInterrupt:
@@ -169,7 +170,7 @@ def show(file: Path, step: int, micro_batch: int | None) -> None:
 
 def _of_prepared(file: Path) -> Job:
     job = read_job(file)
-    if not job.data.is_prepared:
+    if not is_prepared(job):
         text = ", or name a data.tokenizer" if job.data.source == "text" else ""
         fail(
             f"{file}: {_source_words(job.data)} is trained on as it is: there is nothing to prepare",

@@ -36,7 +36,8 @@ from oobleckd.host.program import Seconds
 from oobleckd.prepare.objects import is_url
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data, with_parts, without_folders
+from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data
+from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, with_data_of, without_folders
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.words import being, count, seconds, size, skipped
 
@@ -61,7 +62,8 @@ def loaded(path: Path) -> Job:
 
 def _with_paths(job: Job, source: Path) -> Job:
     """Relative paths mean: from here. The daemon and the nodes run elsewhere."""
-    data, model, checkpoint = _data_with_paths(job.data, source), job.model, job.checkpoint
+    job = _data_with_paths(job, source)
+    model, checkpoint = job.model, job.checkpoint
     if model.checkpoint:
         model = msgspec.structs.replace(
             model, checkpoint=_existing("model.checkpoint", model.checkpoint, source)
@@ -70,17 +72,15 @@ def _with_paths(job: Job, source: Path) -> Job:
         checkpoint = msgspec.structs.replace(
             checkpoint, dir=str(Path(checkpoint.dir).expanduser().absolute())
         )
-    return msgspec.structs.replace(job, data=data, model=model, checkpoint=checkpoint)
+    return msgspec.structs.replace(job, model=model, checkpoint=checkpoint)
 
 
-def _data_with_paths(data: Data, source: Path) -> Data:
-    if isinstance(data.source, tuple):
-        parts = [
-            _with_path(data.only(table), source, f"data.source[{index}].path")
-            for index, table in enumerate(data.source)
-        ]
-        return with_parts(_with_folders(data), parts)
-    return _with_path(_with_folders(data), source, "data.path")
+def _data_with_paths(job: Job, source: Path) -> Job:
+    job = msgspec.structs.replace(job, data=_with_folders(job.data))
+    keys = [f"data.source[{index}].path" for index in range(len(job.data.sources))] or ["data.path"]
+    keys += [f"eval.source[{index}].path" for index in range(len(job.eval.source))]
+    parts = [_with_path(part.job.data, source, key) for part, key in zip(parts_of(job), keys, strict=True)]
+    return with_data_of(job, job.data, parts)
 
 
 def _with_folders(data: Data) -> Data:
@@ -119,7 +119,7 @@ def as_found(job: Job, source: Path) -> Job:
     """With its prepared folders that are here. Raises Failure where a look tells that the others
     cannot be prepared.
     """
-    if not job.data.is_prepared:
+    if not is_prepared(job):
         return job
     from oobleckd.ctl import preparedjob  # no other job needs numpy here
 
@@ -188,8 +188,8 @@ def _the_same(client: Client, job: Job) -> JobView | None:
 
 def _alike(one: Job, other: Job) -> bool:
     """Whether they are the same, but for prepared folders that one of them has yet to get."""
-    if one.data.lacks_folder or other.data.lacks_folder:
-        one, other = (msgspec.structs.replace(job, data=without_folders(job.data)) for job in (one, other))
+    if lacks_folder(one) or lacks_folder(other):
+        one, other = without_folders(one), without_folders(other)
     return one == other
 
 
@@ -286,7 +286,7 @@ def _show_plan(job: Job, file: Path) -> None:
         "file": str(file),
         "model": f"{job.model.family}{' from ' if job.model.checkpoint else ''}{job.model.checkpoint}",
         "data": job.data.words(),
-        "prepared": _prepared(job.data),
+        "prepared": _prepared(job),
         "steps": f"{train.steps:,} of {sequences}",
         "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
         "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",
@@ -296,12 +296,12 @@ def _show_plan(job: Job, file: Path) -> None:
     note("valid; nothing was submitted")
 
 
-def _prepared(data: Data) -> str:
-    if not data.is_prepared:
+def _prepared(job: Job) -> str:
+    if not is_prepared(job):
         return ""
-    if data.lacks_folder:
+    if lacks_folder(job):
         return "no: a node does that first"
-    folders = [source.prepared for source in data.sources] or [data.prepared]
+    folders = [part.job.data.prepared for part in parts_of(job)]
     return ", ".join(filter(None, folders))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,9 @@ import msgspec
 from oobleckd.ctl.output import USAGE, Failure, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.prepare.objects import is_url
-from oobleckd.protocol.job import Job, jobs_of_sources, table_of
-from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data, with_parts
+from oobleckd.protocol.job import Job, table_of
+from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data, in_source
+from oobleckd.protocol.jobparts import JobPart, is_prepared, parts_of, with_data_of
 from oobleckd.protocol.modelnotes import Looked, data_words, words
 
 _NEEDED = ("torch", "transformers")
@@ -34,13 +36,10 @@ def look(job: Job, source: Path, *, folder: bool = True) -> None:
     from oobleckd.ctl.reference import to_toml  # no other verb needs what comes with it
 
     job = _from_here(job)
-    if job.data.is_prepared:
+    if is_prepared(job):
         job, here = _with_prepared(job, source)
     else:
-        gone = [part.data.path for _, part in jobs_of_sources(job) if not _is_there(part.data)]
-        here = not gone
-        if gone:
-            note(f"data.path: {gone[0]} is not on this machine, so nobody has looked at it")
+        here = not _say_gone([part for part in parts_of(job) if not _is_there(part.job.data)])
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "job.toml"
         file.write_text(to_toml(table_of(job)), encoding="utf-8")
@@ -65,26 +64,37 @@ def _with_prepared(job: Job, source: Path) -> tuple[Job, bool]:
     """
     from oobleckd.ctl.preparedjob import as_found, is_here  # no other job needs what comes with it
 
-    data = [part.data for _, part in jobs_of_sources(job)]
-    gone = [each for each in data if not (is_here(each) if each.is_prepared else _is_there(each))]
-    if gone:
-        there = gone[0].prepared or gone[0].path
-        note(f"data.path: {there} is not on this machine, so nobody has looked at it")
+    data = [(part, part.job.data) for part in parts_of(job)]
+    if _say_gone([part for part, of in data if not (is_here(of) if of.is_prepared else _is_there(of))]):
         return job, False
     found = as_found(job, source)
-    if found.data.lacks_folder:
-        note("data.path: is not prepared yet, so nobody has looked at its tokens")
+    lacks = [part for part in parts_of(found) if part.job.data.lacks_folder]
+    if lacks:
+        where = in_source(lacks[0].name, "data.path: is not prepared yet", lacks[0].table)
+        note(f"{where}, so nobody has looked at its tokens")
         return job, False
     return found, True
 
 
+def _say_gone(parts: Sequence[JobPart]) -> bool:
+    """Whether some of a job's text is not here; the first of it is named."""
+    if not parts:
+        return False
+    table, name, job = parts[0]
+    there = job.data.prepared or job.data.path
+    note(
+        f"{in_source(name, f'data.path: {there} is not on this machine', table)}, so nobody has looked at it"
+    )
+    return True
+
+
 def _from_here(job: Job) -> Job:
     """With paths that mean the same in any folder."""
-    parts = [_data_from_here(part.data) for _, part in jobs_of_sources(job)]
-    data, model = with_parts(_data_from_here(job.data), parts), job.model
+    parts, model = [_data_from_here(part.job.data) for part in parts_of(job)], job.model
+    job = with_data_of(job, _data_from_here(job.data), parts)
     if model.checkpoint:
         model = msgspec.structs.replace(model, checkpoint=str(Path(model.checkpoint).expanduser().absolute()))
-    return msgspec.structs.replace(job, data=data, model=model)
+    return msgspec.structs.replace(job, model=model)
 
 
 def _data_from_here(data: Data) -> Data:

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
-
 from oobleckd.ctl.output import USAGE, Failure
 from oobleckd.prepare.objects import is_url
 from oobleckd.prepare.plans import has_plan
 from oobleckd.prepare.sources import root_of
 from oobleckd.prepare.wanted import FoundFolder, find, look_at, wanted_of
-from oobleckd.protocol.job import Job, jobs_of_sources
-from oobleckd.protocol.jobdata import Data, in_source, with_folders
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobdata import Data, SourceTable, in_source
+from oobleckd.protocol.jobparts import lacks_folder, parts_of, with_folders
 from oobleckd.tokens.errors import DataError, MissingPackage
 from oobleckd.tokens.manifest import read_manifest
 from oobleckd.words import count
@@ -39,7 +38,7 @@ def as_found(job: Job, source: Path) -> Job:
     tells that they cannot be made, or a folder that the job names lacks rows as it wants them.
     """
     found, lacks = _found(job, source)
-    if lacks and not found.data.lacks_folder:
+    if lacks and not lacks_folder(found):
         raise _refused(source, lacks)
     return found
 
@@ -52,11 +51,11 @@ def _refused(source: Path, lacks: str) -> Failure:
 def _found(job: Job, file: Path) -> tuple[Job, str]:
     """The job with the folders that are there and whole, and what is not, the first of it."""
     folders, lacks = [], ""
-    for name, part in jobs_of_sources(job):
+    for table, name, part in parts_of(job):
         folder, lack = part.data.prepared, ""
         if part.data.is_prepared:
             made = None
-            with translated(file, name), suppress(MissingPackage):  # a node may have it
+            with translated(file, name, table), suppress(MissingPackage):  # a node may have it
                 made = _named(Path(folder)) if folder else _made_of(part)
             if made is not None and not has_plan(part, *made):
                 lack = _not_planned(part)
@@ -64,9 +63,9 @@ def _found(job: Job, file: Path) -> tuple[Job, str]:
                 folder = str(made.folder)
             elif not folder:
                 lack = "is not prepared, or was changed since"
-        lacks = lacks or (lack and in_source(name, f"data.path: {part.data.path} {lack}"))
+        lacks = lacks or (lack and in_source(name, f"data.path: {part.data.path} {lack}", table))
         folders.append(folder)
-    return msgspec.structs.replace(job, data=with_folders(job.data, folders)), lacks
+    return with_folders(job, folders), lacks
 
 
 def _made_of(job: Job) -> FoundFolder | None:
@@ -99,10 +98,10 @@ def is_here(data: Data) -> bool:
 
 
 @contextmanager
-def translated(file: Path, name: str = "") -> Iterator[None]:
+def translated(file: Path, name: str = "", table: SourceTable = "data") -> Iterator[None]:
     """What is wrong with data becomes the end of the command; ``name``: of a source of several."""
     try:
         yield
     except DataError as error:
         where = f"{file}: " if error.problem.startswith("data.") else ""
-        raise Failure(f"{where}{in_source(name, error.problem)}", error.hint, USAGE) from error
+        raise Failure(f"{where}{in_source(name, error.problem, table)}", error.hint, USAGE) from error

@@ -19,8 +19,9 @@ import msgspec
 from oobleckd.prepare.build import PrepareProgress, check_cache, prepare
 from oobleckd.prepare.pace import Pace
 from oobleckd.prepare.wanted import find, look_at, wanted_of
-from oobleckd.protocol.job import Job, jobs_of_sources
-from oobleckd.protocol.jobdata import in_source
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobdata import SourceTable, in_source
+from oobleckd.protocol.jobparts import parts_of
 from oobleckd.protocol.messages import PrepareData, PrepareDone, PrepareFailed, Preparing
 from oobleckd.tokens.errors import DataError
 
@@ -46,18 +47,18 @@ def _end_with_stdin() -> None:
 
 
 def _answer(order: PrepareData, say: _Say) -> None:
-    parts = jobs_of_sources(order.spec)
+    parts = parts_of(order.spec)
     folders = [""] * len(parts)
     begun = False
     try:
-        for name, part in parts:  # before hours of work on the first of them
+        for table, name, part in parts:  # before hours of work on the first of them
             if part.data.lacks_folder:
-                with _of_source(name):
+                with _of_source(name, table):
                     _look(part)
-        for number, (name, part) in enumerate(parts):
+        for number, (table, name, part) in enumerate(parts):
             begun = True
             if part.data.is_prepared:  # a folder that is there may lack the plan of its rows
-                with _of_source(name):
+                with _of_source(name, table):
                     told = _Teller(order.job, name, say)
                     folders[number] = str(prepare(part, len(os.sched_getaffinity(0)), told).folder)
     except DataError as error:
@@ -75,11 +76,11 @@ def _look(job: Job) -> None:
 
 
 @contextmanager
-def _of_source(name: str) -> Iterator[None]:
+def _of_source(name: str, table: SourceTable) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(in_source(name, error.problem), error.hint) from error
+        raise DataError(in_source(name, error.problem, table), error.hint) from error
 
 
 class _Teller:

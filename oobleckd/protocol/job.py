@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
+from oobleckd.protocol.evaldata import check_evaluated
 from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.jobdata import Data, check_data, same_data
 from oobleckd.protocol.jobeval import Eval, check_eval
@@ -370,10 +371,18 @@ class Job(JobTable, frozen=True):
 
 def reads_the_same(one: Job, other: Job) -> bool:
     """Whether the two jobs read the same files, as far as they say: packed and padded rows have a plan in a
-    file of its own for each length.
+    file of its own for each length, and each draw of what is held out.
     """
     lengths = {job.train.sequence for job in (one, other) if job.data.row_kind != "windows"}
-    return same_data(one.data, other.data) and len(lengths) < 2
+    seeds = {job.eval.held_out and (job.eval.held_out, job.train.seed) for job in (one, other)}
+    evaluated = [[job.data.evaluated(source) for source in job.eval.source] for job in (one, other)]
+    return (
+        same_data(one.data, other.data)
+        and len(lengths) < 2
+        and len(seeds) < 2
+        and len(evaluated[0]) == len(evaluated[1])
+        and all(map(same_data, *evaluated))
+    )
 
 
 def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:
@@ -382,14 +391,6 @@ def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:
         return (("", job),)
     return tuple(
         (source.name, msgspec.structs.replace(job, data=job.data.only(source))) for source in job.data.sources
-    )
-
-
-def jobs_of_evaluation(job: Job) -> tuple[tuple[str, Job], ...]:
-    """Of each `[[eval.source]]` its name and a job on it alone, which evaluates on nothing."""
-    return tuple(
-        (source.name, msgspec.structs.replace(job, data=job.data.evaluated(source), eval=Eval()))
-        for source in job.eval.source
     )
 
 
@@ -461,7 +462,9 @@ def check_job(job: Job) -> None:
         if source.name in job.held_out:
             problem = f"{source.name!r} is the name of what is held out of [data], too"
             raise JobError(f"eval.source[{index}].name", problem, "rename one")
-    check_data(job.data, job.train.steps, has_folder=bool(job.model.checkpoint))
+    has_folder = bool(job.model.checkpoint)
+    check_data(job.data, job.train.steps, has_folder=has_folder, evaluated=job.eval.source)
+    check_evaluated(job.data, job.eval.source, has_folder=has_folder)
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:
             raise JobError(

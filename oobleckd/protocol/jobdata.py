@@ -22,17 +22,12 @@ _ROWS = frozenset({"jsonl", "parquet", "arrow"})
 _WITHOUT_DOCUMENTS = frozenset({"npy", "llmc", "bin"})
 SourceTable = Literal["data", "eval"]
 """Which table of a job a source stands in."""
-_OF_PREPARED = ("tokenizer", "eos", "bos", "on_bad_row", "cache", "prepared")
-_OF_SOURCE = frozenset(
-    {
-        "data",
-        "data.path",
-        "data.column",
-        "data.dtype",
-        "data.format",
-        "data.prepared",
-    }
+_OF_ALL_PREPARED = ("tokenizer", "eos", "bos", "on_bad_row", "cache")
+_OF_PREPARED = (*_OF_ALL_PREPARED, "prepared")
+OF_SOURCE = frozenset(
+    {"data", "data.path", "data.column", "data.dtype", "data.format", "data.prepared", "eval.held_out"}
 )
+"""Keys that each source has for itself, or that are said of one."""
 _NAMES_DATA = ("source", "path", "tokenizer", "column", "eos", "bos", "format", "chat")
 FROM_CHECKPOINT = "model.checkpoint"
 """In place of a tokenizer's path: that beside the weights."""
@@ -296,24 +291,6 @@ def with_parts(data: Data, parts: Sequence[Data]) -> Data:
     return msgspec.structs.replace(data, source=tables)
 
 
-def with_folders(data: Data, folders: Sequence[str]) -> Data:
-    """``data`` with a prepared folder for each source, in order; "": it has it, or needs none."""
-    parts = [data.only(source) for source in data.sources] or [data]
-    return with_parts(
-        data,
-        [
-            msgspec.structs.replace(part, prepared=folder or part.prepared)
-            for part, folder in zip(parts, folders, strict=True)
-        ],
-    )
-
-
-def without_folders(data: Data) -> Data:
-    """``data`` as it is before any of it is prepared."""
-    parts = [data.only(source) for source in data.sources] or [data]
-    return with_parts(data, [msgspec.structs.replace(part, prepared="") for part in parts])
-
-
 def in_source(name: str, problem: str, table: SourceTable = "data") -> str:
     """What is wrong with the job of a source of a ``table``, said of the whole job; ``name`` "": it is the
     whole job.
@@ -321,17 +298,18 @@ def in_source(name: str, problem: str, table: SourceTable = "data") -> str:
     if not name:
         return problem
     key, colon, rest = problem.partition(": ")
-    if not colon or key not in _OF_SOURCE:
+    if not colon or key not in OF_SOURCE:
         return problem
     return (
         f"{table}.source {name!r}: {rest if key in {'data', 'data.path'} else problem.removeprefix('data.')}"
     )
 
 
-def check_data(data: Data, steps: int, *, has_folder: bool) -> None:
-    """What the types cannot say, of a job of so many ``steps``. ``has_folder``: it starts from
-    `model.checkpoint`. Raises JobError.
+def check_data(data: Data, steps: int, *, has_folder: bool, evaluated: Sequence[EvalSource] = ()) -> None:
+    """What the types cannot say, of a job of so many ``steps`` that is ``evaluated`` on these.
+    ``has_folder``: it starts from `model.checkpoint`. Raises JobError.
     """
+    also = [data.evaluated(source) for source in evaluated]
     if data.row_kind == "windows" and data.on_long_document != "auto":
         raise JobError(
             "data.on_long_document",
@@ -339,15 +317,21 @@ def check_data(data: Data, steps: int, *, has_folder: bool) -> None:
             'leave it out, or set data.sequences = "packed"',
         )
     if isinstance(data.source, tuple):
-        _check_mixture(data, steps, has_folder=has_folder)
+        _check_mixture(data, steps, also, has_folder=has_folder)
         return
     if data.stage:
         raise JobError("data.stage", "is of several sources, and there is one", _SEVERAL)
-    _check_source(data, has_folder=has_folder)
-    _check_rows(data, f"data.source is {data.source!r}")
+    # Keys that hold for all parts may be those of what is evaluated alone.
+    alone = data
+    if any(part.format == "chat" for part in also) and data.format != "chat":
+        alone = msgspec.structs.replace(alone, chat=Chat())
+    if any(part.is_prepared for part in also) and not data.is_prepared:
+        alone = msgspec.structs.replace(alone, **{key: getattr(Data(), key) for key in _OF_ALL_PREPARED})
+    check_source(alone, has_folder=has_folder)
+    check_rows(data, f"data.source is {data.source!r}")
 
 
-def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
+def _check_mixture(data: Data, steps: int, also: Sequence[Data], *, has_folder: bool) -> None:
     usual = Data()
     for key in ("path", "column", "dtype", "prepared"):
         if getattr(data, key) != getattr(usual, key):
@@ -357,20 +341,20 @@ def _check_mixture(data: Data, steps: int, *, has_folder: bool) -> None:
     parts = [(source.name, data.only(source)) for source in data.sources]
     for index, (_, part) in enumerate(parts):
         try:
-            _check_source(part, has_folder=has_folder)
+            check_source(part, has_folder=has_folder)
         except JobError as error:
             path = error.path
-            if path in _OF_SOURCE:
+            if path in OF_SOURCE:
                 path = f"data.source[{index}].{path.removeprefix('data.')}"
             raise JobError(path, error.problem, error.hint) from error
     for name, part in parts:
-        _check_rows(part, f"source {name!r} is of kind {part.source!r}")
-    for key in () if data.is_prepared else _OF_PREPARED:
+        check_rows(part, f"source {name!r} is of kind {part.source!r}")
+    for key in () if data.is_prepared or any(part.is_prepared for part in also) else _OF_PREPARED:
         if getattr(data, key) != getattr(usual, key):
             raise JobError(
                 f"data.{key}", "is of text that is prepared, and no source is such", "leave it out"
             )
-    _check_mixed_chats(data)
+    _check_mixed_chats(data, also)
     _check_alike(parts)
 
 
@@ -386,7 +370,7 @@ def _check_alike(parts: Sequence[tuple[str, Data]]) -> None:
         )
 
 
-def _check_rows(data: Data, but: str) -> None:
+def check_rows(data: Data, but: str) -> None:
     """Whether rows of one source can be made as they are asked for; ``but``: what stands in the way else."""
     if data.row_kind != "windows" and not data.is_prepared:
         raise JobError(
@@ -406,7 +390,8 @@ def _check_rows(data: Data, but: str) -> None:
         )
 
 
-def _check_source(data: Data, *, has_folder: bool) -> None:
+def check_source(data: Data, *, has_folder: bool) -> None:
+    """Of a job on one source, whether its keys go together. Raises JobError."""
     if data.source != "stdlib" and not data.path:
         raise JobError("data.path", f"is missing, and {data.source!r} needs it", "name a file or folder")
     if data.is_bytes and data.dtype != "auto":
@@ -431,10 +416,10 @@ def _check_source(data: Data, *, has_folder: bool) -> None:
             )
 
 
-def _check_mixed_chats(data: Data) -> None:
+def _check_mixed_chats(data: Data, also: Sequence[Data]) -> None:
     """Whether keys that hold for all sources are of some."""
     are_chats = [source.format == "chat" for source in data.sources]
-    if data.chat != Chat() and not any(are_chats):
+    if data.chat != Chat() and not any(are_chats) and not any(part.format == "chat" for part in also):
         raise _not_of_chats("no source is such")
     if all(are_chats):
         _check_ends(data)

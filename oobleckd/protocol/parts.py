@@ -241,8 +241,8 @@ class EvalSum(msgspec.Struct, frozen=True):
 
     @property
     def loss(self) -> float:
-        """The mean over its targets."""
-        return self.loss_sum / self.targets
+        """The mean over its targets; 0 where it has none."""
+        return self.loss_sum / (self.targets or 1)
 
     @property
     def perplexity(self) -> float:

@@ -46,6 +46,8 @@ from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Submit
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobeval import Eval
+from oobleckd.protocol.jobparts import parts_of
 from oobleckd.protocol.messages import (
     Ack,
     Decide,
@@ -276,7 +278,7 @@ class World:
             case Release() if node in self.nodes.alive:
                 self.hear(message.device, Emptied(message.device, message.order))
             case PrepareData() if node in self.nodes.alive:
-                folders = ("/prepared",) * max(1, len(message.spec.data.sources))
+                folders = ("/prepared",) * len(parts_of(message.spec))
                 self.feed(Heard(node, PrepareDone(message.job, folders, message.order)))
 
     def _note(self, entry: msgspec.Struct) -> None:
@@ -439,11 +441,13 @@ class World:
 
 
 def _endless(question: Question) -> Job:
-    """The job under the policy that is asked about, with more steps than there is time for."""
+    """The job under the policy that is asked about, with more steps than there is time for, and without
+    evaluations, whose rounds have no cost here.
+    """
     spec = question.job
     tolerance = msgspec.structs.replace(spec.fault_tolerance, policy=question.policy)
     train = msgspec.structs.replace(spec.train, steps=ENDLESS)
-    return msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance)
+    return msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance, eval=Eval())
 
 
 def simulate(question: Question, planner: Planner | None = None, progress: Progress | None = None) -> Outcome:

@@ -249,15 +249,15 @@ def masking_of(job: Job, vocab_size: int) -> Masking | None:
 
 def _check_masked(job: Job) -> None:
     data, family = job.data, job.model.family
-    if data.row_kind != "windows" and not data.is_separate:
-        raise UserError(
-            f"data.documents: is 'joined', and {family} would see what fills a row up",
-            "leave it out: documents of packed and padded rows are kept apart",
-        )
     if data.has_chats:
         raise UserError(
             f"data.format: a chat asks for answers, and {family} names what is hidden",
             "choose a causal family (docs/models.md)",
+        )
+    if data.row_kind != "windows" and not data.is_separate:
+        raise UserError(
+            f"data.documents: is 'joined', and {family} would see what fills a row up",
+            "leave it out: documents of packed and padded rows are kept apart",
         )
 
 

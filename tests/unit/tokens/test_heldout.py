@@ -73,7 +73,7 @@ LENGTHS = (3, 0, 5, 1, 4, 0, 2, 7, 1, 1, 6, 2)
 def test_the_tokens_of_a_side_are_those_of_its_documents(
     seed: int, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the blocks end in which borders are read. Of Megatron a document may have several sequences."""
+    """Wherever the blocks end in which borders are read. A document may have several sequences."""
     monkeypatch.setattr(index_module, "_AT_ONCE", at_once)
     path = tmp_path / "a.idx"
     write_index(path, np.dtype("<u2"), np.array([2, 1, *LENGTHS[1:]], np.int32), np.array([0, *range(2, 14)]))
