@@ -46,6 +46,7 @@ STEADY = frozenset({"status", "incidents"})  # no larger in a large cluster
 # What a change of a kind may have changed. A step is in its event whole.
 TOUCHES: dict[str, frozenset[str]] = {
     "step": frozenset(),
+    "evaluation": frozenset({"jobs"}),
     "node": frozenset({"status", "nodes"}),
     "job": ALL - {"incidents"},
     "plan": ALL - {"status", "incidents"},

@@ -36,6 +36,8 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         (f"now {goodput.of_fault_free:.1%}", "strong"), (" of the best throughput measured", "dim"),
     )  # fmt: skip
     lines = [clipped(head, width), _row("useful", "good", goodput.useful_s, total_s, width)]
+    if goodput.evaluated_s > 0:
+        lines.append(_row("evaluations", "note", goodput.evaluated_s, total_s, width))
     known = [(cause, goodput.lost_s.get(cause, 0.0)) for cause in CAUSES]
     for cause, lost_s in sorted(known, key=lambda pair: -pair[1]):
         if lost_s > 0:

@@ -15,6 +15,7 @@ from itertools import groupby
 
 import msgspec
 
+from oobleckd.core.evaluations import planned_s, planned_share
 from oobleckd.ctl.world import Loss, PlannedWorld
 from oobleckd.planner.costs.makespan import busy_s, one_f_one_b_s
 from oobleckd.planner.costs.work import stage_works
@@ -149,6 +150,8 @@ class _Teller:
         largest = max(stage.memory_bytes for size in sizes for stage in by_size[size].stages)
         groups = groups_of(plan)
         samples_per_s = self.job.train.global_batch / plan.step_s
+        rounds = self.job.eval_rounds
+        evaluation_s = planned_s(rounds, plan, self.world.setup.profile) if rounds.total else 0.0
         return PlanForecast(
             groups=groups,
             can_lose=self._can_lose(plan),
@@ -159,6 +162,8 @@ class _Teller:
             tokens_per_s=samples_per_s * self.job.train.sequence,
             bubble=self._bubble(groups) if not plan.vacant else self._bubble_around(plan),
             memory_bytes=largest,
+            evaluation_s=evaluation_s,
+            evaluation_share=planned_share(rounds, evaluation_s, plan.step_s),
         )
 
     def loss(self, loss: Loss, alike: int) -> LossForecast:

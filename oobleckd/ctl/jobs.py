@@ -13,6 +13,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.evaluations import when_evaluated
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.nodes import told
@@ -288,12 +289,25 @@ def _show_plan(job: Job, file: Path) -> None:
         "data": job.data.words(),
         "prepared": _prepared(job),
         "steps": f"{train.steps:,} of {sequences}",
+        **({"evaluation": _evaluates(job)} if job.eval.wanted else {}),
         "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
         "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",
         "memory": f"{size(memory)} a device" if memory else "all of each device",
         "exact": "yes" if train.exact else "no: verify cannot compare runs bit by bit",
     })  # fmt: skip
     note("valid; nothing was submitted")
+
+
+def _evaluates(job: Job) -> str:
+    """On what, when, and what it costs, where a forward pass is taken for a third of a step's work."""
+    rounds = job.eval_rounds
+    forward = rounds.num_evaluations * rounds.total / 3
+    share = forward / (forward + rounds.steps * rounds.per_step)
+    sequences = count(job.eval_micro_batches * job.train.micro_batch, "sequence")
+    return (
+        f"{sequences} of each of {', '.join(job.eval_sources)}, {when_evaluated(job.eval)}: "
+        f"about {share:.1%} of the job's time"
+    )
 
 
 def _prepared(job: Job) -> str:

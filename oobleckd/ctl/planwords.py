@@ -116,11 +116,16 @@ def _plan(found: Forecast) -> dict[str, str]:
     return {
         "pipelines": "; ".join(_group(group) for group in plan.groups),
         "step": f"{seconds(plan.step_s)}: {_speed(plan)}, {rate(plan.tokens_per_s)} tokens/s",
+        **({"evaluation": _evaluation(plan)} if plan.evaluation_s else {}),
         "waiting": f"{plan.bubble:.1%} of the devices' time (bubble)",
         "memory": f"up to {size(plan.memory_bytes)}{of} a device",
         "idle": f"{plan.idle:,}: {plan.idle_reason}" if plan.idle else "none",
         **standby,
     }
+
+
+def _evaluation(plan: PlanForecast) -> str:
+    return f"{seconds(plan.evaluation_s)} each, {plan.evaluation_share:.1%} of the job's time"
 
 
 def _group(group: Group) -> str:

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from oobleckd.client import Client
+from oobleckd.ctl import evaluations
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import described_names, steps_of_names
 from oobleckd.ctl.output import (
@@ -26,7 +27,7 @@ from oobleckd.ctl.output import (
     tolerance,
     when,
 )
-from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers, get_steps
+from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers, get_steps, newest
 from oobleckd.draw.times import day
 from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView, PipelineView, TemplateView
@@ -190,22 +191,27 @@ _LISTS: dict[str, Callable[[Client], None]] = {
 
 
 @click.command()
-@click.argument("what", type=click.Choice([*_LISTS, "steps"]))
+@click.argument("what", type=click.Choice([*_LISTS, "steps", "evaluations"]))
 @click.argument("job", required=False, default="", shell_complete=steps_of_names)
-@click.option("--since", type=click.IntRange(min=1), metavar="N", help="Of steps: from that step on.")
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Of steps: the newest N.")
+@click.option(
+    "--since", type=click.IntRange(min=1), metavar="N", help="Of steps, evaluations: from that step on."
+)
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Of steps, evaluations: the newest N.")
 @connected
 def get(client: Client, what: str, job: str, since: int | None, last: int | None) -> None:
-    """List jobs, nodes, pipelines, templates, incidents or copies of layers, steps of JOB (or of the newest),
-    or where the time went (goodput).
+    """List jobs, nodes, pipelines, templates, incidents or copies of layers, steps or evaluations of JOB (or
+    of the newest), or where the time went (goodput).
     """
     if what == "steps":
         get_steps(client, job, since, last)
         return
+    if what == "evaluations":
+        evaluations.get_evaluations(client, job or newest(client), since, last)
+        return
     if job:
         fail(f"too many words: {job}", "`oobleckctl describe` shows one of them; see --help", USAGE)
     if since is not None or last is not None:
-        fail(f"--since and --last are of steps, not of {what}", "leave them out", USAGE)
+        fail(f"--since and --last are of steps and evaluations, not of {what}", "leave them out", USAGE)
     _LISTS[what](client)
 
 
@@ -254,6 +260,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "step": f"{job.step} of {job.steps}",
         "skipped": _skipped(job),
         "loss": _loss(job, 6) if job.step else "",
+        **evaluations.facts(job),
         "generation": str(job.generation),
         "can lose": _can_lose(job),
         "policy": job.policy,

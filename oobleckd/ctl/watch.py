@@ -64,7 +64,7 @@ def get_steps(client: Client, job: str, since: int | None, last: int | None) -> 
     """Steps of ``job``, or of the newest: from step ``since`` on, the ``last`` ones."""
     if since is None and last is None:
         last = _FEW_STEPS
-    found = client.steps(job or _newest(client), since or 0, last=last)
+    found = client.steps(job or newest(client), since or 0, last=last)
     if wants_json():
         emit_items("Step", found)
         return
@@ -85,7 +85,7 @@ def _exact(value: float | None) -> str:
     return "not finite" if value is None or not math.isfinite(value) else plain(value)
 
 
-def _newest(client: Client) -> str:
+def newest(client: Client) -> str:
     """The job that runs, else the last."""
     jobs = client.jobs()
     if not jobs:
@@ -96,11 +96,12 @@ def _newest(client: Client) -> str:
 
 def get_goodput(client: Client) -> None:
     """Where the time of the newest job's devices went: the one that runs, else the last."""
-    found = client.goodput(_newest(client))
+    found = client.goodput(newest(client))
     if wants_json():
         emit_item("Goodput", found)
         return
-    rows = [("useful", found.useful_s), *found.lost_s.items()]
+    evaluated = [("evaluation", found.evaluated_s)] if found.evaluated_s else []
+    rows = [("useful", found.useful_s), *evaluated, *found.lost_s.items()]
     emit_table(
         ("TIME OF DEVICES", "TOOK", "SHARE"),
         [(cause, seconds(took_s), _share(took_s, found.total_s)) for cause, took_s in rows],

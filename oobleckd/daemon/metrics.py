@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
+from math import inf
 from typing import cast, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -144,6 +145,7 @@ def _of_jobs(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
         ),
     ):
         yield _gauge(name, text, {(job,): value for job, value in values.items()}, "job")
+    yield from _of_evaluations(jobs)
     yield _counter(
         "oobleck_job_steps_skipped_total",
         "Steps without an update, since their loss or a gradient was not finite.",
@@ -167,6 +169,24 @@ def _of_jobs(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
     yield _counter("oobleck_steps_lost_total", "Steps lost to dead layers.", {(): lost})
 
 
+def _of_evaluations(jobs: list[JobView]) -> Iterator[Metric]:
+    last = {job.id: job.evaluation.last for job in jobs if job.evaluation is not None and job.evaluation.last}
+    losses: dict[tuple[str, ...], float] = {}
+    perplexities: dict[tuple[str, ...], float] = {}
+    for job, found in last.items():
+        for each in found.losses:
+            if each.loss is not None:
+                losses[job, each.source] = each.loss
+                perplexities[job, each.source] = inf if each.perplexity is None else each.perplexity
+    yield _gauge("oobleck_job_eval_loss", "Mean loss of the last evaluation.", losses, "job", "source")
+    text = "Perplexity of the last evaluation."
+    yield _gauge("oobleck_job_eval_perplexity", text, perplexities, "job", "source")
+    steps: Labelled = {(job,): float(found.step) for job, found in last.items()}
+    yield _gauge("oobleck_job_eval_step", "Steps before the last evaluation.", steps, "job")
+    took: Labelled = {(job,): found.seconds for job, found in last.items()}
+    yield _gauge("oobleck_job_eval_seconds", "What the last evaluation took.", took, "job")
+
+
 def _of_time(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
     """What is booked of an open incident may move to another cause when it is over, so these are gauges."""
     spent: dict[tuple[str, ...], float] = {}
@@ -174,6 +194,7 @@ def _of_time(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
         if job.finished_at is None:
             goodput = watching.goodput_view(core, core.state.jobs[job.id])
             spent[job.id, "useful"] = goodput.useful_s
+            spent[job.id, "evaluation"] = goodput.evaluated_s
             for cause, seconds in goodput.lost_s.items():
                 spent[job.id, cause] = seconds
     text = "Time of the job's live devices, by what it went into; only useful is training."

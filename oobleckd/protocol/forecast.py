@@ -47,6 +47,7 @@ class PlanForecast(msgspec.Struct, frozen=True):
 
     ``idle``: nodes of the job without a place, for ``idle_reason``. ``bubble``: share of the step in which a
     device waits, over all devices in the plan. ``memory_bytes``: the most that one of them holds.
+    ``evaluation_s`` of an evaluation, and ``evaluation_share`` of all in the job's time (0: there is none).
     """
 
     groups: tuple[Group, ...]
@@ -58,6 +59,8 @@ class PlanForecast(msgspec.Struct, frozen=True):
     tokens_per_s: float
     bubble: float
     memory_bytes: int
+    evaluation_s: float = 0.0
+    evaluation_share: float = 0.0
 
 
 class LossForecast(msgspec.Struct, frozen=True):
