@@ -25,6 +25,7 @@ MIXES_AT = 6
 """The step in which they do."""
 EVALUATES_EVERY = 3
 """Steps of a job that evaluates."""
+_HELD_OUT = {"held_out": 0.25}
 _LONGEST = 50
 """Tokens of a document, more than of a row: some are cut."""
 
@@ -38,8 +39,9 @@ def data_of(kind: str, folder: Path) -> dict[str, Any]:
     if not noted.exists():
         place.mkdir()
         data = _DATA[kind](place)
-        for _, part in jobs_of_sources(tiny_job("planned", data=data)):
-            planned(part)
+        for more in ({}, {"eval": _HELD_OUT}):  # plans of rows for jobs that hold documents out, too
+            for _, part in jobs_of_sources(tiny_job("planned", data=data, **more)):
+                planned(part)
         noted.write_bytes(msgspec.json.encode(data))
     found: dict[str, Any] = msgspec.json.decode(noted.read_bytes())
     return found
@@ -51,7 +53,7 @@ def eval_of(kind: str, folder: Path) -> dict[str, Any]:
     """
     usual: dict[str, Any] = {"every": EVALUATES_EVERY, "sequences": 16, "at_start": True}
     if kind != "bytes":
-        return usual | {"held_out": 0.25}
+        return usual | _HELD_OUT
     return usual | {"source": [_text(folder, name, seed) for seed, name in enumerate(("prose", "verse"))]}
 
 

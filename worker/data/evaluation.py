@@ -33,11 +33,11 @@ class Evaluated(NamedTuple):
 
 class EvalCorpus:
     """The first rows of each source in an order of its own, none of them twice; micro-batches of the first
-    source come first. Raises UserError where a source has too few.
+    source come first. Raises UserError where one of ``sources`` has too few.
     """
 
     def __init__(self, sources: Sequence[Evaluated], job: Job, masking: Masking | None = None) -> None:
-        self._sources, self._masking = tuple(sources), masking
+        self.sources, self._masking = tuple(sources), masking
         self._sequence, self._micro_batch = job.train.sequence, job.train.micro_batch
         self._per_source = job.eval_micro_batches
         for source in sources:
@@ -50,7 +50,7 @@ class EvalCorpus:
 
     def source_of(self, number: int) -> str:
         """The name of the source that micro-batch ``number`` of an evaluation is of."""
-        return self._sources[number // self._per_source].name
+        return self.sources[number // self._per_source].name
 
     def batch(self, number: int, *, tokens: bool = True) -> Batch:
         """Micro-batch ``number`` of an evaluation as the model is asked for it; ``tokens`` as of a corpus.
@@ -74,7 +74,7 @@ class EvalCorpus:
         which, nth = divmod(number, self._per_source)
         first = nth * self._micro_batch
         order = self._orders[which]
-        return self._sources[which], [order(first + place) for place in range(self._micro_batch)]
+        return self.sources[which], [order(first + place) for place in range(self._micro_batch)]
 
     def _num_targets(self, number: int) -> int:
         source, rows = self._of(number)
