@@ -21,6 +21,7 @@ import msgspec
 
 from oobleckd.protocol.api import (
     Accepted,
+    EvaluationView,
     IncidentView,
     Items,
     JobView,
@@ -133,6 +134,13 @@ class Client:
         query: dict[str, int] = {"since": since} | ({"last": last} if last is not None else {})
         rows = self._list(f"/v1/jobs/{quote(job, safe='')}/steps", _StepRow, **query)
         return tuple(row.view() for row in rows)
+
+    def evaluations(self, job: str, since: int = 0, *, last: int | None = None) -> tuple[EvaluationView, ...]:
+        """Evaluations of a job from that after ``since`` steps on, in order; the ``last`` ones alone where
+        that is said.
+        """
+        query: dict[str, int] = {"since": since} | ({"last": last} if last is not None else {})
+        return self._list(f"/v1/jobs/{quote(job, safe='')}/evaluations", EvaluationView, **query)
 
     def curve(self, job: str, bins: int = 200) -> CurveView:
         """All steps of a job in so many parts at most, however long it has run."""

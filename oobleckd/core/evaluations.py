@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from oobleckd.core.entries import Evaluated
+from oobleckd.planner.costs.forward import forward_s
+from oobleckd.planner.plan import Plan
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.parts import Counters, EvalSum
 
@@ -120,13 +123,28 @@ class Evaluations:
 
 
 def mean_loss(sums: Sequence[EvalSum]) -> float:
-    """Over the targets of all sources."""
-    return math.fsum(each.loss_sum for each in sums) / sum(each.targets for each in sums)
+    """Over the targets of all sources; 0 where they have none."""
+    return math.fsum(each.loss_sum for each in sums) / (sum(each.targets for each in sums) or 1)
 
 
 def result_of(entry: Evaluated) -> EvalResult:
     """The evaluation that ends with the round of ``entry``."""
     return EvalResult(entry.counters.step, entry.totals, entry.epoch, entry.at, entry.seconds)
+
+
+def planned_s(rounds: EvalRounds, plan: Plan, profile: Profile) -> float:
+    """Seconds of an evaluation under ``plan``, as modelled."""
+    full = rounds.num_rounds - 1
+    rest = rounds.total - full * rounds.per_step
+    full_s = forward_s(plan, profile, rounds.per_step) if full else 0.0
+    return full * full_s + forward_s(plan, profile, rest)
+
+
+def planned_share(rounds: EvalRounds, each_s: float, step_s: float) -> float:
+    """Of the time of a job without failures, where an evaluation takes ``each_s`` and a step ``step_s``."""
+    evaluations_s = rounds.num_evaluations * each_s
+    total_s = evaluations_s + rounds.steps * step_s
+    return evaluations_s / total_s if total_s else 0.0
 
 
 def begun_anew(rounds: EvalRounds, counters: Counters) -> Counters:

@@ -165,7 +165,7 @@ def on_failed(core: Core, message: CheckpointFailed) -> None:
 def held_up(core: Core, run: Run, parts: Mapping[int, CheckpointPart], event: ManifestWritten) -> None:
     """All parts are there, and the disk does not take the manifest: tried again, as often as it takes."""
     counters = parts[min(parts)].counters
-    last = counters.step >= run.job.spec.train.steps
+    last = run.job.spec.eval_rounds.finished(counters)
     what = f"the checkpoint of step {counters.step} waits for its manifest: {event.error}"
     cause = _cause("", event, counters.step if last else -1)
     _failed(core, run, counters.round, what, cause, last=last, again=True)
@@ -180,7 +180,7 @@ def lost_files(core: Core, run: Run) -> None:
     in a while.
     """
     run.trouble.retry_at = core.now + LOOK_EVERY_S
-    run.trouble.rewrite = run.job.counters.step >= run.job.spec.train.steps
+    run.trouble.rewrite = run.job.spec.eval_rounds.finished(run.job.counters)
 
 
 def rewrites(core: Core, run: Run) -> bool:

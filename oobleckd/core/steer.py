@@ -266,6 +266,7 @@ def _at_the_end(core: Core, run: Run) -> None:
     """
     job = run.job
     told = job.spec.eval_rounds.finished(job.counters)
+    # Its state is that of the checkpoint that it began from. (D-checkpoints-021)
     if job.only_evaluates and told:
         jobs.end(core, run, "finish", notfinite.at_the_end(job))
     elif told and job.checkpoint and job.checkpoint_counters.step >= job.spec.train.steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,17 +11,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from oobleckd.core import alike, deaths, nodecauses, preparing, room
+from oobleckd.core import alike, deaths, evaluations, nodecauses, preparing, room
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Noted, noted
+from oobleckd.core.evaluations import EvalResult
 from oobleckd.core.membership import Node
 from oobleckd.core.nodecauses import Use
 from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.planner.plan import Layers, node_of
 from oobleckd.planner.policy import ROLLING_BACK
 from oobleckd.protocol.api import (
+    BestLoss,
     DeathView,
+    EvalSummary,
+    EvaluationView,
     IncidentView,
     JobView,
     LayerRange,
@@ -28,6 +33,7 @@ from oobleckd.protocol.api import (
     NodeState,
     NodeView,
     PipelineView,
+    SourceLoss,
     Status,
     StepView,
     TemplateView,
@@ -253,6 +259,28 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         start_step=job.start.step,
         checked_step=next((kept.counters.step for kept in reversed(job.kept) if kept.checked), 0),
         preparing=at_data,
+        evaluation=_evaluation(job) if job.spec.eval.wanted else None,
+    )
+
+
+def _evaluation(job: JobRecord) -> EvalSummary:
+    """How evaluating goes."""
+    rounds, found, book = job.spec.eval_rounds, job.evaluations, job.book
+    planned_s = share = 0.0
+    if job.plan is not None and job.setup is not None and not job.final:
+        planned_s = evaluations.planned_s(rounds, job.plan, job.setup.profile)
+        share = evaluations.planned_share(rounds, planned_s, job.plan.step_s)
+    return EvalSummary(
+        last=evaluation_view(found.results[-1]) if found.results else None,
+        best=tuple(
+            BestLoss(source, least[-1].step, least[-1].loss) for source, least in found.least.items() if least
+        ),
+        next_step=rounds.next_due(job.counters) if not job.final else -1,
+        rounds_done=job.counters.evaluated if rounds.evaluates(job.counters) else 0,
+        rounds=rounds.num_rounds,
+        planned_s=planned_s,
+        planned_share=share,
+        measured_share=book.evaluated_s / book.total_s if book.total_s else 0.0,
     )
 
 
@@ -322,6 +350,22 @@ def step_view(s: Step) -> StepView:
         s.at,
         s.step_s,
     )
+
+
+def evaluation_view(found: EvalResult) -> EvaluationView:
+    """One evaluation."""
+    losses = tuple(
+        SourceLoss(each.source, _finite(each.loss), each.loss.hex(), _finite(each.perplexity), each.targets)
+        for each in found.sums
+    )
+    mean = _finite(evaluations.mean_loss(found.sums))
+    return EvaluationView(
+        step=found.step, loss=mean, losses=losses, epoch=found.epoch, at=found.at, seconds=found.seconds
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 # ---------------------------------------------------------------------- the rest

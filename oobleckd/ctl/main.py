@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "checkpoint": ("jobs", "Write a checkpoint at the next step's boundary."),
     "wait": ("waiting", "Wait for a step, a state, or the end of a recovery."),
     "verify": ("verify", "Compare a job bit by bit with a run without failures."),
+    "eval": ("evaluate", "Evaluate a checkpoint on text, without training on."),
     "export": ("export", "Write a job's model to a folder for transformers."),
     "status": ("show", "Show the daemon's headline."),
     "get": ("show", "List jobs, nodes, pipelines, templates, incidents, layers, steps or goodput."),

@@ -32,7 +32,7 @@ from oobleckd.ctl.output import FAILED, Failure, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
 from oobleckd.host.durable import write_whole
-from oobleckd.protocol.api import JobView, StepView
+from oobleckd.protocol.api import EvaluationView, JobView, StepView
 from oobleckd.protocol.job import Job, table_of
 from oobleckd.protocol.traits import KIND
 from oobleckd.protocol.unreadable import UNREADABLE
@@ -55,12 +55,15 @@ class ReferenceRun(msgspec.Struct, frozen=True):
     evaluations: tuple[EvalFact, ...] = ()
 
 
-def run_of(job: JobView, steps: Sequence[StepView]) -> RunEvidence:
+def run_of(
+    job: JobView, steps: Sequence[StepView], evaluations: Sequence[EvaluationView] = ()
+) -> RunEvidence:
     """A job of the daemon that is over, as evidence. Raises CompareError."""
     if not (job.checkpoint or stopped(job)):
         raise CompareError(f"{job.name} has no checkpoint, so its weights cannot be compared")
     place = "" if stopped(job) else job.checkpoint
-    return evidence(job.spec, facts_of(steps), place, first=job.start_step + 1)
+    first, evals = job.start_step + 1, eval_facts_of(evaluations)
+    return evidence(job.spec, facts_of(steps), place, first=first, evaluations=evals)
 
 
 def stopped(job: JobView) -> bool:
@@ -71,6 +74,15 @@ def stopped(job: JobView) -> bool:
 def facts_of(steps: Sequence[StepView]) -> tuple[StepFact, ...]:
     """What is compared of the steps of a job."""
     return tuple(StepFact(s.step, s.loss, s.loss_hex, s.samples, s.ledger, s.outcome) for s in steps)
+
+
+def eval_facts_of(evaluations: Sequence[EvaluationView]) -> tuple[EvalFact, ...]:
+    """What is compared of the evaluations of a job."""
+    return tuple(
+        EvalFact(done.step, each.source, each.loss_hex, each.targets)
+        for done in evaluations
+        for each in done.losses
+    )
 
 
 def evidence(
@@ -190,7 +202,8 @@ def run_on_cluster(client: Client, job: JobView, told: Watcher) -> ReferenceRun:
         if not done.incidents:
             last = "" if stopped(done) else done.checkpoint
             facts = facts_of(client.steps(done.id))
-            return ReferenceRun(last, facts, kinds_of(client, done), traits_of(client, done))
+            evals = eval_facts_of(client.evaluations(done.id)) if done.spec.eval.wanted else ()
+            return ReferenceRun(last, facts, kinds_of(client, done), traits_of(client, done), evals)
         note(f"{reference.name} lost nodes itself ({count(done.incidents, 'incident')}); once more")
     raise Failure(
         f"{reference.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED

@@ -53,7 +53,8 @@ def judge(client: Client, view: JobView, *, single: bool, fresh: bool = False) -
             else:
                 note("comparing with the run without failures that is kept from before")
             theirs = reference.evidence(view.spec, kept.steps, kept.checkpoint, evaluations=kept.evaluations)
-        ours = reference.run_of(view, client.steps(view.id))
+        evaluations = client.evaluations(view.id) if view.spec.eval.wanted else ()
+        ours = reference.run_of(view, client.steps(view.id), evaluations)
         _check_comparable(client, view, kept)
     except CompareError as error:
         fail(str(error), error.hint, FAILED)

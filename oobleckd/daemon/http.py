@@ -90,6 +90,7 @@ class Api:
                 web.post("/v1/jobs", self.submit),
                 web.get("/v1/jobs/{job}", self.job),
                 web.get("/v1/jobs/{job}/steps", self.steps),
+                web.get("/v1/jobs/{job}/evaluations", self.evaluations),
                 web.get("/v1/jobs/{job}/curve", self.curve),
                 web.post("/v1/jobs/{job}/{act:pause|resume|cancel|checkpoint}", self.control),
                 web.get("/v1/nodes", self.nodes),
@@ -150,6 +151,19 @@ class Api:
         unique = answers.flag(request, "unique")
         job = answers.find_job(self._service, request.match_info["job"], unique=unique)
         return answers.one(view.job_view(self._service.core, job))
+
+    async def evaluations(self, request: web.Request) -> web.StreamResponse:
+        """Evaluations, from that after ``since`` steps on, of the ``last`` ones if that is said."""
+        job = self._find(request.match_info["job"])
+        after = int(paging.after(request) or 0)
+        first, last = answers.number(request, "since") or 0, answers.number(request, "last")
+        if last is not None and not after:
+            done = [*job.spec.eval_rounds.due_steps(job.start.step, job.counters.step)][-last:]
+            first = max(first, done[0]) if done else first
+        first = max(first, after + 1) if after else first
+        count = min(paging.limit_of(request), _STEPS_AT_ONCE) + 1
+        rows = await stepstore.read_evaluations(self._service.journal, job, first, count)
+        return paging.page(request, rows, view.evaluation_view, lambda row: row.step)
 
     async def steps(self, request: web.Request) -> web.StreamResponse:
         """Committed steps from ``since`` on, of the ``last`` ones if that is said."""

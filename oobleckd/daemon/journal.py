@@ -212,6 +212,10 @@ class Journal:
         """Entries of steps that are on disk, as ``StepRows.steps`` says: by any thread."""
         return self._rows.steps(job, first, last, limit)
 
+    def evaluations(self, job: str, steps: Sequence[int]) -> list[bytes]:
+        """Entries of evaluations, as ``StepRows.evaluations``."""
+        return self._rows.evaluations(job, steps)
+
     def newest_steps(self, limit: int) -> list[bytes]:
         """The last entries of steps of all jobs that are on disk, in order."""
         return self._rows.newest(limit)

@@ -76,6 +76,10 @@ OPERATIONS = (
         "get", "/v1/jobs/{job}/steps", "Committed steps.", api.StepView, many=True,
         query={"since": _NUMBER, "last": _NUMBER},
     ),
+    Operation(
+        "get", "/v1/jobs/{job}/evaluations", "Evaluations.", api.EvaluationView, many=True,
+        query={"since": _NUMBER, "last": _NUMBER},
+    ),
     Operation("get", "/v1/jobs/{job}/curve", "All of its steps, in bins.", watch.CurveView, query={"bins": _BINS}),
     Operation("get", "/v1/jobs/{job}/goodput", "Where the time of its devices went.", watch.GoodputView),
     *(

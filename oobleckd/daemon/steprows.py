@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,10 @@ _RANGE = (
     "SELECT seq, job, round, step, outcome, loss, data, seal FROM steps "
     "WHERE job = ? AND step >= ? AND step <= ? "
     "AND outcome NOT IN ('repeated', 'evaluated') ORDER BY step, seq"
+)
+_EVALUATED = (
+    "SELECT seq, job, round, step, outcome, loss, data, seal FROM steps "
+    "WHERE job = ? AND step = ? AND outcome = 'evaluated' ORDER BY seq DESC LIMIT 1"
 )
 _NEWEST = "SELECT seq, job, round, step, outcome, loss, data, seal FROM steps ORDER BY seq DESC LIMIT ?"
 
@@ -61,6 +65,13 @@ class StepRows:
                 newest = step
                 found.append(data)
         return found
+
+    def evaluations(self, job: str, steps: Sequence[int]) -> list[bytes]:
+        """Of each evaluation of a job after so many ``steps`` the entry of its newest round."""
+        with self._reading() as database:
+            found = (database.execute(_EVALUATED, (job, step)).fetchone() for step in steps)
+            rows = [self._data(columns) for columns in found if columns is not None]
+        return [data for data in rows if data is not None]
 
     def newest(self, limit: int) -> list[bytes]:
         """The last ``limit`` entries of steps of all jobs, in order."""

@@ -1,4 +1,4 @@
-"""Steps of a job, wherever they are: the newest in memory, the others in the journal.
+"""Steps and evaluations of a job, wherever they are: the newest in memory, the others in the journal.
 
 Reads the journal in a thread, since a page of it takes milliseconds. Owns how the two are put together; what
 is in memory is the core's (``state``), the file is the journal's.
@@ -7,19 +7,22 @@ is in memory is the core's (``state``), the file is the journal's.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from oobleckd.core.apply import step_of
-from oobleckd.core.entries import StepEntry
+from oobleckd.core.entries import Evaluated, StepEntry
+from oobleckd.core.evaluations import EvalResult, result_of
 from oobleckd.core.state import JobRecord, Step
 from oobleckd.protocol.api import CurveBin
 from oobleckd.protocol.watch import CurveView
 
 DEFAULT_BINS, MAX_BINS = 200, 2000
 _decode = msgspec.msgpack.Decoder(StepEntry).decode
+_decode_evaluated = msgspec.msgpack.Decoder(Evaluated).decode
 
 
 class StepStore(Protocol):
@@ -27,6 +30,9 @@ class StepStore(Protocol):
 
     def steps(self, job: str, first: int, last: int, limit: int) -> list[bytes]:
         """The entries of steps ``first`` to ``last``, so many at most, in order: of each the newest."""
+
+    def evaluations(self, job: str, steps: Sequence[int]) -> list[bytes]:
+        """Of evaluations after so many ``steps`` the entries of their newest rounds, in order."""
 
     def curve(self, job: str, until: int, num_bins: int) -> Sequence[CurveBin]:
         """All steps before ``until``, in so many bins at most."""
@@ -44,6 +50,27 @@ async def read(store: StepStore, job: JobRecord, first: int, count: int) -> list
         older = await asyncio.to_thread(in_journal, store, job.id, first, last, count)
         if job.rolled_back_at is history:  # else these may be steps that were given up meanwhile
             return [*older, *newest][:count]
+
+
+async def read_evaluations(store: StepStore, job: JobRecord, first: int, count: int) -> list[EvalResult]:
+    """``count`` evaluations of the job from that after ``first`` steps on, or as many as there are."""
+    while True:
+        known, history = job.evaluations.results, job.rolled_back_at
+        newest = [each for each in known if each.step >= first]
+        last = known[0].step - 1 if known else _evaluated_upto(job)
+        # When there is one follows from the job, so each is found by its step, whatever lies between.
+        due = job.spec.eval_rounds.due_steps(max(first, job.start.step), last)
+        steps = list(itertools.islice(due, count))
+        older = await asyncio.to_thread(store.evaluations, job.id, steps) if steps else []
+        if job.rolled_back_at is history:  # else these may be of a history that was given up meanwhile
+            entries = [_decode_evaluated(data) for data in older]
+            return [*(result_of(entry) for entry in entries if entry.totals), *newest][:count]
+
+
+def _evaluated_upto(job: JobRecord) -> int:
+    """The last step behind which an evaluation can be over."""
+    counters = job.counters
+    return counters.step - 1 if job.spec.eval_rounds.evaluates(counters) else counters.step
 
 
 async def curve(store: StepStore, job: JobRecord, num_bins: int) -> CurveView:

@@ -357,6 +357,58 @@ class PreparingView(msgspec.Struct, frozen=True):
     left_s: float = 0.0
 
 
+class SourceLoss(msgspec.Struct, frozen=True):
+    """What an evaluation found on ``source``: the mean loss over ``targets`` tokens, null where that is no
+    finite number, its bits for people (``loss_hex``), and the ``perplexity``, exp of it, null where that has
+    no room.
+    """
+
+    source: str
+    loss: float | None
+    loss_hex: str
+    perplexity: float | None
+    targets: int
+
+
+class EvaluationView(Numbered, frozen=True):
+    """An evaluation after ``step`` steps (0: before the first): ``losses`` by source, and their mean over all
+    targets in ``loss`` (null where it is no finite number). It took ``seconds``, up to ``at``.
+    """
+
+    step: int
+    loss: float | None
+    losses: tuple[SourceLoss, ...]
+    epoch: int
+    at: float
+    seconds: float
+
+
+class BestLoss(msgspec.Struct, frozen=True):
+    """The least loss of an evaluation ``source``, first met after ``step`` steps."""
+
+    source: str
+    step: int
+    loss: float
+
+
+class EvalSummary(msgspec.Struct, frozen=True):
+    """How evaluating goes. ``last``: the newest evaluation; ``best``: the least loss of each source.
+    ``next_step``: after how many steps the next one is, or the one under way (-1: none is to come), of which
+    ``rounds_done`` of ``rounds`` are over. ``planned_s``: of one, and ``planned_share`` of all in the time of
+    a job without failures (0: no plan is in force). ``measured_share``: of the time of the job's devices so
+    far.
+    """
+
+    last: EvaluationView | None = None
+    best: tuple[BestLoss, ...] = ()
+    next_step: int = -1
+    rounds_done: int = 0
+    rounds: int = 0
+    planned_s: float = 0.0
+    planned_share: float = 0.0
+    measured_share: float = 0.0
+
+
 class JobView(Numbered, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
@@ -374,7 +426,8 @@ class JobView(Numbered, frozen=True):
     ``checkpoint_trouble``: why its checkpoints cannot be written now, if so. ``inputs``: the identity of what
     it reads; ``checked_step``: up to the newest checkpoint of so many steps all who read have found
     afterwards that it was that (0: of none). ``start_step``: steps in the checkpoint that it was resumed
-    from. ``preparing``: who prepares its data, and how far that is.
+    from. ``preparing``: who prepares its data, and how far that is. ``evaluation``: how evaluating goes, of a
+    job that does.
     """
 
     id: str
@@ -417,6 +470,7 @@ class JobView(Numbered, frozen=True):
     checked_step: int = 0
     start_step: int = 0
     preparing: PreparingView | None = None
+    evaluation: EvalSummary | None = None
 
 
 class StepView(Numbered, frozen=True):

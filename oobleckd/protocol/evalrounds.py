@@ -7,7 +7,9 @@ as a step has but for the last, on the routes of a step; they are forward alone 
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -41,6 +43,31 @@ class EvalRounds:
         if step in {0, self.steps}:
             return (self.at_start and step == 0) or (self.at_end and step == self.steps)
         return self.every > 0 and step % self.every == 0
+
+    def due_steps(self, first: int, last: int) -> Iterator[int]:
+        """After how many steps there is an evaluation, from ``first`` to ``last``, in order."""
+        if not self.total:
+            return
+        every = (
+            range(-(-max(first, 1) // self.every) * self.every, last + 1, self.every) if self.every else ()
+        )
+        inside = (step for step in every if 0 < step < self.steps)
+        for step in itertools.chain((0,), inside, (self.steps,)):
+            if first <= step <= last and self.due(step):
+                yield step
+
+    def next_due(self, counters: Counters) -> int:
+        """After how many steps the next evaluation is, or the one under way; -1: none is to come."""
+        first = counters.step if self.evaluates(counters) else counters.step + 1
+        return next(self.due_steps(first, self.steps), -1)
+
+    @property
+    def num_evaluations(self) -> int:
+        """Of the whole job."""
+        if not self.total:
+            return 0
+        inside = (self.steps - 1) // self.every if self.every else 0
+        return inside + self.due(0) + self.due(self.steps)
 
     def evaluates(self, counters: Counters) -> bool:
         """Whether the round that ``counters`` begin evaluates."""

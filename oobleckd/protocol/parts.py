@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
@@ -240,8 +241,16 @@ class EvalSum(msgspec.Struct, frozen=True):
 
     @property
     def loss(self) -> float:
-        """The mean over its targets."""
-        return self.loss_sum / self.targets
+        """The mean over its targets; 0 where it has none."""
+        return self.loss_sum / (self.targets or 1)
+
+    @property
+    def perplexity(self) -> float:
+        """Exp of the loss; infinite where that has no room in a float."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
 
 
 class Vote(msgspec.Struct, frozen=True):

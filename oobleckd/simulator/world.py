@@ -46,6 +46,7 @@ from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.api import Submit
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobeval import Eval
 from oobleckd.protocol.jobparts import parts_of
 from oobleckd.protocol.messages import (
     Ack,
@@ -440,11 +441,13 @@ class World:
 
 
 def _endless(question: Question) -> Job:
-    """The job under the policy that is asked about, with more steps than there is time for."""
+    """The job under the policy that is asked about, with more steps than there is time for, and without
+    evaluations, whose rounds have no cost here.
+    """
     spec = question.job
     tolerance = msgspec.structs.replace(spec.fault_tolerance, policy=question.policy)
     train = msgspec.structs.replace(spec.train, steps=ENDLESS)
-    return msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance)
+    return msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance, eval=Eval())
 
 
 def simulate(question: Question, planner: Planner | None = None, progress: Progress | None = None) -> Outcome:

@@ -22,6 +22,7 @@ import msgspec
 
 from oobleckd.protocol.api import (
     Accepted,
+    EvaluationView,
     IncidentView,
     JobView,
     NodeView,
@@ -50,6 +51,7 @@ class Api:
     pipelines: list[PipelineView] = field(default_factory=list)
     templates: list[TemplateView] = field(default_factory=list)
     steps: dict[str, list[StepView]] = field(default_factory=dict)
+    evaluations: dict[str, list[EvaluationView]] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     layers: list[LayerView] = field(default_factory=list)
     watched: dict[str, msgspec.Struct] = field(default_factory=dict)
@@ -69,8 +71,8 @@ class Api:
                 return getattr(self, name)
             case ["jobs", job]:
                 return next((view for view in reversed(self.jobs) if job in {view.id, view.name}), None)
-            case ["jobs", job, "steps"]:
-                return self._steps_of(job, query)
+            case ["jobs", job, "evaluations" | "steps" as name]:
+                return self._steps_of(job, query) if name == "steps" else self.evaluations.get(job, [])
             case ["schedule" | "schedules" | "impact" | "past" | "debug" as name] | [
                 "jobs" | "incidents",
                 _,

@@ -48,13 +48,14 @@ def data_of(kind: str, folder: Path) -> dict[str, Any]:
 
 
 def eval_of(kind: str, folder: Path) -> dict[str, Any]:
-    """`[eval]` of a job on such data: of two texts of its own where it trains on bytes, else of documents
-    that it holds out. Each evaluation is of several rounds, the last of which has fewer micro-batches.
+    """`[eval]` of a job on such data: documents that are held out of packed ones, else two texts of its own.
+    Each evaluation is of several rounds, the last of which has fewer micro-batches.
     """
     usual: dict[str, Any] = {"every": EVALUATES_EVERY, "sequences": 16, "at_start": True}
-    if kind != "bytes":
+    if kind == "packed":
         return usual | _HELD_OUT
-    return usual | {"source": [_text(folder, name, seed) for seed, name in enumerate(("prose", "verse"))]}
+    make = _text if kind == "bytes" else _rows
+    return usual | {"source": [make(folder, name, seed) for seed, name in enumerate(("prose", "verse"))]}
 
 
 def _text(folder: Path, name: str, seed: int) -> dict[str, Any]:
@@ -63,6 +64,19 @@ def _text(folder: Path, name: str, seed: int) -> dict[str, Any]:
     if not file.exists():
         file.write_bytes(np.random.default_rng(seed).integers(0, 256, 2000, np.uint8).tobytes())
     return {"name": name, "kind": "text", "path": str(file)}
+
+
+def _rows(folder: Path, name: str, seed: int) -> dict[str, Any]:
+    """An evaluation source of packed rows."""
+    place = folder / "data-eval"
+    noted = place / f"{name}.json"
+    if not noted.exists():
+        place.mkdir(exist_ok=True)
+        source = {**_source(place, 16 + seed), "source": "jsonl", "tokenizer": "/none", "sequences": "packed"}
+        planned(tiny_job("planned", data=source))
+        noted.write_bytes(msgspec.json.encode(source))
+    found: dict[str, Any] = msgspec.json.decode(noted.read_bytes())
+    return {"name": name, "kind": "jsonl", "path": found["path"], "prepared": found["prepared"]}
 
 
 def _packed(place: Path) -> dict[str, Any]:

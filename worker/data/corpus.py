@@ -25,7 +25,7 @@ from oobleckd.worker.data.collate import (
     tokens_of,
     without_tokens,
 )
-from oobleckd.worker.data.evaluation import EvalCorpus, Evaluated
+from oobleckd.worker.data.evaluation import EvalCorpus, EvalRows
 from oobleckd.worker.data.inputs import Opened, together
 from oobleckd.worker.data.masking import Masking, num_chosen
 from oobleckd.worker.data.order import Place, SampleOrder
@@ -155,13 +155,13 @@ def open_corpus(job: Job) -> Corpus:
     files = [(name, each.inputs) for name, each in zip(names, found, strict=True)]
     held = [each.held for each in found if each.held is not None]
     evaluated = [
-        Evaluated(name, rows, job.data.weighs_targets) for name, rows in zip(job.held_out, held, strict=True)
+        EvalRows(name, rows, job.data.weighs_targets) for name, rows in zip(job.held_out, held, strict=True)
     ]
     for name, part in jobs_of_evaluation(job):
         with of_source(name, "eval"):
             masking_of(part, load_config(job).vocab_size)
             opened = open_source(part)
-        evaluated.append(Evaluated(name, opened.rows, part.data.weighs_targets))
+        evaluated.append(EvalRows(name, opened.rows, part.data.weighs_targets))
         files.append((f"eval.source {name!r}", opened.inputs))
     masking = masking_of(job, load_config(job).vocab_size)
     evaluation = EvalCorpus(evaluated, job, masking) if evaluated else None

@@ -21,7 +21,7 @@ from oobleckd.worker.models import Batch
 from oobleckd.worker.runtime.errors import UserError
 
 
-class Evaluated(NamedTuple):
+class EvalRows(NamedTuple):
     """A source to evaluate on. ``weighs``: whether its rows may be asked for different numbers of tokens, so
     that labels say of each whether it is.
     """
@@ -36,7 +36,7 @@ class EvalCorpus:
     source come first. Raises UserError where one of ``sources`` has too few.
     """
 
-    def __init__(self, sources: Sequence[Evaluated], job: Job, masking: Masking | None = None) -> None:
+    def __init__(self, sources: Sequence[EvalRows], job: Job, masking: Masking | None = None) -> None:
         self.sources, self._masking = tuple(sources), masking
         self._sequence, self._micro_batch = job.train.sequence, job.train.micro_batch
         self._per_source = job.eval_micro_batches
@@ -70,7 +70,7 @@ class EvalCorpus:
         source, rows = self._of(number)
         return [source.rows.row(row) for row in rows]
 
-    def _of(self, number: int) -> tuple[Evaluated, list[int]]:
+    def _of(self, number: int) -> tuple[EvalRows, list[int]]:
         which, nth = divmod(number, self._per_source)
         first = nth * self._micro_batch
         order = self._orders[which]

@@ -50,6 +50,14 @@ def test_resume_needs_a_checkpoint_that_can_be_read(world):
     assert [step.step for step in world.job().steps] == [7, 8]
 
 
+def test_a_job_that_is_resumed_at_its_end_has_nothing_to_write(world):
+    world.complete["some/where"] = dict.fromkeys(range(len(world.buckets)), (6, 0, 0))
+    world.nans = (6,)
+    world.ask(Submit(make_job(steps=7, f=0, memory=350), resume="some/where", counters=(7, 6)))
+    world.until_state("done")
+    assert (world.job().steps, world.job().checkpoint) == ([], "")
+
+
 def test_controls_that_make_no_sense_now(world):
     denied(world, Control("job-9", "pause"), "not-found")
     world.submit(steps=100, f=0, memory=350)

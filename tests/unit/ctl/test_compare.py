@@ -19,6 +19,7 @@ from oobleckd.ctl.compare import (
     read_file,
     read_steps,
 )
+from oobleckd.ctl.evalfacts import EvalFact, read_evaluations
 from tests.helpers.runs import NAMES, fact, facts, flip_bit, seal, write_checkpoint
 
 Steps = tuple[StepFact, ...]
@@ -63,6 +64,53 @@ def test_of_a_run_that_was_resumed_its_own_steps_are_compared(ours: Path, theirs
     assert compare(gap, run_of(theirs)).findings == ("the run has no step 2",)
     early = msgspec.structs.replace(resumed, steps=facts())
     assert compare(early, run_of(theirs)).findings == ("the run has a step 1",)
+
+
+def test_evaluations_are_compared_by_their_bits(ours: Path, theirs: Path) -> None:
+    evals = tuple(
+        EvalFact(step, source, (4.0 / (step + 1)).hex(), 32) for step in (0, 2) for source in ("a", "b")
+    )
+    run, other = (msgspec.structs.replace(run_of(place), evaluations=evals) for place in (ours, theirs))
+    verdict = compare(run, other)
+    assert (verdict.identical, verdict.evaluations, verdict.num_evaluations) == (True, 4, 4)
+    assert "3 of 3 losses, 4 of 4 evaluations and 4 of 4 weight tensors" in verdict.sentence
+    odd = (*evals[:3], msgspec.structs.replace(evals[3], loss_hex=(4.0 / 3 + 2**-51).hex()))
+    findings = compare(msgspec.structs.replace(run, evaluations=odd), other).findings
+    (finding,) = findings
+    place, _, losses = finding.partition(": ")
+    assert place == "evaluation after step 2, b"
+    assert losses.startswith("loss 0x1.5555555555557p+0 of 32 targets here, loss 0x1.5555555555555p+0 of 32")
+    fewer = msgspec.structs.replace(run, evaluations=evals[1:])
+    assert compare(fewer, other).findings == ("evaluation after step 0, a: is missing here",)
+    assert compare(other, fewer).findings == ("evaluation after step 0, a: is missing without failures",)
+
+
+def test_of_a_run_that_was_resumed_its_own_evaluations_are_compared(ours: Path, theirs: Path) -> None:
+    evals = tuple(EvalFact(step, "a", float(step).hex(), 32) for step in range(4))
+    other = msgspec.structs.replace(run_of(theirs), evaluations=evals)
+    resumed = RunEvidence(facts()[1:], read_checkpoint(ours), 3, 4, 2, evals[1:])
+    verdict = compare(resumed, other)
+    assert (verdict.identical, verdict.num_evaluations) == (True, 3)
+
+
+def test_evaluations_of_one_process_are_added_up_exactly(tmp_path: Path) -> None:
+    """As they would be in any order: 1 is not lost beside 1e17."""
+    lines = tmp_path / "evaluations.jsonl"
+    assert read_evaluations(lines) == ()
+    sums = (1e17, 1.0, -1e17)
+    rows = [
+        {
+            "step": 3,
+            "round": number,
+            "source": "a",
+            "loss_sum": each,
+            "loss_sum_hex": each.hex(),
+            "targets": 4,
+        }
+        for number, each in enumerate(sums)
+    ]
+    lines.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+    assert read_evaluations(lines) == (EvalFact(3, "a", (1.0 / 12).hex(), 12),)
 
 
 def stopped(*skipped: StepFact) -> RunEvidence:

@@ -17,6 +17,7 @@ import pytest
 from oobleckd.core.cadence import cadence
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS, Action
 from oobleckd.protocol.job import Checkpoint, PolicyName
+from oobleckd.protocol.jobeval import Eval
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
 from oobleckd.simulator.runs import apart, run_all
@@ -44,6 +45,11 @@ def test_nothing_happens() -> None:
     assert run.useful_device_s == pytest.approx(4 * STEP_S * run.steps)
     assert (run.losses, run.plans, run.rollbacks) == (0, 1, 0)
     assert [decided.step_s for decided in run.decisions] == [pytest.approx(STEP_S)]
+
+
+def test_a_job_that_evaluates_is_simulated_without_that() -> None:
+    job = msgspec.structs.replace(job_of(), eval=Eval(held_out=0.1, every=1))
+    assert simulate(question(job=job)).steps == simulate(question()).steps
 
 
 def test_data_that_is_not_prepared_takes_no_time() -> None:

@@ -306,6 +306,12 @@ def test_what_is_due(given: Vote, step: int, wanted: Due) -> None:
     assert due_after(JOB, given, Counters(step - 1, step - 1, step - 1)) == wanted
 
 
+def test_what_only_evaluates_writes_no_last_one() -> None:
+    was = Counters(2, 2, 2)
+    assert due_after(JOB, vote(), was, at_end=False) == Due()
+    assert due_after(JOB, vote(checkpoint=True), was, at_end=False) == Due(begins=True)
+
+
 def test_a_step_that_is_repeated_is_not_written_again() -> None:
     was = Counters(1, 2, 2)
     assert due_after(JOB, Vote({}, {}, overflow=True), was) == Due()
