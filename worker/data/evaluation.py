@@ -16,7 +16,7 @@ from oobleckd.tokens.permutation import Permutation
 from oobleckd.words import count, noun
 from oobleckd.worker.data.collate import causal_batch, joined_batch, masked_batch, without_tokens
 from oobleckd.worker.data.masking import OF_EVALUATION, Masking, num_chosen
-from oobleckd.worker.data.rows import DataRow, Rows
+from oobleckd.worker.data.rows import Rows
 from oobleckd.worker.models import Batch
 from oobleckd.worker.runtime.errors import UserError
 
@@ -65,10 +65,9 @@ class EvalCorpus:
         hide = partial(self._masking, step=OF_EVALUATION, micro_batch=number)
         return masked_batch(drawn, hide, weighs=source.weighs)
 
-    def rows(self, number: int) -> list[DataRow]:
-        """The rows of a micro-batch. Raises Misread, UserError."""
-        source, rows = self._of(number)
-        return [source.rows.row(row) for row in rows]
+    def rows_of(self, number: int) -> tuple[int, ...]:
+        """The rows of a micro-batch, by their numbers in its source."""
+        return tuple(self._of(number)[1])
 
     def _of(self, number: int) -> tuple[EvalRows, list[int]]:
         which, nth = divmod(number, self._per_source)

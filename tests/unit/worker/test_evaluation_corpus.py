@@ -17,9 +17,10 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobparts import parts_of
 from oobleckd.tokens.heldout import DocumentSide
 from oobleckd.worker.data.corpus import Corpus, open_corpus
+from oobleckd.worker.data.evaluation import EvalCorpus
 from oobleckd.worker.data.look import look_at
 from oobleckd.worker.data.masking import NOT_ASKED
-from oobleckd.worker.data.rows import Rows
+from oobleckd.worker.data.rows import DataRow, Rows
 from oobleckd.worker.models import Batch
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import GPT2, small_config, small_job
@@ -198,6 +199,11 @@ def sources(folder: Path) -> list[dict[str, Any]]:
     return [{"name": "a", **where}, {"name": "b", **where}]
 
 
+def drawn(evaluation: EvalCorpus, number: int) -> list[DataRow]:
+    rows = evaluation.sources[number // (len(evaluation.targets) // len(evaluation.sources))].rows
+    return [rows.row(row) for row in evaluation.rows_of(number)]
+
+
 def parts(batch: Batch) -> list[Any]:
     return [batch.inputs, batch.labels, batch.positions, batch.documents]
 
@@ -226,11 +232,11 @@ def test_an_evaluation_is_a_function_of_job_and_files(folder: Path, way: str, fa
         bare = one.batch(number, tokens=False)
         for mine, theirs in zip(parts(bare)[2:], parts(batch)[2:], strict=True):
             assert mine is theirs or torch.equal(mine, theirs)
-    rows = [tuple(row.tokens.tolist()) for number in range(4) for row in one.rows(number)]
+    rows = [tuple(row.tokens.tolist()) for number in range(4) for row in drawn(one, number)]
     assert len(set(rows)) == 8  # none twice
     alone = opened(job_of(on(folder, way), {**evaluated, "source": sources(folder)[1:]}, family)).evaluation
     assert alone is not None
-    assert [row.tokens.tolist() for row in alone.rows(1)] == [row.tokens.tolist() for row in one.rows(5)]
+    assert [row.tokens.tolist() for row in drawn(alone, 1)] == [row.tokens.tolist() for row in drawn(one, 5)]
 
 
 def test_what_is_held_out_comes_before_text_of_its_own(folder: Path) -> None:
@@ -256,7 +262,7 @@ def test_chats_are_evaluated_on_where_text_is_trained_on(folder: Path, tmp_path:
     one = corpus.evaluation
     assert one is not None
     for number in range(2):
-        batch, rows = one.batch(number), one.rows(number)
+        batch, rows = one.batch(number), drawn(one, number)
         asked = [at for row in rows if row.asked is not None for at in np.flatnonzero(row.asked)]
         assert one.targets[number] == len(asked) == batch.num_targets
         if way != "packed":
