@@ -141,31 +141,55 @@ def stats(file: Path) -> None:
 
 @data.command()
 @_job_file
-@click.option("--step", type=click.IntRange(min=1), required=True, metavar="N", help="Of the job, from 1 on.")
+@click.option("--step", type=click.IntRange(min=1), default=0, metavar="N", help="Of the job, from 1 on.")
+@click.option("--evaluation", is_flag=True, help="In place of a step: what the model is evaluated on.")
+@click.option("--source", default="", metavar="NAME", help="Of an evaluation; all if not given.")
 @click.option(
-    "--micro-batch", type=click.IntRange(min=0), metavar="N", help="Of the step, from 0 on; all if not given."
+    "--micro-batch",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Of the step, or of each source of an evaluation, from 0 on; all if not given.",
 )
 @output_option
-def show(file: Path, step: int, micro_batch: int | None) -> None:
-    """Show the samples of a step of FILE, a job.toml, as a device trains on them.
+def show(file: Path, step: int, source: str, micro_batch: int | None, *, evaluation: bool) -> None:
+    """Show the samples of a step, or of every evaluation, of FILE, a job.toml, as a device reads them.
 
     Each row with its tokens as text, the documents that they are of, and what the loss asks for. Any kind of
     data has them; text is decoded by the job's tokenizer, bytes as UTF-8, and other tokens stay numbers.
     """
+    if bool(step) == evaluation:
+        fail(f"{file}: name a step, or --evaluation", "`--step 1`, for example", USAGE)
+    if source and not evaluation:
+        fail(f"{file}: --source is of an evaluation", "add --evaluation, or leave it out", USAGE)
     job = with_prepared(read_job(file), file)
     if step > job.train.steps:
         fail(f"{file}: the job has {count(job.train.steps, 'step')}, and no step {step:,}", "", USAGE)
-    if micro_batch is not None and micro_batch >= job.num_micro_batches:
-        problem = f"a step has {count(job.num_micro_batches, 'micro-batch')}, and no number {micro_batch}"
+    names = _evaluated(job, file, source) if evaluation else ("",)
+    number = job.eval_micro_batches if evaluation else job.num_micro_batches
+    if micro_batch is not None and micro_batch >= number:
+        what = "a source of an evaluation" if evaluation else "a step"
+        problem = f"{what} has {count(number, 'micro-batch')}, and no number {micro_batch}"
         fail(f"{file}: {problem}", "they are counted from 0", USAGE)
-    decode = decoder_of(job, file)
-    for number in range(job.num_micro_batches) if micro_batch is None else (micro_batch,):
-        told = samples_of(job, file, step, number)
-        if wants_json():
-            emit_item("SampleRows", told)
-            continue
-        for index in range(len(told.rows)):
-            emit_page("\n".join(lines_of(told, index, decode, is_chat=job.data.has_chats)))
+    decode, chats = decoder_of(job, file), any(part.job.data.has_chats for part in parts_of(job))
+    for name in names:
+        for which in range(number) if micro_batch is None else (micro_batch,):
+            told = samples_of(job, file, step, which, name)
+            if wants_json():
+                emit_item("SampleRows", told)
+                continue
+            for index in range(len(told.rows)):
+                emit_page("\n".join(lines_of(told, index, decode, is_chat=chats)))
+
+
+def _evaluated(job: Job, file: Path, source: str) -> tuple[str, ...]:
+    """The sources of an evaluation that are to be shown."""
+    names = job.eval_sources
+    if not names:
+        hint = "set eval.held_out = 0.01, or write an [[eval.source]] table"
+        fail(f"{file}: the job is evaluated on nothing", hint, USAGE)
+    if source and source not in names:
+        fail(f"{file}: the job is not evaluated on {source!r}", f"it is on {', '.join(names)}", USAGE)
+    return (source,) if source else names
 
 
 def _of_prepared(file: Path) -> Job:

@@ -23,16 +23,21 @@ from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
 
 
-def samples_of(job: Job, source: Path, step: int, micro_batch: int) -> SampleRows:
-    """Of a job whose data is prepared, as ``source`` has it; asked of the worker. Raises Failure."""
+def samples_of(job: Job, source: Path, step: int, micro_batch: int, of: str = "") -> SampleRows:
+    """Of a job whose data is prepared, as ``source`` has it; asked of the worker. ``of``: an evaluation's
+    source, in place of a step. Raises Failure.
+    """
     from oobleckd.ctl.reference import to_toml  # no other verb of this needs what comes with it
 
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "job.toml"
         file.write_text(to_toml(table_of(job)), encoding="utf-8")
         words = ("--job", str(file), "--step", str(step), "--micro-batch", str(micro_batch))
+        asked = ("--source", of) if of else ()
         try:
-            return msgspec.json.decode(run_worker("oobleckd.worker.tools.samples", *words), type=SampleRows)
+            return msgspec.json.decode(
+                run_worker("oobleckd.worker.tools.samples", *words, *asked), type=SampleRows
+            )
         except Failure as failure:
             raise Failure(f"{source}: {failure}", failure.hint, USAGE) from failure
 
@@ -64,11 +69,13 @@ def lines_of(
     row = told.rows[index]
     of = f"of {row.source}, " if row.source else ""
     asked = f"the loss asks for {count(len(row.asked), 'token')} of {len(row.tokens):,}"
-    yield click.style(
-        f"step {told.step}, micro-batch {told.micro_batch}, row {index}: sample {row.sample} "
-        f"({of}pass {row.epoch + 1}, from token {row.start:,} on); {asked}",
-        bold=True,
-    )
+    if told.step:
+        head = f"step {told.step}, micro-batch {told.micro_batch}, row {index}: sample {row.sample} "
+        place = f"({of}pass {row.epoch + 1}, from token {row.start:,} on)"
+    else:
+        head = f"evaluation, micro-batch {told.micro_batch}, row {index}: row {row.sample} "
+        place = f"({of}from token {row.start:,} on)"
+    yield click.style(f"{head}{place}; {asked}", bold=True)
     underlined = set(row.asked) if is_chat or row.inputs != row.tokens else set()
     for border, following in pairwise([*(row.borders or (Border(0, -1),)), Border(len(row.tokens), -1)]):
         stretch = range(border.at, following.at)

@@ -28,7 +28,7 @@ class SampleRow(msgspec.Struct, frozen=True):
     """A row of a micro-batch. ``sample``: its number in the whole run; ``epoch``: which pass over the data,
     from 0; ``start``: its first token in all of the data's. ``inputs``: what the model is shown; ``asked``:
     positions whose token it has to name; ``borders``: none where the data has no documents; ``source``: of
-    several, its name.
+    several, or of an evaluation, its name.
     """
 
     sample: int
@@ -42,7 +42,9 @@ class SampleRow(msgspec.Struct, frozen=True):
 
 
 class SampleRows(msgspec.Struct, frozen=True):
-    """All rows of a micro-batch. ``step`` is counted from 1, ``micro_batch`` from 0."""
+    """All rows of a micro-batch. ``step`` is counted from 1 (0: of every evaluation), ``micro_batch`` from 0,
+    of an evaluation in each source.
+    """
 
     step: int
     micro_batch: int

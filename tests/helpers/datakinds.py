@@ -25,6 +25,7 @@ MIXES_AT = 6
 """The step in which they do."""
 EVALUATES_EVERY = 3
 """Steps of a job that evaluates."""
+_HELD_OUT = {"held_out": 0.25}
 _LONGEST = 50
 """Tokens of a document, more than of a row: some are cut."""
 
@@ -38,20 +39,23 @@ def data_of(kind: str, folder: Path) -> dict[str, Any]:
     if not noted.exists():
         place.mkdir()
         data = _DATA[kind](place)
-        for _, part in jobs_of_sources(tiny_job("planned", data=data)):
-            planned(part)
+        for more in ({}, {"eval": _HELD_OUT}):  # plans of rows for jobs that hold documents out, too
+            for _, part in jobs_of_sources(tiny_job("planned", data=data, **more)):
+                planned(part)
         noted.write_bytes(msgspec.json.encode(data))
     found: dict[str, Any] = msgspec.json.decode(noted.read_bytes())
     return found
 
 
 def eval_of(kind: str, folder: Path) -> dict[str, Any]:
-    """`[eval]` of a job on such data: two texts of its own. Each evaluation is of several rounds, the last of
-    which has fewer micro-batches.
+    """`[eval]` of a job on such data: documents that are held out of packed ones, else two texts of its own.
+    Each evaluation is of several rounds, the last of which has fewer micro-batches.
     """
+    usual: dict[str, Any] = {"every": EVALUATES_EVERY, "sequences": 16, "at_start": True}
+    if kind == "packed":
+        return usual | _HELD_OUT
     make = _text if kind == "bytes" else _rows
-    sources = [make(folder, name, seed) for seed, name in enumerate(("prose", "verse"))]
-    return {"every": EVALUATES_EVERY, "sequences": 16, "at_start": True, "source": sources}
+    return usual | {"source": [make(folder, name, seed) for seed, name in enumerate(("prose", "verse"))]}
 
 
 def _text(folder: Path, name: str, seed: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from oobleckd.core.entries import JobSubmitted
 from oobleckd.core.events import Heard
 from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.changes import PreparingBegan, PreparingEnded
-from oobleckd.protocol.jobdata import without_folders
+from oobleckd.protocol.jobparts import without_folders
 from oobleckd.protocol.messages import PrepareDone, PrepareFailed
 from tests.helpers.simjobs import UNPREPARED, make_job
 from tests.helpers.simprepare import FOLDER
@@ -40,7 +40,7 @@ def check_trained(world: World) -> None:
     world.check_done()
     job = world.job()
     assert job.spec.data.prepared == FOLDER
-    assert msgspec.structs.replace(job.spec, data=without_folders(job.spec.data)) == submitted(world)
+    assert without_folders(job.spec) == submitted(world)
     assert [each.folders for each in world.told(PreparingEnded) if each.cause == "done"] == [(FOLDER,)]
     assert world.folders.at_work() == []
 

@@ -16,7 +16,7 @@ from oobleckd.tokens.permutation import Permutation
 from oobleckd.words import count, noun
 from oobleckd.worker.data.collate import causal_batch, joined_batch, masked_batch, without_tokens
 from oobleckd.worker.data.masking import OF_EVALUATION, Masking, num_chosen
-from oobleckd.worker.data.rows import DataRow, Rows
+from oobleckd.worker.data.rows import Rows
 from oobleckd.worker.models import Batch
 from oobleckd.worker.runtime.errors import UserError
 
@@ -33,11 +33,11 @@ class EvalRows(NamedTuple):
 
 class EvalCorpus:
     """The first rows of each source in an order of its own, none of them twice; micro-batches of the first
-    source come first. Raises UserError where a source has too few.
+    source come first. Raises UserError where one of ``sources`` has too few.
     """
 
     def __init__(self, sources: Sequence[EvalRows], job: Job, masking: Masking | None = None) -> None:
-        self._sources, self._masking = tuple(sources), masking
+        self.sources, self._masking = tuple(sources), masking
         self._sequence, self._micro_batch = job.train.sequence, job.train.micro_batch
         self._per_source = job.eval_micro_batches
         for source in sources:
@@ -50,7 +50,7 @@ class EvalCorpus:
 
     def source_of(self, number: int) -> str:
         """The name of the source that micro-batch ``number`` of an evaluation is of."""
-        return self._sources[number // self._per_source].name
+        return self.sources[number // self._per_source].name
 
     def batch(self, number: int, *, tokens: bool = True) -> Batch:
         """Micro-batch ``number`` of an evaluation as the model is asked for it; ``tokens`` as of a corpus.
@@ -65,16 +65,15 @@ class EvalCorpus:
         hide = partial(self._masking, step=OF_EVALUATION, micro_batch=number)
         return masked_batch(drawn, hide, weighs=source.weighs)
 
-    def rows(self, number: int) -> list[DataRow]:
-        """The rows of a micro-batch. Raises Misread, UserError."""
-        source, rows = self._of(number)
-        return [source.rows.row(row) for row in rows]
+    def rows_of(self, number: int) -> tuple[int, ...]:
+        """The rows of a micro-batch, by their numbers in its source."""
+        return tuple(self._of(number)[1])
 
     def _of(self, number: int) -> tuple[EvalRows, list[int]]:
         which, nth = divmod(number, self._per_source)
         first = nth * self._micro_batch
         order = self._orders[which]
-        return self._sources[which], [order(first + place) for place in range(self._micro_batch)]
+        return self.sources[which], [order(first + place) for place in range(self._micro_batch)]
 
     def _num_targets(self, number: int) -> int:
         source, rows = self._of(number)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from oobleckd.protocol.job import Job, jobs_of_evaluation
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobeval import EvalSource
+from oobleckd.protocol.jobparts import jobs_of_evaluation
 from oobleckd.protocol.parts import Counters, EvalSum, Vote
 from oobleckd.worker.checkpointing.snapshot import Due, due_after
 from oobleckd.worker.data.corpus import open_corpus
