@@ -37,8 +37,8 @@ sequence = 64
 
 _TAIL = """\
 ## What the result depends on
-`model`, `data`, `train` and `optimizer` decide every bit of losses and weights. `fault_tolerance`, `schedule`, `resources`
-and `checkpoint` decide only how and where the work is done, and what is kept. With `train.exact = false` there is no such
+`model`, `data`, `train`, `optimizer` and `eval.held_out` decide every bit of losses and weights. `fault_tolerance`,
+`schedule`, `resources`, `checkpoint` and the rest of `eval` decide only how and where the work is done, and what is kept. With `train.exact = false` there is no such
 promise. See [exactness](exactness.md).
 """
 

@@ -62,7 +62,7 @@ def when_evaluated(table: Eval) -> str:
 def _loss(found: SourceLoss) -> str:
     if found.loss is None:
         return f"{found.source} not finite"
-    perplexity = "infinite" if found.perplexity is None else f"{found.perplexity:,.6g}"
+    perplexity = "infinite" if found.perplexity is None else loss(found.perplexity)
     return f"{found.source} {loss(found.loss)} (perplexity {perplexity})"
 
 
