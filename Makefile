@@ -32,8 +32,10 @@ demo: .venv/product ## train on seven nodes of this machine, kill some, compare 
 	@$(BIN)/python examples/demo.py --after $(INSTALLED) $(if $(KEEP),--keep)
 
 # Real clusters in one process of pytest, everything else in the other: clusters wait much, the others never.
+# A test that hangs for ten minutes says where, in every thread, and fails: else CI's own limit would say nothing.
 test: setup ## every test but the long repetitions
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 \
+		-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 test-gpu: setup ## the tests that need an NVIDIA GPU (tests/gpu/README.md)
 	$(BIN)/python -m pytest -m gpu tests/gpu

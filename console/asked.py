@@ -32,6 +32,7 @@ TOUCHES: dict[str, frozenset[str]] = {
     "plan": frozenset({"schedules", "schedule", "modelled", "layers", "goodput", "impact"}),
     "node": frozenset({"layers", "impact"}),
     "incident": frozenset({"layers", "goodput", "curve"}),
+    "evaluation": frozenset({"curve"}),
     "gap": frozenset(PERIODS_S),
 }
 # Nodes come and go in bursts, and for an answer about what would follow the daemon has to plan: not again
@@ -66,7 +67,7 @@ class ConsoleQueries:
         self._due = dict.fromkeys(PERIODS_S, 0.0)
         self._asked_at = dict.fromkeys(PERIODS_S, 0.0)
         self.stretch = 1.0
-        self._job, self._step = "", 0
+        self._job, self._step, self._evaluates = "", 0, False
         self._of: tuple[str, float] | None = None
         self._newest = 0
         self._shown: tuple[str, int] = ("", 0)
@@ -113,7 +114,7 @@ class ConsoleQueries:
             self._of, self._job = identity(job), job.id
             self._newest, self._shown = 0, ("", 0)
             self._impacts.clear()
-        self._step = job.step
+        self._step, self._evaluates = job.step, job.spec.eval.wanted
         with self._lock:
             wants = self._wants
             due = [name for name in PERIODS_S if _wanted(wants, name) and self._due[name] <= now]
@@ -166,9 +167,11 @@ class ConsoleQueries:
         yield Watched(now, goodput=self._client.goodput(self._job))
 
     def _curve(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
-        """All of a job that has more steps than are kept here."""
+        """All of a job that has more steps than are kept here, and what its evaluations found."""
         if self._step > STEPS_KEPT:
             yield Watched(now, curve=self._client.curve(self._job, CURVE_BINS))
+        if self._evaluates:
+            yield Watched(now, evaluations=self._client.evaluations(self._job, last=CURVE_BINS))
 
     def _impact(self, wants: Wants, now: float) -> Iterator[AnyFact]:
         """Each set of nodes once until the plan is another one: the daemon has to plan for it."""

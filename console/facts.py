@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.protocol.api import (
+    EvaluationView,
     IncidentView,
     JobView,
     NodeView,
@@ -70,6 +71,7 @@ class Watched(Fact, frozen=True):
     layers: tuple[LayerView, ...] | None = None
     goodput: GoodputView | None = None
     curve: CurveView | None = None
+    evaluations: tuple[EvaluationView, ...] | None = None
     impact: ImpactView | None = None
 
 

@@ -304,5 +304,7 @@ def fetch_once(client: Client, now: float) -> tuple[AnyFact, ...]:
         if job.step > STEPS_KEPT:
             with suppress(ApiProblem):  # an older daemon has none
                 facts.append(Watched(now, curve=client.curve(job.id, CURVE_BINS)))
+        if job.spec.eval.wanted:
+            facts.append(Watched(now, evaluations=client.evaluations(job.id, last=CURVE_BINS)))
     facts += [ChangesHeard(now, change) for change in client.events(0, follow=False)]
     return tuple(facts)

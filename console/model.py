@@ -29,7 +29,15 @@ from oobleckd.console.facts import (
     Watched,
 )
 from oobleckd.console.kept import kept
-from oobleckd.protocol.api import IncidentView, JobView, NodeView, PipelineView, Status, TemplateView
+from oobleckd.protocol.api import (
+    EvaluationView,
+    IncidentView,
+    JobView,
+    NodeView,
+    PipelineView,
+    Status,
+    TemplateView,
+)
 from oobleckd.protocol.changes import Change, IncidentBegan, IncidentOver, NodeLost, StepCommitted
 from oobleckd.protocol.watch import CurveView, GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
 
@@ -71,10 +79,11 @@ class View(msgspec.Struct, frozen=True):
     """Everything that the console shows.
 
     ``heard_at`` is when the daemon last answered (0: never), ``points`` the newest committed steps of
-    ``job``, ``curve`` the run from its first step on where it is longer, ``num_queued`` how many others wait,
-    ``events`` the newest changes, ``seq`` the number of the newest one. ``problem``: why it is not live, or
-    why a moment of the past is not shown. ``schedule`` is measured, ``modelled`` of the plan in force;
-    ``refused`` names questions that had no answer, and why. ``tape`` is there while the past is shown.
+    ``job``, ``curve`` the run from its first step on where it is longer, ``evaluations`` its newest ones,
+    ``num_queued`` how many others wait, ``events`` the newest changes, ``seq`` the number of the newest one.
+    ``problem``: why it is not live, or why a moment of the past is not shown. ``schedule`` is measured,
+    ``modelled`` of the plan in force; ``refused`` names questions that had no answer, and why. ``tape`` is
+    there while the past is shown.
     """
 
     link: Link = "waiting"
@@ -98,6 +107,7 @@ class View(msgspec.Struct, frozen=True):
     layers: tuple[LayerView, ...] = ()
     goodput: GoodputView | None = None
     curve: CurveView | None = None
+    evaluations: tuple[EvaluationView, ...] = ()
     impacts: tuple[ImpactView, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     tape: Tape | None = None
@@ -244,11 +254,18 @@ def _outdated(view: View, job: JobView | None, pipelines: tuple[PipelineView, ..
     of_plan: dict[str, Any] = {"modelled": None, "impacts": (), "refused": lists}
     if _same(before, job):
         return of_plan
-    return of_plan | {"schedules": None, "schedule": None, "layers": (), "goodput": None, "curve": None}
+    return of_plan | {
+        "schedules": None,
+        "schedule": None,
+        "layers": (),
+        "goodput": None,
+        "curve": None,
+        "evaluations": (),
+    }
 
 
 def _watched(view: View, fact: Watched) -> View:
-    names = ("schedules", "schedule", "modelled", "layers", "goodput", "curve")
+    names = ("schedules", "schedule", "modelled", "layers", "goodput", "curve", "evaluations")
     answers = {name: value for name in names if (value := getattr(fact, name)) is not None}
     answered = set(answers)
     if fact.impact is not None:

@@ -9,7 +9,7 @@ from oobleckd.console.widgets.listing import nothing
 from oobleckd.draw.lines import Line, clipped, flow
 from oobleckd.draw.times import dated
 from oobleckd.protocol.api import JobView
-from oobleckd.words import count, rate, seconds
+from oobleckd.words import count, loss, rate, seconds
 
 DEPENDS = ("job", "link")
 
@@ -73,6 +73,9 @@ def _kept(job: JobView, now: float) -> list[Line]:
         every = f"every {count(job.cadence.steps, 'step')}, {seconds(job.cadence.interval_s)}"
         fields.append((("checkpoints ", "dim"), (every, "")))
         fields.append((("one costs ", "dim"), (seconds(job.cadence.cost_s), "")))
+    if job.evaluation is not None and (last := job.evaluation.last) is not None:
+        found = "not finite" if last.loss is None else loss(last.loss)
+        fields.append((("evaluated ", "dim"), (found, ""), (f" after step {last.step:,}", "dim")))
     if job.updates_early:
         taken = f", {job.updates_taken_back:,} taken back"
         fields.append((("updates before all votes ", "dim"), (f"{job.updates_early:,}{taken}", "")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from oobleckd.console.model import StepPoint, View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.verdict import best_words
 from oobleckd.draw.lines import Line, Role, Span, clipped, curve
-from oobleckd.protocol.api import CurveBin, JobView
+from oobleckd.protocol.api import CurveBin, EvaluationView, JobView
 from oobleckd.words import rate
 
 SPAN_S = 60.0
@@ -29,6 +29,7 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
         return _beside(view, job, now, width)[:height]
     marks = [_marks(view, job, now, width)] if height >= 8 else []
     told = _losses(view, width)
+    evaluated = _evaluated(view, width)
     crosses = _crosses(told) if height >= 8 else []
     left = height - 2 - len(marks) - len(crosses)
     upper, lower = left - left // 2, left // 2
@@ -38,7 +39,7 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
         *_curve(rates, 0.0, _ceiling(view, rates), upper, "good"),
         *marks,
         _loss_head(view, width),
-        *_loss_curve(told, lower),
+        *_loss_curve(told, evaluated, lower),
         *crosses,
     ]
 
@@ -82,7 +83,19 @@ def _loss_head(view: View, width: int) -> Line:
     if whole := _whole(view):
         least = min((each.loss_min for each in whole if each.loss_min is not None), default=math.nan)
         spans.append((f", least {_number(least)}", "dim"))
+    if known := _known(view):
+        spans += [("   ● ", "good"), ("evaluation ", ""), (_number_of(known[-1]), "strong")]
+        spans.append((f" after step {known[-1].step:,}", "dim"))
     return clipped((*spans, *_num_skipped(view)), width)
+
+
+def _known(view: View) -> list[EvaluationView]:
+    """The evaluations of the steps that there are, in order."""
+    return [each for each in view.evaluations if each.step <= view.points[-1].step]
+
+
+def _number_of(evaluation: EvaluationView) -> str:
+    return _number(math.nan if evaluation.loss is None else evaluation.loss)
 
 
 def _whole(view: View) -> tuple[CurveBin, ...]:
@@ -218,6 +231,25 @@ def _losses(view: View, width: int) -> list[_Column]:
     return _of_run(whole, width) if whole else list(map(_of_points, _columns(view.points, width)))
 
 
+def _evaluated(view: View, width: int) -> dict[int, float]:
+    """Column -> what the last evaluation in it found, as a mean over all of its sources."""
+    firsts = _firsts(view, width)
+    found: dict[int, float] = {}
+    for each in _known(view):
+        column = bisect_right(firsts, max(1, each.step)) - 1
+        if column >= 0 and each.loss is not None:
+            found[column] = each.loss
+    return found
+
+
+def _firsts(view: View, width: int) -> list[int]:
+    """The first step of each column of the loss."""
+    whole = _whole(view)
+    if whole:
+        return [whole[column * len(whole) // width].first for column in range(width)]
+    return [points[0].step for points in _columns(view.points, width)]
+
+
 def _of_points(points: Sequence[StepPoint]) -> _Column:
     mean = _mean([point.loss for point in points])
     return _Column(mean, mean, any(point.skipped for point in points))
@@ -237,12 +269,31 @@ def _of_run(whole: Sequence[CurveBin], width: int) -> list[_Column]:
     return found
 
 
-def _loss_curve(columns: Sequence[_Column], height: int) -> list[Line]:
-    """The mean, and as a shade above it the highest."""
+def _loss_curve(columns: Sequence[_Column], evaluated: Mapping[int, float], height: int) -> list[Line]:
+    """The mean, as a shade above it the highest, and a dot for what an evaluation found."""
     means, most = [each.mean for each in columns], [each.most for each in columns]
-    low, high = _limits([*means, *most])
+    low, high = _limits([*means, *most, *evaluated.values()])
     rows = zip(curve(means, low, high, height), curve(most, low, high, height), strict=True)
-    return [_shaded(mean, above) for mean, above in rows]
+    dots: dict[int, set[int]] = {}
+    for column, loss in evaluated.items():
+        dots.setdefault(_row(loss, low, high, height), set()).add(column)
+    return [_dotted(_shaded(mean, above), dots.get(row, set())) for row, (mean, above) in enumerate(rows)]
+
+
+def _row(value: float, low: float, high: float, height: int) -> int:
+    """Of ``height`` rows, the top one 0, the one that ``value`` stands in."""
+    share = (value - low) / ((high - low) or 1.0)
+    return min(height - 1, max(0, math.ceil((1.0 - share) * height) - 1))
+
+
+def _dotted(line: Line, columns: Collection[int]) -> Line:
+    """``line`` with a dot in each of the ``columns``."""
+    if not columns:
+        return line
+    cells = [(cell, role) for text, role in line for cell in text]
+    marked = (("●", "good") if at in columns else cell for at, cell in enumerate(cells))
+    groups = groupby(marked, key=lambda each: each[1])
+    return tuple(("".join(cell for cell, _ in group), role) for role, group in groups)
 
 
 def _shaded(mean: str, most: str) -> Line:

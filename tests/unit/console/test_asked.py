@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from oobleckd.client import Client
@@ -19,6 +20,7 @@ from oobleckd.console.past import Walk
 from oobleckd.console.screens.prompt import word
 from oobleckd.console.screens.steps import StepCursor
 from oobleckd.protocol.api import Accepted, Items
+from oobleckd.protocol.jobeval import Eval
 from oobleckd.protocol.watch import SampledSteps
 from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.unit.console import build, watching
@@ -41,17 +43,17 @@ class Daemon(Client):
         self.asked.append(path)
         if not self.knows:
             raise ApiProblem(404, "not found", f"nothing is at {path}")
-        if path == "/v1/schedules":
-            return SampledSteps("job-1", self.steps_known)
-        if path == "/v1/schedule":
-            return watching.modelled() if query["modelled"] else watching.schedule(query["step"])
-        if path == "/v1/layers":
-            return Items(watching.layers())
-        if path == "/v1/impact":
-            return watching.impact(*query["nodes"].split(","))
-        if path.endswith("/curve"):
-            return watching.curve(query["bins"])
-        return watching.goodput()
+        told = {
+            "/v1/schedules": lambda: SampledSteps("job-1", self.steps_known),
+            "/v1/schedule": lambda: (
+                watching.modelled() if query["modelled"] else watching.schedule(query["step"])
+            ),
+            "/v1/layers": lambda: Items(watching.layers()),
+            "/v1/impact": lambda: watching.impact(*query["nodes"].split(",")),
+            "/v1/jobs/job-1/evaluations": lambda: Items(watching.EVALUATIONS),
+            "/v1/jobs/job-1/curve": lambda: watching.curve(query["bins"]),
+        }
+        return told.get(path, watching.goodput)()
 
     def _post(self, path: str, body: dict[str, Any]) -> Accepted:
         self.asked.append(f"{path} {body.get('how', '')}".strip())
@@ -99,6 +101,18 @@ def test_the_whole_run_is_asked_for_where_it_is_longer_than_what_is_kept(daemon:
     (fact,) = asked.answers(build.job(step=STEPS_KEPT + 1), later)
     view = fold(fold(View(), build.facts()), [fact])
     assert view.curve == watching.curve(CURVE_BINS)
+
+
+def test_evaluations_are_asked_for_where_the_job_has_any(daemon: Daemon) -> None:
+    asked = ConsoleQueries(daemon)
+    asked.want(Wants(curve=True))
+    plain = build.job(step=1)
+    spec = msgspec.structs.replace(plain.spec, eval=Eval(held_out=0.1, every=10))
+    job = msgspec.structs.replace(plain, spec=spec)
+    view = fold(fold(View(), build.facts()), asked.answers(job, NOW))
+    assert view.evaluations == watching.EVALUATIONS
+    asked.touch("evaluation")
+    assert asked.due_at() <= NOW + PERIODS_S["curve"]
 
 
 def test_a_step_is_fetched_once_and_another_when_it_is_looked_at(daemon: Daemon) -> None:

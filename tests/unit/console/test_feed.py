@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -44,10 +45,10 @@ class Facts:
         self.queue: SimpleQueue[AnyFact] = SimpleQueue()
 
     def first(self, kind: type[Kind]) -> Kind:
-        while True:
-            fact = self.queue.get(timeout=WAIT_S)
-            if isinstance(fact, kind):
-                return fact
+        deadline = time.monotonic() + WAIT_S
+        while not isinstance(fact := self.queue.get(timeout=max(0.0, deadline - time.monotonic())), kind):
+            pass
+        return fact
 
 
 @contextmanager

@@ -403,6 +403,28 @@ def test_the_loss_of_a_long_run_is_drawn_from_its_first_step_on() -> None:
     assert "✗ 3 skipped" in drawn
 
 
+def test_evaluations_are_dots_in_the_curve_of_the_loss() -> None:
+    first, last = LIVE.points[0].step, LIVE.points[-1].step
+    told = [
+        msgspec.structs.replace(each, step=step)
+        for each, step in zip(watching.EVALUATIONS, (first, last), strict=True)
+    ]
+    view = msgspec.structs.replace(LIVE, evaluations=tuple(told))
+    for width, height in ((120, 20), (60, 10), (40, 8)):
+        drawn = said(training.paint(view, NOW, width, height)).split("\n")
+        assert max(map(len, drawn)) <= width
+        rows = [at for at, line in enumerate(drawn) if "●" in line and "evaluation" not in line]
+        assert len(rows) in {1, 2}, "one in the first column, and a lower one in the last"
+    head = next(line for line in said(training.paint(view, NOW, 120, 20)).split("\n") if "evaluation" in line)
+    assert f"● evaluation 4.2500 after step {last:,}" in head
+    later = msgspec.structs.replace(told[1], step=last + 1)
+    after_rollback = msgspec.structs.replace(LIVE, evaluations=(told[0], later))
+    assert f"after step {first:,}" in said(training.paint(after_rollback, NOW, 120, 20))
+    none = msgspec.structs.replace(told[1], loss=None)
+    broken = msgspec.structs.replace(LIVE, evaluations=(told[0], none))
+    assert "● evaluation NaN" in said(training.paint(broken, NOW, 120, 20))
+
+
 def test_a_curve_that_says_no_more_than_the_points_is_not_drawn() -> None:
     first = LIVE.points[0].step
     same = msgspec.structs.replace(LIVE, curve=watching.curve(10, first=first))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from oobleckd.console.facts import AnyFact, Watched
-from oobleckd.protocol.api import CurveBin, IncidentView, RejectedView
+from oobleckd.protocol.api import CurveBin, EvaluationView, IncidentView, RejectedView, SourceLoss
 from oobleckd.protocol.watch import (
     Bundle,
     CurveView,
@@ -112,6 +112,19 @@ def curve(num_bins: int, *, first: int = 1, skipped: int = 0) -> CurveView:
         bins.append(CurveBin(begin, end, end - begin + 1, 0, mean, mean, most, 0.5, 0.5, 0.5, 0.1, 1.0))
     bins[-1] = msgspec.structs.replace(bins[-1], skipped=skipped)
     return CurveView("job-1", 10**6, tuple(bins))
+
+
+EVALUATIONS = tuple(
+    EvaluationView(
+        step=step,
+        loss=mean,
+        losses=(SourceLoss("held-out", mean, mean.hex(), 100.0, 64),),
+        epoch=2,
+        at=NOW - 60.0 + step,
+        seconds=0.5,
+    )
+    for step, mean in ((10, 5.5), (20, 4.25))
+)
 
 
 def impact(*nodes: str, **changes: Any) -> ImpactView:
