@@ -265,6 +265,77 @@ class IncidentView(Numbered, frozen=True):
     losses: tuple[LossView, ...] = ()
 
 
+class StepTimes(msgspec.Struct, frozen=True):
+    """How long the newest ``count`` steps took: quantiles in seconds, and a histogram: ``counts[i]``
+    steps took at most ``edges_s[i]`` (and more than the edge before). ``slowest``: the device that was busy
+    longest in the newest round that all told of ("": not known), for ``slowest_factor`` of the median of its
+    peers, as work is shared among them.
+    """
+
+    count: int
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    max_s: float
+    edges_s: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+    slowest: str = ""
+    slowest_factor: float = 0.0
+
+
+class ProgressView(msgspec.Struct, frozen=True):
+    """How far a job is, and how fast. 0 where nothing is known yet, -1 for ``left_s``.
+
+    ``elapsed_s``: since its first plan ran, all pauses and recoveries included; ``left_s``: until its last
+    step, at the pace of late. ``tokens``: seen in committed steps, padding included; ``passes``: over its
+    data. ``tokens_per_s``: of late. ``flops_per_token``: forward and backward, by the formula of its model's
+    shape; ``peak_flops`` a second: of all devices of the plan, by the data sheet of ``peak_of`` (such as
+    "h100-sxm, bf16"); ``mfu``: model FLOPs utilisation, what is done of that. ``goodput``: the useful share
+    of its devices' time since it began.
+    """
+
+    elapsed_s: float = 0.0
+    left_s: float = -1.0
+    tokens: int = 0
+    total_tokens: int = 0
+    passes: float = 0.0
+    tokens_per_s: float = 0.0
+    flops_per_token: float = 0.0
+    peak_flops: float = 0.0
+    peak_of: str = ""
+    mfu: float = 0.0
+    goodput: float = 0.0
+    step_times: StepTimes | None = None
+
+
+class DeviceFigures(msgspec.Struct, frozen=True):
+    """What a device and its card say of themselves, as of ``at``. 0, or -1 where 0 is a figure: not known.
+
+    ``rss_bytes``: of its process. ``used_bytes`` of ``planned_bytes`` (the planner's) and of ``total_bytes``:
+    memory that it computes in, of the card where it has one. The rest is a card's: ``utilisation`` (0 to 1),
+    watts, degrees Celsius, clocks in MHz, why its clocks are held down, memory errors since the driver was
+    loaded, and the XIDs that the driver told of, newest last.
+    """
+
+    device: str
+    at: float
+    rss_bytes: int = 0
+    used_bytes: int = 0
+    planned_bytes: int = 0
+    total_bytes: int = 0
+    card: str = ""
+    utilisation: float = -1.0
+    power_w: float = 0.0
+    power_limit_w: float = 0.0
+    temperature_c: int = 0
+    clock_mhz: int = 0
+    clock_max_mhz: int = 0
+    throttled: tuple[str, ...] = ()
+    ecc_corrected: int = -1
+    ecc_uncorrected: int = -1
+    xids: tuple[int, ...] = ()
+
+
 class NodeView(msgspec.Struct, frozen=True):
     """A node and its devices. ``heartbeat_age_s`` (in JSON ``beat_age_s``) is the age of its last heartbeat.
 
@@ -274,8 +345,8 @@ class NodeView(msgspec.Struct, frozen=True):
     ``bits``: of each device what decides the bits of its results, in short; ``traits``: all that does, by
     name. ``kept_out``: why no plan of the active job uses it, where a program should know ("data-changed": it
     would read another text). ``lease_s``: how long its silence is forgiven at present; what its first
-    heartbeats teach makes that shorter. ``reason`` says to people why it is in its state,
-    ``cause`` to programs.
+    heartbeats teach makes that shorter. ``figures``: of its devices, what they said last. ``reason`` says to
+    people why it is in its state, ``cause`` to programs.
     """
 
     name: str
@@ -298,6 +369,7 @@ class NodeView(msgspec.Struct, frozen=True):
     kept_out: KeptOutCause = ""
     lease_s: float = 0.0
     cause: NodeCause = ""
+    figures: tuple[DeviceFigures, ...] = ()
 
 
 class CadenceView(msgspec.Struct, frozen=True):
@@ -427,7 +499,7 @@ class JobView(Numbered, frozen=True):
     it reads; ``checked_step``: up to the newest checkpoint of so many steps all who read have found
     afterwards that it was that (0: of none). ``start_step``: steps in the checkpoint that it was resumed
     from. ``preparing``: who prepares its data, and how far that is. ``evaluation``: how evaluating goes, of a
-    job that does.
+    job that does. ``progress``: how far it is and how fast, once it has a plan.
     """
 
     id: str
@@ -471,6 +543,7 @@ class JobView(Numbered, frozen=True):
     start_step: int = 0
     preparing: PreparingView | None = None
     evaluation: EvalSummary | None = None
+    progress: ProgressView | None = None
 
 
 class StepView(Numbered, frozen=True):
@@ -555,7 +628,8 @@ class CurveBin(msgspec.Struct, frozen=True):
     """Steps ``first`` to ``last`` of a run, of which ``count`` are known and ``skipped`` were skipped.
 
     Losses and ``grad_norm`` (the mean) are of the steps where they are finite, None where none is; ``lr`` is
-    that of the last step.
+    that of the last step. ``tokens_per_s`` is over the sum of the steps' times, and the least and most of
+    single steps.
     """
 
     first: int
@@ -570,3 +644,10 @@ class CurveBin(msgspec.Struct, frozen=True):
     step_s_max: float
     lr: float
     grad_norm: float | None
+    grad_norm_min: float | None = None
+    grad_norm_max: float | None = None
+    lr_min: float | None = None
+    lr_max: float | None = None
+    tokens_per_s: float = 0.0
+    tokens_per_s_min: float = 0.0
+    tokens_per_s_max: float = 0.0

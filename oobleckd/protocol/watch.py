@@ -14,6 +14,7 @@ from oobleckd.planner.policy import Action, Way
 from oobleckd.protocol.api import (
     API_VERSION,
     CurveBin,
+    EvaluationView,
     IncidentView,
     JobView,
     LayerRange,
@@ -126,14 +127,30 @@ class GoodputView(msgspec.Struct, frozen=True):
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
 
+class CurveMark(msgspec.Struct, frozen=True):
+    """Something that happened to the run after ``step`` steps: an incident, or a ``rollback`` to ``step``."""
+
+    step: int
+    at: float
+    kind: Literal["incident", "rollback"]
+    id: str = ""
+    nodes: tuple[str, ...] = ()
+    total_s: float = 0.0
+    steps_lost: int = 0
+
+
 class CurveView(msgspec.Struct, frozen=True):
-    """A job's run from its first step to its newest, the ``step``-th: ``bins`` of steps, in order and of
-    equal width, but for the last one.
+    """A job's run from its first step to its newest, the ``step``-th: ``bins`` of steps, in order; of equal
+    width but for the last one, or with ``log`` of widths that grow with their place, so that the beginning of
+    a run is seen as well as its end. ``evaluations`` (the newest of each bin) and ``marks`` lie in it.
     """
 
     job: str
     step: int
     bins: tuple[CurveBin, ...]
+    log: bool = False
+    evaluations: tuple[EvaluationView, ...] = ()
+    marks: tuple[CurveMark, ...] = ()
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
 
