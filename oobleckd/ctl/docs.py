@@ -38,8 +38,8 @@ sequence = 64
 _TAIL = """\
 ## What the result depends on
 `model`, `data`, `train`, `optimizer` and `eval.held_out` decide every bit of losses and weights. `fault_tolerance`,
-`schedule`, `resources`, `checkpoint` and the rest of `eval` decide only how and where the work is done, and what is kept. With `train.exact = false` there is no such
-promise. See [exactness](exactness.md).
+`schedule`, `resources`, `checkpoint` and the rest of `eval` decide only how and where the work is done, and what
+is kept. With `train.exact = false` there is no such promise. See [exactness](exactness.md).
 """
 
 
@@ -88,8 +88,8 @@ def _table(
     lines += ["| Key | Type | Default | Meaning |", "|---|---|---|---|"]
     for field in fields:
         type_name, bounds, meaning = explain(hints[field.name])
-        if _is_table(type(field.default)):  # which has one of its own, below
-            type_name = "table"
+        if structs_in(hints[field.name]):  # which has a section of its own, below
+            type_name = "table" if _is_table(type(field.default)) else "array of tables"
         said = " ".join(filter(None, [meaning, f"({bounds})" if bounds else ""]))
         lines.append(f"| `{field.name}` | {type_name} | {default(field)} | {_cell(said)} |")
     return "\n".join([*lines, ""])

@@ -23,7 +23,7 @@ EXAMPLE = ROOT / "examples" / "llama-10m.toml"
 SMALLER = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 2, "num_key_value_heads": 1, "steps": 80, "global_batch": 8, "sequence": 32,
-    "max_position_embeddings": 64, "warmup_steps": 2, "lr": 5e-3, "f": 0, "every": 0,
+    "max_position_embeddings": 64, "warmup_steps": 2, "lr": 5e-3, "f": 0, "held_out": 0.3,
 }  # fmt: skip
 
 
@@ -71,6 +71,9 @@ def test_the_page_from_text_to_a_model(tmp_path: Path) -> None:
         ctl("submit", "job.toml", "--wait")
         losses = [step["loss"] for step in json.loads(ctl("get", "steps", "-o", "json"))["items"]]
         assert min(losses) < math.log(300) / 4
+        (evaluation,) = json.loads(ctl("get", "evaluations", "-o", "json"))["items"]
+        assert evaluation["step"] == 80
+        assert evaluation["loss"] < math.log(300) / 4, "the documents held out are like the others"
         ctl("export", "llama-10m", "model")
     for file in (tmp_path / "tokenizer").iterdir():
         (tmp_path / "model" / file.name).write_bytes(file.read_bytes())

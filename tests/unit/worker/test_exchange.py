@@ -197,6 +197,38 @@ def test_all_is_complete_when_every_bucket_held_is_reduced() -> None:
     assert (seen, exchange.complete) == ([False, False, False], True)
 
 
+def test_a_round_that_evaluates_has_one_bucket_which_the_holders_of_the_head_exchange() -> None:
+    exchange = exchange_of(owed={0: {0}, 1: {0}})
+    exchange.begin(6, Ledger.of((0, 1)), num_evaluated=3)
+    exchange.enter(3, LAYOUT, frozenset(HELD), NO_DONORS)
+    assert (exchange.held, exchange.holders) == ({0: (1,)}, {0: ("a/0", "c/0", "d/0")})
+    assert exchange.ready() == (Contribute(0, ("c/0", "d/0")),)
+    exchange.hear(0, "a/0", part(0, use=1))
+    exchange.hear(0, "c/0", part(2, use=1))
+    assert exchange.hear(0, "d/0", part(1, use=1)) == ("a/0", "c/0", "d/0")
+    assert (exchange.reduced[0].ledger, exchange.complete) == ({1: (0, 1, 2)}, True)
+
+
+@pytest.mark.parametrize("theirs", [(0, 1, 2, 3), (0, 1)])
+def test_an_evaluation_is_of_its_own_number_of_micro_batches(theirs: tuple[int, ...]) -> None:
+    exchange = exchange_of("c/0", live=frozenset({"c/0"}))
+    exchange.begin(6, Ledger.of((1,)), num_evaluated=3)
+    exchange.enter(3, LAYOUT, frozenset({"c/0"}), NO_DONORS)
+    with pytest.raises(AssertionError):
+        exchange.hear(0, "c/0", part(*theirs, use=1))
+
+
+def test_who_does_not_hold_the_head_has_no_part_in_an_evaluation_and_its_own_in_the_step_after() -> None:
+    exchange = exchange_of("b/0", live=frozenset(HELD))
+    exchange.begin(6, Ledger.of((0,)), num_evaluated=3)
+    exchange.enter(3, LAYOUT, frozenset(HELD), NO_DONORS)
+    assert (exchange.held, exchange.ready(), exchange.complete) == ({}, (), True)
+    exchange.begin(7, Ledger.of((0,)))
+    exchange.enter(3, LAYOUT, frozenset(HELD), NO_DONORS)
+    assert exchange.held == {0: (0,), 2: (0,)}
+    assert {each.bucket for each in exchange.ready()} == {0, 2}
+
+
 def test_a_use_that_no_live_device_has_is_missed() -> None:
     exchange = exchange_of("b/0", live=frozenset({"b/0"}))
     with pytest.raises(AssertionError):
