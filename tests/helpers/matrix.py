@@ -256,8 +256,9 @@ def _die_in_evaluation(cluster: Cluster, cell: Cell) -> JobView:
     cell.manner.check(view)
     doomed = victims(view, cell)
     rounds = rounds_of_evaluation(spec, view.step + AHEAD - 1)
-    # A checkpoint of the boundary before an evaluation is written in its first round.
-    round_ = rounds[0 if cell.phase == "checkpoint" else 1]
+    # A checkpoint of the boundary before an evaluation is written in its first round; in its last one some
+    # devices have nothing to do.
+    round_ = rounds[0 if cell.phase == "checkpoint" else -2]
     phases = ["forward", "frozen"] if cell.phase == "frozen" else [cell.phase]
     for node, phase in zip(doomed, phases, strict=True):
         cluster.client.kill(node, "device", at=phase, round=round_)

@@ -20,6 +20,7 @@ import torch
 
 from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment, Transfer
 from oobleckd.protocol import codec
+from oobleckd.protocol.jobeval import Eval
 from oobleckd.protocol.messages import (
     Deploy,
     Emptied,
@@ -54,6 +55,7 @@ class Pair:
     processes: dict[str, device.DeviceProcess]
     agents: dict[str, Listener]
     tmp_path: Path
+    evaluation: Eval
 
     @property
     def peers(self) -> dict:
@@ -63,7 +65,8 @@ class Pair:
         self, epoch: int, devices: list[str], counters: Counters, source: str, precopied: int = 0
     ) -> None:
         spec = job(self.tmp_path)
-        spec = msgspec.structs.replace(spec, train=msgspec.structs.replace(spec.train, steps=ENDLESS))
+        train = msgspec.structs.replace(spec.train, steps=ENDLESS)
+        spec = msgspec.structs.replace(spec, train=train, eval=self.evaluation)
         routes = tuple(Route(mb, epoch, (Segment(devices[mb % len(devices)], EVERY),)) for mb in range(2))
         transfers = self.transfers if source == "copy" else ()
         layout = Layout(epoch, 4, {name: Layers((EVERY,)) for name in devices}, routes)
@@ -137,8 +140,8 @@ class Listener(Agent):
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """The first trains alone; the second has no job."""
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """The first trains alone; the second has no job. The parameter: what the job evaluates, if anything."""
     monkeypatch.setattr(device, "DeviceLink", partial(DeviceLink, on_closed=lambda: None))
     with ExitStack() as ends:
         processes, agents = {}, {}
@@ -151,7 +154,7 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
             ends.callback(process.link.close)
             threading.Thread(target=process.run, daemon=True).start()
             agents[name] = Listener(ours)
-        pair = Pair(processes, agents, tmp_path)
+        pair = Pair(processes, agents, tmp_path, getattr(request, "param", Eval()))
         pair.deploy(1, [SOURCE], Counters(), "init")
         agents[SOURCE].hear(Ready)
         pair.resume(1, [SOURCE])
@@ -162,7 +165,11 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
             agent.hear(Emptied)
 
 
+@pytest.mark.parametrize(
+    "pair", [Eval(), Eval(every=1, sequences=8, held_out=0.5)], ids=["steps", "evaluations"], indirect=True
+)
 def test_layers_are_copied_while_the_source_trains_and_the_stop_copies_none(pair: Pair) -> None:
+    """Most rounds evaluate where there are evaluations: two after each step."""
     pair.prepare(7)
     precopied = pair.agents[TARGET].hear(PreCopied)
     assert precopied.number == 7
