@@ -69,7 +69,7 @@ def _first_look_at(job: JobRecord) -> str:
     knobs = [f"a smaller optimizer.lr than {plain(spec.optimizer.lr)}"]
     if not spec.optimizer.clip_norm:
         knobs.append("optimizer.clip_norm = 1.0")
-    if not spec.optimizer.warmup_steps:
+    if not spec.warmup_steps:
         knobs.append("optimizer.warmup_steps")
     if spec.train.precision != "fp32":
         knobs.append('train.precision = "fp32"')

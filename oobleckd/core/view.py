@@ -38,6 +38,7 @@ from oobleckd.protocol.api import (
     StepView,
     TemplateView,
 )
+from oobleckd.protocol.canonical import canonical
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
@@ -49,7 +50,7 @@ _SAID_S = 7 * 86400.0
 def digest(spec: Job) -> str:
     """Names what a job computes: SHA-256 of its specification without the name."""
     nameless = msgspec.structs.replace(spec, name="job")
-    return hashlib.sha256(msgspec.json.encode(nameless, order="deterministic")).hexdigest()
+    return hashlib.sha256(canonical(nameless)).hexdigest()
 
 
 def in_layout(core: Core, name: str) -> bool:

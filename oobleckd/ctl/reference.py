@@ -33,6 +33,7 @@ from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
 from oobleckd.host.durable import write_whole
 from oobleckd.protocol.api import EvaluationView, JobView, StepView
+from oobleckd.protocol.canonical import canonical
 from oobleckd.protocol.job import Job, table_of
 from oobleckd.protocol.traits import KIND
 from oobleckd.protocol.unreadable import UNREADABLE
@@ -148,8 +149,8 @@ def training(job: Job) -> str:
     """Names what decides the bits of ``job``: SHA-256 of its model, data, training, optimizer and, where it
     has any, evaluations.
     """
-    parts = (job.model, job.data, job.train, job.optimizer, *((job.eval,) if job.eval.wanted else ()))
-    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+    names = ("model", "data", "train", "optimizer", *(("eval",) if job.eval.wanted else ()))
+    return hashlib.sha256(canonical(job, names)).hexdigest()
 
 
 @contextmanager

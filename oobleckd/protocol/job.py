@@ -26,6 +26,8 @@ from oobleckd.protocol.unreadable import misfit
 from oobleckd.protocol.wishes import wish_of
 from oobleckd.words import count
 
+ScheduleName = Literal["cosine", "linear", "constant", "inverse-sqrt", "wsd"]
+DecayType = Literal["linear", "cosine", "1-sqrt"]
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
 MAX_SKIPPED = 3
@@ -100,7 +102,7 @@ class Train(JobTable, frozen=True):
 
 
 class Optimizer(JobTable, frozen=True):
-    """AdamW with linear warm-up, cosine decay and clipping by the global norm."""
+    """AdamW with linear warm-up, a schedule of the learning rate, and clipping by the global norm."""
 
     lr: Annotated[float, Meta(gt=0, description="Peak learning rate.")] = 3e-4
     betas: Annotated[tuple[float, float], Meta(description="Decay of the moments, each in [0, 1).")] = (
@@ -116,6 +118,25 @@ class Optimizer(JobTable, frozen=True):
     clip_norm: Annotated[
         float, Meta(ge=0, description="Largest global gradient norm; 0 switches clipping off.")
     ] = 1.0
+    schedule: Annotated[
+        ScheduleName,
+        Meta(
+            description="What the learning rate does behind the warm-up (docs/recipe.md). cosine, linear: it "
+            "falls to min_lr_ratio at the last step. constant: it stays. inverse-sqrt: it falls with the "
+            "root of the step, to min_lr_ratio at least. wsd: it stays, and falls in the last decay_steps."
+        ),
+    ] = "cosine"
+    warmup_tokens: Annotated[
+        int,
+        Meta(ge=0, description="The warm-up in tokens instead of steps, rounded up to whole steps."),
+    ] = 0
+    decay_steps: Annotated[
+        int, Meta(ge=0, description="Steps at the end in which wsd falls to min_lr_ratio; 0: none yet.")
+    ] = 0
+    decay_type: Annotated[
+        DecayType,
+        Meta(description="How wsd falls: in a line, as half a cosine, or as one less the root of the way."),
+    ] = "linear"
 
 
 class FaultTolerance(JobTable, frozen=True):
@@ -323,6 +344,16 @@ class Job(JobTable, frozen=True):
         return self.train.global_batch // self.train.micro_batch
 
     @property
+    def tokens_per_step(self) -> int:
+        """Places for tokens in a step's sequences, padding among them."""
+        return self.train.global_batch * self.train.sequence
+
+    @property
+    def warmup_steps(self) -> int:
+        """Of the learning rate's warm-up, in whichever unit it was said."""
+        return self.optimizer.warmup_steps or -(-self.optimizer.warmup_tokens // self.tokens_per_step)
+
+    @property
     def eval_sources(self) -> tuple[str, ...]:
         """Names of what is evaluated on: what is ``held_out``, and behind it each `[[eval.source]]`."""
         return (*self.held_out, *(source.name for source in self.eval.source))
@@ -465,11 +496,41 @@ def check_job(job: Job) -> None:
     has_folder = bool(job.model.checkpoint)
     check_data(job.data, job.train.steps, has_folder=has_folder, evaluated=job.eval.source)
     check_evaluated(job.data, job.eval.source, has_folder=has_folder)
+    check_rates(job)
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:
             raise JobError(
                 f"optimizer.betas[{index}]", f"{beta} is not in [0, 1)", "usual values are [0.9, 0.999]"
             )
+
+
+def check_rates(job: Job) -> None:
+    """What makes no sense of the learning rate's schedule. Raises JobError."""
+    optimizer, steps = job.optimizer, job.train.steps
+    if optimizer.warmup_steps and optimizer.warmup_tokens:
+        problem = "the warm-up is said in steps, too (optimizer.warmup_steps)"
+        raise JobError("optimizer.warmup_tokens", problem, "leave one of the two out")
+    if optimizer.schedule == "inverse-sqrt" and not job.warmup_steps:
+        raise JobError(
+            "optimizer.schedule",
+            "inverse-sqrt needs a warm-up: from its end on the rate falls with the root of the step",
+            "set optimizer.warmup_steps, such as 2000",
+        )
+    if optimizer.schedule != "wsd":
+        for key, value, default in (
+            ("decay_steps", optimizer.decay_steps, 0),
+            ("decay_type", optimizer.decay_type, "linear"),
+        ):
+            if value != default:
+                problem = f'goes with schedule = "wsd" alone, and it is {optimizer.schedule!r}'
+                raise JobError(f"optimizer.{key}", problem, f"leave {key} out, or set schedule")
+    elif optimizer.decay_steps and optimizer.decay_steps + job.warmup_steps > steps:
+        raise JobError(
+            "optimizer.decay_steps",
+            f"{optimizer.decay_steps} and {count(job.warmup_steps, 'step')} of warm-up are more than "
+            f"train.steps = {steps}",
+            f"make it {max(0, steps - job.warmup_steps)} or less",
+        )
 
 
 def _divisors(number: int) -> list[int]:

@@ -33,7 +33,7 @@ _RECOMPUTE = Wish("activations are not recomputed", _PARALLEL)
 _ADAPTER = Wish("all parameters are trained: there are no adapters", _LOOP)
 _QUANTIZED = Wish("weights are float32 and are not quantized", _LOOP)
 _OPTIMIZER = Wish("the optimizer is AdamW, with decay of all parameters", _LOOP)
-_RATE = Wish("the learning rate warms up and follows half a cosine", "docs/job-toml.md#optimizer")
+_RATE = Wish("optimizer.schedule says what the learning rate does behind its warm-up", "docs/recipe.md")
 _SPLIT = Wish("the planner splits the model by layers, and nothing else splits it", _PARALLEL)
 _PIPELINES = Wish("the planner chooses the pipelines", _PARALLEL)
 _MOE = Wish("there is no mixture of experts", _LOOP)
@@ -74,7 +74,7 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
     (_OPTIMIZER, """
         optim optimizer_type optimizer_name param_groups no_decay muon adafactor adam momentum fused
     """),
-    (_RATE, "scheduler lr_scheduler lr_scheduler_type lr_schedule decay_steps wsd"),
+    (_RATE, "scheduler lr_scheduler lr_scheduler_type lr_schedule lr_decay_style wsd"),
     (_SPLIT, """
         tensor_parallel tensor_parallel_size tp tp_size tensor_model_parallel_size sequence_parallel
         context_parallel cp fsdp zero zero_stage deepspeed ddp distributed parallelism
@@ -97,6 +97,7 @@ _NAMES = {
     "learning_rate": "optimizer.lr", "beta1": "optimizer.betas", "beta2": "optimizer.betas",
     "grad_clip": "optimizer.clip_norm", "gradient_clip": "optimizer.clip_norm",
     "gradient_clip_val": "optimizer.clip_norm", "max_grad_norm": "optimizer.clip_norm",
+    "lr_wsd_decay_style": "optimizer.decay_type", "lr_wsd_decay_iters": "optimizer.decay_steps",
     "warmup": "optimizer.warmup_steps", "warmup_ratio": "optimizer.warmup_steps",
     "min_lr": "optimizer.min_lr_ratio", "epochs": "train.steps", "num_epochs": "train.steps",
     "num_train_epochs": "train.steps", "max_steps": "train.steps", "train_iters": "train.steps",
@@ -130,8 +131,6 @@ def wish_of(key: str, table: str = "") -> Wish | None:
     plain = key.lower().replace("-", "_")
     if table == "optimizer" and plain in {"name", "type"}:
         return _OPTIMIZER
-    if table == "optimizer" and plain == "schedule":
-        return _RATE
     if table == "data" and plain in {"type", "name", "split"}:
         return _SOURCES
     return WISHES.get(plain)

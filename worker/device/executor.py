@@ -20,6 +20,7 @@ import msgspec
 
 from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.learningrate import lr_at
 from oobleckd.protocol.messages import Decide, FromWorker, Held
 from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
@@ -66,7 +67,7 @@ from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.runtime.yielding_lock import Released
-from oobleckd.worker.state.optimizer import clip_scale, lr_at
+from oobleckd.worker.state.optimizer import clip_scale
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
 from oobleckd.worker.transport.mailbox import Key, TensorMessage

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.learningrate import lr_at
 from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker import sums
 from oobleckd.worker.round.reduce import Reduced
@@ -61,7 +62,7 @@ def update_bucket(job: Job, state: BucketState, grads: Sequence[Tensor], counter
         state.exp_avgs,
         state.exp_avg_sqs,
         applied=counters.applied,
-        lr=optimizer.lr_at(counters.step, job),
+        lr=lr_at(counters.step, job),
         betas=job.optimizer.betas,
         eps=job.optimizer.eps,
         weight_decay=job.optimizer.weight_decay,

@@ -1,4 +1,4 @@
-"""AdamW with linear warm-up, cosine decay and clipping by the global norm.
+"""AdamW, and clipping by the global norm.
 
 Owns the arithmetic of one update; holds no state. Weight decay applies to every parameter, as torch's
 AdamW does by default. The bits of an update depend on a tensor's own values alone, never on which tensors
@@ -7,29 +7,11 @@ are updated together, so that any split of the model ends in the same weights.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
-
-from oobleckd.protocol.job import Job
-
-
-def lr_at(step: int, job: Job) -> float:
-    """Learning rate of ``step`` (from 0): a rise from 0 over ``warmup_steps`` steps, then half a cosine.
-
-    A float64 number of the host; a function of the step alone. Step ``warmup_steps`` has the peak, the last
-    step ``min_lr_ratio`` of it (Loshchilov and Hutter 2017).
-    """
-    optimizer, warmup = job.optimizer, job.optimizer.warmup_steps
-    if step < warmup:
-        return optimizer.lr * (step + 1) / (warmup + 1)
-    num_decaying = job.train.steps - 1 - warmup
-    progress = min(1.0, (step - warmup) / num_decaying) if num_decaying > 0 else 0.0
-    share = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return optimizer.lr * (optimizer.min_lr_ratio + (1.0 - optimizer.min_lr_ratio) * share)
 
 
 def clip_scale(total_norm: float, clip_norm: float) -> float:

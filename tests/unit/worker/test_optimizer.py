@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from oobleckd.protocol.learningrate import lr_at
 from oobleckd.worker import sums
 from oobleckd.worker.models import Batch, load_spec
-from oobleckd.worker.state.optimizer import adamw_, clip_scale, lr_at
+from oobleckd.worker.state.optimizer import adamw_, clip_scale
 from tests.helpers.models import CPU, all_layers, all_params, layered_step, small_job
 
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.05}

@@ -1,0 +1,35 @@
+"""The bytes that stand for a job where it is named by a digest: what a job does not say leaves no trace.
+
+Owns which keys came later: a job that leaves them at their defaults has the digest that it had before they
+were there, so a reference run that was kept still serves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from oobleckd.protocol.job import Job, Optimizer, Train
+
+_LATER: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
+    "optimizer": (Optimizer, ("schedule", "warmup_tokens", "decay_steps", "decay_type")),
+    "train": (Train, ()),
+}
+"""Table -> its struct, and its keys since the first digest of it."""
+
+
+def canonical(job: Job, tables: Sequence[str] = ()) -> bytes:
+    """``job`` as JSON, all of it, or of these ``tables`` a list."""
+    # Through JSON: its order is that of the structs' fields and sorted keys, as it has always been.
+    said: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(job, order="deterministic"))
+    for name, (kind, later) in _LATER.items():
+        said[name] = _without(said[name], kind, later)
+    what = [said[name] for name in tables] if tables else said
+    return msgspec.json.encode(what)
+
+
+def _without(table: dict[str, Any], kind: type[msgspec.Struct], later: Sequence[str]) -> dict[str, Any]:
+    defaults = {field.encode_name: field.default for field in msgspec.structs.fields(kind)}
+    return {key: value for key, value in table.items() if key not in later or value != defaults[key]}

@@ -1,0 +1,44 @@
+"""Digests of jobs: keys that came later leave no trace where a job does not say them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oobleckd.core.view import digest
+from oobleckd.ctl.reference import training
+from oobleckd.protocol.job import Job, parse_job
+
+TRAIN = {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 8}
+
+
+def job_of(**more: Any) -> Job:
+    return parse_job({"name": "a", "train": TRAIN} | more)
+
+
+EVALUATED = {
+    "optimizer": {"lr": 0.1, "warmup_steps": 2},
+    "eval": {"held_out": 0.5, "every": 1, "sequences": 2},
+}
+
+
+def test_digests_are_those_that_jobs_had_before() -> None:
+    """Written down when there was half a cosine alone."""
+    assert digest(job_of()).startswith("77e13465bc339680")
+    assert training(job_of()).startswith("21d0cad92066a8f3")
+    assert digest(job_of(**EVALUATED)).startswith("23e52096c5e10001")
+    assert training(job_of(**EVALUATED)).startswith("c26a724f8fcd0c00")
+
+
+@pytest.mark.parametrize(
+    "said", [{"schedule": "linear"}, {"schedule": "wsd", "decay_steps": 1}, {"warmup_tokens": 9}]
+)
+def test_what_is_said_shows(said: dict[str, Any]) -> None:
+    other = job_of(optimizer=said)
+    assert digest(other) != digest(job_of())
+    assert training(other) != training(job_of())
+
+
+def test_what_says_the_default_is_the_same_job() -> None:
+    assert digest(job_of(optimizer={"schedule": "cosine"})) == digest(job_of())
