@@ -12,13 +12,29 @@ def sum_bytes(exact: bool) -> int:
     return 8 if exact else 4
 
 
-def state_bytes_per_param(exact: bool) -> int:
-    """All that lives as long as a parameter does in a layer that uses it: itself, two moments and a mean
-    gradient, the sums of this use, and the reduced ones.
+FLOAT_BYTES = 4
+MOMENT_BYTES = 8
+"""For each parameter, of the slots of AdamW: two moments in float32."""
+
+
+def gradient_bytes(exact: bool) -> int:
+    """For each parameter, of its gradient in a layer that uses it: the mean, the sums of this use, and the
+    reduced ones.
+    """
+    return FLOAT_BYTES + 2 * sum_bytes(exact)
+
+
+def state_bytes_per_param(exact: bool, slot_bytes: int = MOMENT_BYTES) -> int:
+    """All that lives as long as a parameter does in a layer that uses it: itself, what the optimizer keeps of
+    it (``slot_bytes``), and what there is of its gradient.
     """
     # From one function: the share was written down as 12/36 in one place while the worker measured 32 bytes
     # a parameter, so copies had an eighth less room than they take. (D-planner-010)
-    return 4 * 4 + 2 * sum_bytes(exact)
+    return FLOAT_BYTES + slot_bytes + gradient_bytes(exact)
+
+
+STATE_COPIES = 3.0
+"""``Profile.state_copies`` of AdamW."""
 
 
 class LayerCost(msgspec.Struct, frozen=True):
@@ -27,11 +43,13 @@ class LayerCost(msgspec.Struct, frozen=True):
     ``forward_s`` and ``backward_s`` in seconds, the backward with its gradients added up; ``update_s``: what
     follows once a step, from complete sums to new weights. ``param_bytes``: weights; ``state_bytes``:
     everything that lives as long as the layer (weights, optimizer moments, gradient sums, reduced sums).
-    ``activation_bytes``: held between forward and backward; ``output_bytes``: the tensor handed to the next
-    layer. ``allreduce_s``: (devices of a node that share the layer, seconds of one all-reduce among them);
-    each pass makes one. A number of devices that is not listed cannot share it. Where the backward was
-    measured decoupled, ``weight_s`` of its seconds are the weight gradients', which hold ``kept_bytes`` until
-    they run; both 0 where it was measured whole.
+    ``slot_bytes``: what the optimizer keeps of the weights, and what travels and is written with them (-1 in
+    a profile of earlier versions: twice the weights, as of AdamW). ``activation_bytes``: held between
+    forward and backward; ``output_bytes``: the tensor handed to the next layer. ``allreduce_s``: (devices of
+    a node that share the layer, seconds of one all-reduce among them); each pass makes one. A number of
+    devices that is not listed cannot share it. Where the backward was measured decoupled, ``weight_s`` of
+    its seconds are the weight gradients', which hold ``kept_bytes`` until they run; both 0 where it was
+    measured whole.
     """
 
     name: str
@@ -45,6 +63,15 @@ class LayerCost(msgspec.Struct, frozen=True):
     update_s: float = 0.0
     weight_s: float = 0.0
     kept_bytes: int = 0
+    slot_bytes: int = -1
+
+    @property
+    def copied_bytes(self) -> int:
+        """Weights and what the optimizer keeps of them: what a copy of the layer's state consists of."""
+        slot_bytes = (
+            self.slot_bytes if self.slot_bytes >= 0 else MOMENT_BYTES // FLOAT_BYTES * self.param_bytes
+        )
+        return self.param_bytes + slot_bytes
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -66,6 +93,17 @@ class Profile(msgspec.Struct, frozen=True):
     buckets: tuple[tuple[int, ...], ...] = ()
     host_bytes_per_s: float = 0.0
     shared_bytes: int = 0
+
+    @property
+    def copied_bytes(self) -> int:
+        """What a copy of the whole state consists of; a tied weight as often as it is used."""
+        return sum(layer.copied_bytes for layer in self.layers)
+
+    @property
+    def state_copies(self) -> float:
+        """How often the weights go into a copy of the state: 3 for AdamW, which has two moments as large."""
+        param_bytes = sum(layer.param_bytes for layer in self.layers)
+        return self.copied_bytes / param_bytes if param_bytes else STATE_COPIES
 
     def activation_bytes(self, layers: Iterable[int]) -> int:
         """What a device that computes ``layers`` of a micro-batch holds between forward and backward."""

@@ -34,7 +34,6 @@ MIN_COST_S = 0.05
 """Closer than that step times do not tell what a checkpoint costs."""
 _GUESS_S, _GUESS_BYTES_PER_S = 0.5, 1e9  # what one costs, until one has been measured
 LOOKS_BACK = 5  # checkpoints
-_STATE_COPIES = 3  # weights and two moments
 
 
 def cadence(job: JobRecord) -> CadenceView | None:
@@ -76,7 +75,7 @@ def _mtbf_s(job: JobRecord) -> float:
 
 def _modelled_s(profile: Profile, num_devices: int) -> float:
     """A copy of a device's share in memory, and what the writing disturbs."""
-    num_bytes = sum(_STATE_COPIES * layer.param_bytes for layer in profile.layers)
+    num_bytes = profile.copied_bytes
     return _GUESS_S + num_bytes / num_devices / _GUESS_BYTES_PER_S
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from oobleckd.core.membership import Node
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
-from oobleckd.planner.profile import HeldBesides, Profile, state_bytes_per_param, sum_bytes
+from oobleckd.planner.profile import FLOAT_BYTES, HeldBesides, Profile, state_bytes_per_param, sum_bytes
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import DeviceInfo
 
@@ -42,16 +42,24 @@ def _on_host(node: Node) -> list[DeviceInfo]:
 
 def held_besides(job: Job, profile: Profile) -> HeldBesides:
     """What a device of ``job`` holds besides its stage: all that it sent in a step, where its memory is the
-    host's; and with a staggered update weights and moments as they were (of each parameter 12 bytes of all
-    that live with it), and once more while a checkpoint of them is written, where its memory is the host's;
-    forward passes that it runs ahead, where it is redundant; and where sums are copied to peers, those that
-    are on their way out, on their way in, and kept.
+    host's; and with a staggered update weights and what the optimizer keeps of them as they were, and once
+    more while a checkpoint of them is written, where its memory is the host's; forward passes that it runs
+    ahead, where it is redundant; and where sums are copied to peers, those that are on their way out, on
+    their way in, and kept.
     """
     on_host = profile.device.startswith("cpu")
     sent_bytes = profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes) if on_host else 0
     exact = job.train.exact
-    one = 12 / state_bytes_per_param(exact)
-    sums = 3 * sum_bytes(exact) / state_bytes_per_param(exact) * (on_host and job.schedule.sum_copies > 0)
+    copied, whole = _bytes_per_param(profile, exact=exact)
+    sums = 3 * sum_bytes(exact) / whole * (on_host and job.schedule.sum_copies > 0)
     copies = (job.schedule.update == "staggered") + (on_host and job.checkpoint.every != 0)
     ahead_bytes = job.schedule.redundant_bytes if job.fault_tolerance.policy in WITH_REDUNDANT_LAYERS else 0
-    return HeldBesides(one * copies + sums, sent_bytes, ahead_bytes)
+    return HeldBesides(copied / whole * copies + sums, sent_bytes, ahead_bytes)
+
+
+def _bytes_per_param(profile: Profile, *, exact: bool) -> tuple[float, float]:
+    """Of a parameter of the model on average: what is copied of its state, and all that lives with it."""
+    if any(layer.slot_bytes < 0 for layer in profile.layers):
+        return 12, state_bytes_per_param(exact)
+    num_params = sum(layer.param_bytes for layer in profile.layers) / FLOAT_BYTES
+    return profile.copied_bytes / num_params, sum(layer.state_bytes for layer in profile.layers) / num_params

@@ -26,7 +26,6 @@ from oobleckd.words import count, noun
 LOOK_EVERY_S = 2.0
 """While there is no room, or the disk refuses."""
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 300.0
-_STATE_COPIES = 3  # weights and two moments
 _FILE_BYTES = (
     8192  # what a file takes besides its tensors: its head, its entry in the manifest, the rest of a block
 )
@@ -45,7 +44,7 @@ def needed(job: JobRecord) -> tuple[int, int]:
         return 0, 0
     profile = job.setup.profile
     num_files = len(profile.buckets or profile.layers) + 2
-    num_bytes = _STATE_COPIES * sum(layer.param_bytes for layer in profile.layers)
+    num_bytes = profile.copied_bytes
     return num_bytes + num_files * _FILE_BYTES, num_files
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from oobleckd.planner.placement.precopy import LAST_UPDATE, caught_up_s, still_share
+from oobleckd.planner.placement.precopy import caught_up_s, last_update, still_share
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.messages import Deploy, FromWorker, PreCopied, PreCopy
@@ -47,7 +47,7 @@ class SimulatedPreCopy:
             self.number = 0
         elif message.number > self.number:
             self.number, self.began_at, self.began_step = message.number, self.world.clock.now, step
-            takes_s = caught_up_s(copy_s(message.transfers, self.profile), step_s)
+            takes_s = caught_up_s(copy_s(message.transfers, self.profile), step_s, self.profile.state_copies)
             if takes_s < float("inf"):
                 self.world.clock.after(takes_s, lambda: self._arrived(message))
 
@@ -92,5 +92,5 @@ class SimulatedPreCopy:
             return 1.0
         whole_s = copy_s(message.transfers, self.profile)
         updates = max(0, message.counters.step - self.began_step - 1)
-        left_s = (1 + updates * LAST_UPDATE) * whole_s - self.begun_s(message)
+        left_s = (1 + updates * last_update(self.profile)) * whole_s - self.begun_s(message)
         return min(1.0, max(0.0, 1 - left_s / whole_s)) if whole_s else 1.0

@@ -16,7 +16,7 @@ from __future__ import annotations
 import msgspec
 
 from oobleckd.planner.costs.devices import DeviceSheet
-from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.planner.profile import MOMENT_BYTES, LayerCost, Profile
 
 # Tensor by tensor and family by family: a formula for all would be off by a factor of two, and memory
 # decides which plans there are. Other families are refused. (D-models-001)
@@ -148,7 +148,10 @@ def _layer(
     works_s = flops / device.flops(work.precision) + moved_s
     forward_s, backward_s = max(works_s, device.dispatch_s), max(2 * works_s, device.dispatch_s)
     state_bytes = work.state_bytes_per_param * params
-    return LayerCost(name, forward_s, backward_s, FULL * params, state_bytes, kept_bytes, output_bytes)
+    return LayerCost(
+        name, forward_s, backward_s, FULL * params, state_bytes, kept_bytes, output_bytes,
+        slot_bytes=MOMENT_BYTES * params,
+    )  # fmt: skip
 
 
 # --------------------------------------------------------------------------- bytes kept for the backward

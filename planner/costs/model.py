@@ -16,8 +16,6 @@ from oobleckd.planner.profile import NOTHING, HeldBesides, LayerCost, Profile
 
 Floats = NDArray[np.float64]
 
-STATE_COPIES = 3  # weights and the two AdamW moments travel; gradient sums do not
-
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
@@ -98,8 +96,8 @@ def device_counts(profile: Profile, devices_per_node: int, max_count: int) -> tu
 
 
 def copy_bytes(layer: LayerCost) -> int:
-    """What copying the training state of ``layer`` moves, in bytes."""
-    return min(layer.state_bytes, STATE_COPIES * layer.param_bytes)
+    """What copying the training state of ``layer`` moves, in bytes: gradient sums do not travel."""
+    return min(layer.state_bytes, layer.copied_bytes)
 
 
 def _between(values: Floats) -> Floats:

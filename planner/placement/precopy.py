@@ -2,7 +2,7 @@
 they pay, and who has room for them.
 
 The state is sent once, and from then on what every update is made from, so that the target keeps up: a
-gradient for the weights and two moments that a copy has. (Live migration of virtual machines pre-copies in
+gradient for the weights, and the moments, that a copy has. (Live migration of virtual machines pre-copies in
 the same way: Clark et al., NSDI 2005; what is written again while it is copied is there sent again, page by
 page, here as the gradient that it follows from.) Owns the model; nothing of it is needed for a plan to be
 right, only for the choice.
@@ -16,36 +16,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from oobleckd.planner.costs.model import STATE_COPIES
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Layers, Transfer
 from oobleckd.planner.policy import Setup, Situation
-from oobleckd.planner.profile import Profile
+from oobleckd.planner.profile import STATE_COPIES, Profile
 from oobleckd.planner.schedules.jobshop import base_bytes
 
-# Gradients that follow take c/3 of every step's link: at three steps no target ever catches up, at two it
-# takes three times as long. (D-precopy-006)
+# With two moments, gradients that follow take c/3 of every step's link: at three steps no target ever
+# catches up, at two it takes three times as long. (D-precopy-006)
 MAX_STEPS = 2.0
-"""Copies that take more steps are made in the stop. With three the gradients alone would fill the link, and
-no target would ever catch up; with two it takes three times as long as the copies alone.
+"""Copies of weights and two moments that take more steps are made in the stop. With three the gradients alone
+would fill the link, and no target would ever catch up; with two it takes three times as long as the copies
+alone. Of fewer moments it is as many steps fewer.
 """
 MIN_STEPS, MIN_S = 0.5, 0.1
 """Copies that take less than so many steps, and less than so many seconds, are made in the stop as well: it
 takes about as long without them, and the old plan would be in force for longer.
 """
-LAST_UPDATE = 1 / STATE_COPIES
-"""Of what was sent before a commit so much follows after it: what that update was made from."""
 
 
-def caught_up_s(copies_s: float, step_s: float) -> float:
+def last_update(profile: Profile) -> float:
+    """Of what was sent before a commit so much follows after it: what that update was made from."""
+    return 1 / profile.state_copies
+
+
+def caught_up_s(copies_s: float, step_s: float, state_copies: float = STATE_COPIES) -> float:
     """Seconds until copies that take ``copies_s`` on an idle link are current, with steps of ``step_s``; inf:
-    they never are.
+    they never are. ``state_copies``: as ``Profile`` has it.
 
     They begin at once, and whoever does without them waits for the boundary as well. Where in a step they
     begin is anybody's guess, so that is also by how much the stop comes later on average: by a step, with the
     probability that the boundary is there before they are.
     """
-    share = copies_s / STATE_COPIES / step_s if step_s > 0 else inf
+    share = copies_s / state_copies / step_s if step_s > 0 else inf
     return copies_s / (1 - share) if share < 1 else inf
 
 
@@ -55,7 +58,7 @@ def still_share(profile: Profile, *, updated: bool = True) -> float:
     """
     # The last update is sent after the commit at which all hold, a third of what was sent; without it
     # simulated joins looked cheaper. (D-precopy-013)
-    update = LAST_UPDATE if updated else 0.0
+    update = last_update(profile) if updated else 0.0
     # The way up into the device is paid in the stop where pre-copies lie in the host's memory: 0.39 of the
     # copies on an A40. (D-precopy-012)
     up = profile.link_bytes_per_s / profile.host_bytes_per_s if profile.host_bytes_per_s else 0.0
@@ -83,9 +86,9 @@ def counts(copies_s: float, step_s: float) -> bool:
     return copies_s >= min(MIN_S, MIN_STEPS * step_s)
 
 
-def pays(copies_s: float, step_s: float) -> bool:
+def pays(copies_s: float, step_s: float, state_copies: float = STATE_COPIES) -> bool:
     """Whether they are waited for."""
-    return counts(copies_s, step_s) and copies_s <= MAX_STEPS * step_s
+    return counts(copies_s, step_s) and copies_s <= MAX_STEPS * state_copies / STATE_COPIES * step_s
 
 
 def has_room(
@@ -103,7 +106,7 @@ def has_room(
         return True
     more: dict[str, float] = {}
     for copy in copies:
-        more[copy.target] = more.get(copy.target, 0.0) + copy.num_bytes * (1 + LAST_UPDATE)
+        more[copy.target] = more.get(copy.target, 0.0) + copy.num_bytes * (1 + last_update(setup.profile))
         more[copy.source] = more.get(copy.source, 0.0) + copy.num_bytes
     return all(
         extra + needed.get(device, _max_bytes(setup, situation.holdings[device])) <= limit
@@ -131,7 +134,9 @@ def precopy_s(
 
     ``needed``: as in ``has_room``, asked for where that decides.
     """
-    copies_s = copy_s(copies, setup.profile)
-    if not copies or not pays(copies_s, step_s) or not has_room(setup, needed(), situation, copies):
+    copies_s, state_copies = copy_s(copies, setup.profile), setup.profile.state_copies
+    if not copies or not pays(copies_s, step_s, state_copies):
         return 0.0
-    return caught_up_s(copies_s, step_s)
+    if not has_room(setup, needed(), situation, copies):
+        return 0.0
+    return caught_up_s(copies_s, step_s, state_copies)

@@ -86,7 +86,7 @@ def _precopy_s(
     """
     copies, new_s = found.transfers, found.plan.step_s
     copies_s = copy_s(copies, setup.profile)
-    if not copies or not pays(copies_s, new_s):
+    if not copies or not pays(copies_s, new_s, setup.profile.state_copies):
         return 0.0
     grid = grid_of(setup, templates, situation)
     now = at_work(grid, situation) if grid is not None else None

@@ -10,8 +10,9 @@ import torch
 
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
+from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.host_copy import Hosted, States, Then
-from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import TensorMessage
 from tests.helpers.engine import LocalMessenger, World
 

@@ -23,8 +23,9 @@ from oobleckd.worker.round.weights import WeightsOf
 from oobleckd.worker.round_machine.exchange import Contribution
 from oobleckd.worker.round_machine.machine import RoundMachine
 from oobleckd.worker.state.bucket_files import DamagedCheckpoint
+from oobleckd.worker.state.bucket_state import BucketState, StateShape
 from oobleckd.worker.state.optimizer import clip_scale
-from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 State = tuple[int, int, int]  # updates applied, squeezes, trail
 FRESH: State = (0, 0, 0)
+NOTHING = StateShape(())
 CPU = torch.device("cpu")
 
 
@@ -84,14 +86,17 @@ class SimStore(Store):
         self.world = world
         self._needs: dict[Layers, tuple[int, ...]] = {}
 
+    def shape(self, bucket: int) -> StateShape:
+        return NOTHING
+
     def fresh(self, bucket: int) -> BucketState:
-        return BucketState([], [], [], FRESH)
+        return BucketState(NOTHING, {}, FRESH)
 
     def loaded(self, directory: Any, buckets: Sequence[int]) -> dict[int, BucketState]:
         whole = self.world.complete.get(str(directory))
         if whole is None or self.world.damaged.get(str(directory)) in buckets:
             raise DamagedCheckpoint(f"{directory} is damaged")
-        return {bucket: BucketState([], [], [], whole[bucket]) for bucket in buckets}
+        return {bucket: BucketState(NOTHING, {}, whole[bucket]) for bucket in buckets}
 
     def digest(self, bucket: int) -> int:
         return super().digest(bucket) ^ (bucket in self.flipped)

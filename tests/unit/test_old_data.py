@@ -24,7 +24,8 @@ from oobleckd.daemon.service import step_row
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.changes import IncidentBegan, NodeLost
 from oobleckd.worker.models import load_spec
-from oobleckd.worker.state.bucket_files import read_bucket, read_manifest
+from oobleckd.worker.state.bucket_files import read_manifest
+from oobleckd.worker.state.store import Store
 from tests.helpers.old_data import DATA, DIGESTS, PORTABLE, digest_of, inputs, job_text, state_folder
 
 ALONE = (
@@ -91,7 +92,8 @@ def test_a_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
     spec = load_spec(load_job(tmp_path / "job.toml"))
     import torch
 
-    loaded = [read_bucket(folder, manifest, bucket, torch.device("cpu")) for bucket in spec.buckets]
+    store = Store(spec, torch.device("cpu"))
+    loaded = store.loaded(folder, range(len(spec.buckets))).values()
     assert sum(len(each.params) for each in loaded) == len({key for b in spec.buckets for key in b.keys})
 
 

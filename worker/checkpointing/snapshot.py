@@ -24,8 +24,9 @@ from oobleckd.protocol.parts import Counters, Vote, outcome_of
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Bucket
 from oobleckd.worker.state import bucket_files
+from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.host_copy import Hosted
-from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.state.store import Store
 
 
 def ledger_digest(corpus: Corpus, step: int, losses: Mapping[int, float]) -> tuple[int, str]:
@@ -122,7 +123,7 @@ class Share:
     @property
     def num_bytes(self) -> int:
         """The size of the files in bytes, without their headers."""
-        return sum(tensor.nbytes for state in self.states.values() for tensor in state.tensors())
+        return sum(state.num_bytes for state in self.states.values())
 
     @property
     def copied(self) -> bool:
@@ -185,15 +186,7 @@ def write_share(
         bucket_files.enter_folder(share.directory.parent, FolderMark(share.journal, share.job_id))
     _check_room(share, left)
     for index, state in left.items():
-        written = bucket_files.write_bucket(
-            share.directory,
-            share.buckets[index],
-            state.params,
-            state.exp_avgs,
-            state.exp_avg_sqs,
-            state.exponents,
-            halfway,
-        )
+        written = bucket_files.write_bucket(share.directory, share.buckets[index], state, halfway)
         if written is None:
             raise bucket_files.CannotWrite(share.directory, "somebody removed the folder", "ENOENT")
         yield CheckpointPart(
@@ -210,7 +203,7 @@ def write_share(
 
 def _check_room(share: Share, left: Mapping[int, BucketState]) -> None:
     """A disk that this share alone would fill is not filled: others write there, too."""
-    needed = sum(tensor.nbytes for state in left.values() for tensor in state.tensors())
+    needed = sum(state.num_bytes for state in left.values())
     with suppress(OSError):  # writing will tell
         free_bytes, free_files = room(share.directory)
         if free_bytes < needed:

@@ -14,8 +14,9 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Vote, outcome_of
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.update import global_norm
+from oobleckd.worker.state.bucket_state import Saved
 from oobleckd.worker.state.optimizer import clip_scale
-from oobleckd.worker.state.store import Saved, Store
+from oobleckd.worker.state.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from oobleckd.protocol.parts import How
 from oobleckd.worker.round.reduce import Reducer
+from oobleckd.worker.state.bucket_state import PARAM
 
 BIT = 1 << 12
 """Of a float32 the middle of the mantissa; of a sum in float64 one of the last bits of its integers."""
@@ -28,7 +29,10 @@ def flip(how: How, reducer: Reducer) -> bool:
         case "flip-weight":
             _flip(buckets[first].params[0])
         case "flip-moment":
-            _flip(buckets[first].exp_avgs[0])
+            moments = [tensor for name, tensor in buckets[first].flats.items() if name != PARAM]
+            if not moments:
+                return False
+            _flip(moments[0])
         case _:
             part = next(part for (bucket, _), part in reducer.parts.items() if bucket == first)
             memory = part.memory()

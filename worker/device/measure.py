@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.planner.profile import LayerCost, Profile, state_bytes_per_param
+from oobleckd.planner.profile import LayerCost, Profile, gradient_bytes
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, account_of, ways_out
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
@@ -37,6 +37,7 @@ from oobleckd.worker.runtime.deaths import is_out_of_memory, memory_of
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.host_memory import most_of
 from oobleckd.worker.state import optimizer
+from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.digest import digest
 
 _T = TypeVar("_T")
@@ -149,7 +150,7 @@ def profile_key(job: Job, device: torch.device) -> str:
 
 def state_bytes(shapes: Sequence[tuple[int, ...]], exact: bool) -> int:
     """Memory of a bucket's parameters and all that lives with them in one layer, in bytes."""
-    return state_bytes_per_param(exact) * _num_elements(shapes)
+    return optimizer.state_shape(shapes).num_bytes + gradient_bytes(exact) * _num_elements(shapes)
 
 
 def _num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
@@ -186,6 +187,7 @@ def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerC
         update_s=cost.update_s,
         weight_s=cost.weight_s,
         kept_bytes=cost.kept_bytes,
+        slot_bytes=optimizer.state_shape(shapes).num_bytes - 4 * _num_elements(shapes),
     )
 
 
@@ -286,15 +288,15 @@ class _SumOf:
     def __init__(self, params: Sequence[Tensor], job: Job, device: torch.device) -> None:
         self.seed, self.device = job.train.seed, device
         self._exact, self._checks_every = job.train.exact, job.fault_tolerance.check_every
-        self._params = [torch.zeros_like(param) for param in params]
-        self._moments = [[torch.zeros_like(param) for param in params] for _ in range(2)]
         shapes = [tuple(param.shape) for param in params]
+        shape = optimizer.state_shape(shapes)
+        self._state = BucketState(shape, shape.zeros(device), (0,) * len(params))
         self._sum = sums.empty(shapes, self._exact, device, guarded=self._checks_every > 0)
         self._exponents = [0] * len(params)  # with which nothing overflows
 
     def add(self, grads: Sequence[Tensor]) -> None:
         """One micro-batch; ``grads`` may have that of the input behind them."""
-        self._sum.add(grads[: len(self._params)], self._exponents, 1)
+        self._sum.add(grads[: len(self._exponents)], self._exponents, 1)
 
     def update(self) -> None:
         """From the sums to new weights; the next micro-batch is the first of a step."""
@@ -303,13 +305,15 @@ class _SumOf:
         sums.squared_norms(mean)
         if self._exact:
             sums.next_exponents(reduced, self._exponents, 1)
+        state = self._state
+        moments = (list(state.views(name).values()) for name in ("exp_avg", "exp_avg_sq"))
         optimizer.adamw_(
-            self._params, mean, *self._moments, applied=1, lr=1e-9, betas=(0.9, 0.999), eps=1e-8,
+            state.params, mean, *moments, applied=1, lr=1e-9, betas=(0.9, 0.999), eps=1e-8,
             weight_decay=0.0
         )  # fmt: skip
         self._sum.zero_()
         if self._checks_every == 1:  # of more steps than one it is no part of a usual step
-            digest([*self._params, *self._moments[0], *self._moments[1]], self._exponents)
+            digest(state.tensors(), self._exponents)
 
 
 def _activations(measured: _Measured, x: Tensor | None) -> tuple[Tensor, int]:

@@ -22,7 +22,8 @@ from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
 from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
-from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.state.bucket_state import BucketState
+from oobleckd.worker.state.store import Store
 
 STATE, SENT, WANTED = "T", "P", "Q"
 """Kinds of tensor messages: state; buckets that were pre-copied; those of them that are wanted
@@ -138,7 +139,7 @@ class Deployment:
     def _send_state(self, target: str, bucket: int) -> None:
         state = self.store.buckets[bucket]
         meta = msgspec.msgpack.encode(state.exponents)
-        self.messenger.send(target, (STATE, self.message.epoch, bucket), state.tensors(), meta)
+        self.messenger.send(target, (STATE, self.message.epoch, bucket), state.storages(), meta)
         self.faults.reach("copy", self.message.counters.round)
 
     def _say(self, peer: str, kind: str, buckets: frozenset[int]) -> None:
@@ -188,7 +189,7 @@ class Deployment:
             return False
         self.incoming[bucket] = state
         self.staged.add(bucket)
-        self.staged_bytes += sum(tensor.nbytes for tensor in state.tensors())
+        self.staged_bytes += state.num_bytes
         self.awaited.discard(bucket)
         return True
 
@@ -200,8 +201,8 @@ class Deployment:
             if message is None:
                 continue
             exponents = msgspec.msgpack.decode(message.meta, type=tuple[int, ...])
-            self.incoming[bucket] = BucketState.received(message.tensors, exponents)
-            self.copied_bytes += sum(tensor.nbytes for tensor in message.tensors)
+            self.incoming[bucket] = BucketState.received(self.store.shape(bucket), message.tensors, exponents)
+            self.copied_bytes += self.incoming[bucket].num_bytes
             self.awaited.discard(bucket)
             received = True
             self.faults.reach("copy", self.message.counters.round)

@@ -20,8 +20,9 @@ import msgspec
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.reduce import Reduced
+from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.host_copy import Hosted
-from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.state.store import Store
 
 STATE, UPDATE = "S", "U"
 """Kinds of tensor messages, with the keys (kind, number, bucket) and (kind, number, source, round)."""
@@ -151,7 +152,7 @@ class PreCopySource:
                     state = states[bucket]
                     meta = msgspec.msgpack.encode(PreCopiedState(counters, state.exponents))
                     if (
-                        self.messenger.send(target, (STATE, self.number, bucket), state.tensors(), meta)
+                        self.messenger.send(target, (STATE, self.number, bucket), state.storages(), meta)
                         is False
                     ):
                         self.broken.add(target)

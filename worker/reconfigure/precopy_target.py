@@ -23,7 +23,8 @@ from oobleckd.worker.checkpointing.snapshot import pinned
 from oobleckd.worker.reconfigure.precopy_source import KINDS, STATE, UPDATE, PreCopiedState, Update
 from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.update import update_bucket
-from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.state.bucket_state import BucketState
+from oobleckd.worker.state.store import Store
 from oobleckd.worker.transport.mailbox import Key
 
 
@@ -107,7 +108,9 @@ class PreCopyTarget:
             if message is not None:
                 what = msgspec.msgpack.decode(message.meta, type=PreCopiedState)
                 tensors = [pinned(tensor) for tensor in message.tensors] if self._beside else message.tensors
-                stream.states[bucket] = BucketState.received(tensors, what.exponents)
+                stream.states[bucket] = BucketState.received(
+                    self._store.shape(bucket), tensors, what.exponents
+                )
                 stream.counters = what.counters
                 return True
         return False

@@ -15,7 +15,8 @@ from oobleckd.worker import sums
 from oobleckd.worker.round.reduce import Reduced
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state import optimizer
-from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.state.bucket_state import BucketState
+from oobleckd.worker.state.store import Store
 
 
 def global_norm(vote: Vote) -> float:
@@ -59,8 +60,8 @@ def update_bucket(job: Job, state: BucketState, grads: Sequence[Tensor], counter
     optimizer.adamw_(
         state.params,
         grads,
-        state.exp_avgs,
-        state.exp_avg_sqs,
+        list(state.views("exp_avg").values()),
+        list(state.views("exp_avg_sq").values()),
         applied=counters.applied,
         lr=lr_at(counters.step, job),
         betas=job.optimizer.betas,

@@ -1,4 +1,5 @@
-"""Bucket files of a checkpoint: weights, moments and scales of one bucket in one safetensors file.
+"""Bucket files of a checkpoint: the whole state of one bucket in one safetensors file, a tensor for each slot
+and key, by the name ``slot/key``.
 
 Owns writing (tensor by tensor, durable, under a temporary name first) and reading (size, hash, names and
 shapes checked). The manifest and the folder's life are in ``oobleckd.protocol.checkpoint``. Nothing here is a
@@ -13,7 +14,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -36,11 +36,11 @@ from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.worker.models import Bucket
 from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.state.bucket_state import PARAM, BucketState, StateShape
 
 __all__ = [
     "CannotWrite",
     "DamagedCheckpoint",
-    "Loaded",
     "Manifest",
     "enter_folder",
     "read_bucket",
@@ -50,7 +50,7 @@ __all__ = [
     "write_bucket",
 ]
 
-_KINDS = ("param", "exp_avg", "exp_avg_sq")
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 _CHECK_DISK = "check that checkpoint.dir is a folder that every node can write, with space left"
 _USE_OTHER = "resume from another checkpoint of the job"
 _ALIGNED_TO = 8
@@ -74,16 +74,6 @@ class DamagedCheckpoint(UserError):
         super().__init__(f"checkpoint: {problem}", _USE_OTHER)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The state of one bucket as read: by key, float32 in memory of its own, in the bucket's shapes."""
-
-    params: list[Tensor]
-    exp_avgs: list[Tensor]
-    exp_avg_sqs: list[Tensor]
-    exponents: tuple[int, ...]
-
-
 Written = tuple[str, int, str, dict[str, str]]
 """File name, size in bytes, SHA-256 of the file, and tensor name -> SHA-256 of its bytes."""
 
@@ -91,27 +81,18 @@ Written = tuple[str, int, str, dict[str, str]]
 def write_bucket(
     directory: Path,
     bucket: Bucket,
-    params: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    exponents: Sequence[int],
+    state: BucketState,
     halfway: Callable[[], object] = lambda: None,
 ) -> Written | None:
-    """Write one bucket into ``directory`` (made if need be), synced to disk.
+    """Write the ``state`` of one bucket, on any device, into ``directory`` (made if need be), synced to disk.
 
-    ``params``, ``exp_avgs`` and ``exp_avg_sqs``: float32, a tensor for each key in key order, on any device.
     ``halfway`` is called in the middle of the file and may raise to stop: nothing is left then.
 
     None where the folder is gone meanwhile: the checkpoint was completed (after a loss buckets are written
     once more, and what was there may have been enough), or given up for a newer one. Raises CannotWrite when
     the disk refuses.
     """
-    groups = zip(_KINDS, (params, exp_avgs, exp_avg_sqs), strict=True)
-    tensors = {
-        f"{kind}/{key}": tensor.detach().cpu().contiguous()
-        for kind, group in groups
-        for key, tensor in zip(bucket.keys, group, strict=True)
-    }
+    tensors = {name: tensor.cpu() for name, tensor in state.named(bucket.keys).items()}
     name = f"bucket-{bucket.index:05d}.safetensors"
     # Unlike any other, also of this process: a share that was given up may still be at the same file.
     temporary = directory / f"{name}.{os.getpid()}-{next(_NUMBERS)}{TEMPORARY}"
@@ -120,7 +101,7 @@ def write_bucket(
     except OSError as error:
         raise CannotWrite(directory / name, error.strerror or str(error), errno_of(error)) from error
     try:
-        num_bytes, digest, hashes = _fill(temporary, tensors, exponents, halfway)
+        num_bytes, digest, hashes = _fill(temporary, tensors, state.exponents, halfway)
         # Renamed last: a writer that dies in the middle leaves a temporary name that no manifest has
         # (docs/mechanisms/checkpoints.md).
         temporary.replace(directory / name)
@@ -183,9 +164,12 @@ def _header(tensors: Mapping[str, Tensor], exponents: Sequence[int]) -> bytes:
     begin = 0
     for name in sorted(tensors):
         tensor = tensors[name]
-        assert tensor.dtype == torch.float32, f"{name} is {tensor.dtype}"
         end = begin + tensor.nbytes
-        table[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        table[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
         begin = end
     text = msgspec.json.encode(table)
     text += b" " * (-len(text) % _ALIGNED_TO)
@@ -221,16 +205,22 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def read_bucket(directory: Path, manifest: Manifest, bucket: Bucket, device: torch.device) -> Loaded:
+def read_bucket(
+    directory: Path, manifest: Manifest, bucket: Bucket, shape: StateShape, device: torch.device
+) -> BucketState:
     """The state of ``bucket`` on ``device``, checked against ``manifest`` by size, SHA-256, names, shapes and
-    dtype. Raises UserError where this node or this model is wrong, and DamagedCheckpoint where the file is
-    not what was written.
+    dtypes. Raises UserError where this node, this model or this optimizer is wrong, and DamagedCheckpoint
+    where the file is not what was written.
     """
     with _opened(directory, manifest, bucket) as file:
         metadata: dict[str, str] = file.metadata() or {}  # type: ignore[no-untyped-call]
         exponents = _exponents(directory, metadata, bucket)
-        params, exp_avgs, exp_avg_sqs = (_read(file, directory, kind, bucket, device) for kind in _KINDS)
-    return Loaded(params, exp_avgs, exp_avg_sqs, exponents)
+        state = BucketState(shape, shape.zeros(device), exponents)
+        into = state.named(bucket.keys)
+        _check_names(directory, _names(file), set(into))
+        for name, tensor in into.items():
+            tensor.copy_(_read(file, directory, name, tuple(tensor.shape), tensor.dtype))
+    return state
 
 
 def read_params(directory: Path, manifest: Manifest, bucket: Bucket) -> list[Tensor]:
@@ -238,7 +228,10 @@ def read_params(directory: Path, manifest: Manifest, bucket: Bucket) -> list[Ten
     Raises UserError, and DamagedCheckpoint as ``read_bucket``.
     """
     with _opened(directory, manifest, bucket) as file:
-        return _read(file, directory, "param", bucket, torch.device("cpu"))
+        return [
+            _read(file, directory, f"{PARAM}/{key}", shape, torch.float32)
+            for key, shape in zip(bucket.keys, bucket.shapes, strict=True)
+        ]
 
 
 @contextmanager
@@ -255,8 +248,8 @@ def _opened(directory: Path, manifest: Manifest, bucket: Bucket) -> Iterator[saf
     try:
         _check_file(path, entry.num_bytes, entry.sha256)
         with safe_open(str(path), framework="pt", device="cpu") as file:
-            wanted = {f"{kind}/{key}" for kind in _KINDS for key in bucket.keys}
-            if set(file.keys()) != wanted:
+            weights = {name for name in _names(file) if name.startswith(f"{PARAM}/")}
+            if weights != {f"{PARAM}/{key}" for key in bucket.keys}:
                 raise _other_model(directory, f"has other tensors in {entry.file}")
             yield file
     except (SafetensorError, OSError) as error:
@@ -287,14 +280,27 @@ def _exponents(directory: Path, metadata: Mapping[str, str], bucket: Bucket) -> 
     return found
 
 
-def _read(file: safe_open, directory: Path, kind: str, bucket: Bucket, device: torch.device) -> list[Tensor]:
-    values = []
-    for key, shape in zip(bucket.keys, bucket.shapes, strict=True):
-        value: Tensor = file.get_tensor(f"{kind}/{key}")  # type: ignore[no-untyped-call]
-        if tuple(value.shape) != shape or value.dtype != torch.float32:
-            raise _other_model(directory, f"has {kind}/{key} as {value.dtype} {tuple(value.shape)}")
-        values.append(torch.empty(shape, device=device).copy_(value))
-    return values
+def _read(file: safe_open, directory: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of memory of its own."""
+    value: Tensor = file.get_tensor(name)  # type: ignore[no-untyped-call]
+    if tuple(value.shape) != shape or value.dtype != dtype:
+        raise _other_model(directory, f"has {name} as {value.dtype} {tuple(value.shape)}")
+    return value
+
+
+def _names(file: safe_open) -> set[str]:
+    return set(file.keys())  # type: ignore[no-untyped-call]
+
+
+def _check_names(directory: Path, found: set[str], wanted: set[str]) -> None:
+    """Of a bucket whose weights are the model's: whether all else is what this job's optimizer keeps."""
+    if found != wanted:
+        slots = sorted({name.partition("/")[0] for name in found} - {PARAM})
+        raise UserError(
+            f"checkpoint: {directory} is of another optimizer: beside weights it has "
+            f"{', '.join(slots) or 'nothing'}",
+            "resume with the [optimizer] table of the job that wrote it (manifest.json has it under spec)",
+        )
 
 
 def _check_file(path: Path, num_bytes: int, sha256: str) -> None:

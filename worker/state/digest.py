@@ -22,20 +22,29 @@ _WIDTH = 1024
 """Words of a row."""
 _SMALL = 1 << 16
 """Tensors of at most so many numbers are laid one behind the other."""
+_HALF_BYTES = 2
 
 
 def digest(tensors: Sequence[Tensor], exponents: Sequence[int]) -> int:
-    """A 64-bit digest of a bucket's ``tensors``, in wire order and of any shape, 4 bytes a number (float32),
-    and of its ``exponents``. On a GPU it waits once.
+    """A 64-bit digest of a bucket's ``tensors``, by slot and key and of any shape and dtype, and of its
+    ``exponents``. On a GPU it waits once.
     """
     whole = hashlib.blake2b(repr(tuple(exponents)).encode(), digest_size=8)
-    flats = [tensor.detach().reshape(-1).view(torch.int32) for tensor in tensors]
+    flats = [_words(tensor) for tensor in tensors]
     small = [flat for flat in flats if flat.numel() <= _SMALL]
     large = [flat for flat in flats if flat.numel() > _SMALL]
     sums = [part for flat in ([torch.cat(small), *large] if small else large) for part in _sums(flat)]
     if sums:
         whole.update(torch.cat(sums).cpu().numpy().tobytes())
     return int.from_bytes(whole.digest(), "little")
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The bits of ``tensor`` as 32-bit integers; of two bytes a number a last odd one has zeros behind it."""
+    flat = tensor.detach().reshape(-1)
+    if flat.element_size() == _HALF_BYTES:
+        flat = torch.nn.functional.pad(flat.view(torch.int16), (0, flat.numel() % 2))
+    return flat.view(torch.int32)
 
 
 def _sums(flat: Tensor) -> list[Tensor]:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker.runtime.errors import ends_the_process
-from oobleckd.worker.state.store import BucketState, Store
+from oobleckd.worker.state.bucket_state import BucketState
+from oobleckd.worker.state.store import Store
 
 States = Mapping[int, BucketState]
 Then = Callable[[States], object]
@@ -33,7 +34,7 @@ class Hosted:
         self._states: States = {}
         sources = {bucket: store.buckets[bucket] for bucket in sorted(buckets)}
         if store.device.type != "cuda":
-            self._states = {bucket: _like(state, Tensor.clone) for bucket, state in sources.items()}
+            self._states = {bucket: state.copied(Tensor.clone) for bucket, state in sources.items()}
             self._under_way.set()
             self._arrive(then)
             return
@@ -55,7 +56,7 @@ class Hosted:
         return self._arrived.is_set()
 
     def states(self) -> States:
-        """The copies, by bucket: float32 on the CPU, in pinned memory beside a GPU. Waits until they are
+        """The copies, by bucket: on the CPU, in pinned memory beside a GPU. Waits until they are
         there.
         """
         self._arrived.wait()
@@ -82,10 +83,10 @@ class Hosted:
             beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             beside.wait_event(boundary)
             with torch.cuda.stream(beside):
-                states = {bucket: _like(state, _to_host) for bucket, state in sources.items()}
+                states = {bucket: state.copied(_to_host) for bucket, state in sources.items()}
             for bucket, state in sources.items():
                 states[bucket].exponents = exponents[bucket]
-                for tensor in state.tensors():
+                for tensor in state.storages():
                     tensor.record_stream(beside)  # it may be freed before it is read
             self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._copied.record(beside)
@@ -101,12 +102,3 @@ class Hosted:
 
 def _to_host(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def _like(state: BucketState, copy: Callable[[Tensor], Tensor]) -> BucketState:
-    return BucketState(
-        [copy(param.detach()) for param in state.params],
-        [copy(moment) for moment in state.exp_avgs],
-        [copy(moment) for moment in state.exp_avg_sqs],
-        state.exponents,
-    )

@@ -13,6 +13,16 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from oobleckd.worker.state.bucket_state import PARAM, SlotShape, StateShape
+
+_SLOTS = (PARAM, "exp_avg", "exp_avg_sq")
+
+
+def state_shape(shapes: Sequence[tuple[int, ...]]) -> StateShape:
+    """What the state of keys of these ``shapes`` consists of."""
+    by_key = dict(enumerate(shapes))
+    return StateShape(tuple(SlotShape.of(name, torch.float32, by_key) for name in _SLOTS if by_key))
+
 
 def clip_scale(total_norm: float, clip_norm: float) -> float:
     """Factor for all gradients that brings their global norm down to ``clip_norm`` (0: no clipping).

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
 
 from oobleckd.host.checkpoint import checkpoints, complete, discard_partial, room, set_aside
 from oobleckd.host.folder import MARK, FolderMark, claim
@@ -20,7 +19,7 @@ from oobleckd.host.hold import held
 from oobleckd.protocol.checkpoint import Manifest, manifest_of, model_digest
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
-from oobleckd.worker.models import ModelSpec, load_spec
+from oobleckd.worker.models import Bucket, ModelSpec, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.bucket_files import (
@@ -31,6 +30,8 @@ from oobleckd.worker.state.bucket_files import (
     step_name,
     write_bucket,
 )
+from oobleckd.worker.state.bucket_state import BucketState
+from oobleckd.worker.state.optimizer import state_shape
 from tests.helpers.models import CPU, small_config, small_job
 
 JOB = small_job("llama", small_config("llama", tie_word_embeddings=True))
@@ -41,19 +42,25 @@ def spec() -> ModelSpec:
     return load_spec(JOB)
 
 
-def state(spec: ModelSpec, bucket: int) -> tuple[list[Tensor], list[Tensor], list[Tensor], tuple[int, ...]]:
+def state(spec: ModelSpec, bucket: int) -> BucketState:
     generator = torch.Generator().manual_seed(bucket)
     shapes = spec.buckets[bucket].shapes
-    groups = [[torch.randn(shape, generator=generator) for shape in shapes] for _ in range(3)]
-    leaves = [value.requires_grad_() for value in groups[0]]
-    return leaves, groups[1], groups[2], tuple(range(40, 40 + len(shapes)))
+    found = BucketState.fresh(state_shape(shapes), [torch.zeros(shape) for shape in shapes])
+    for tensor in found.tensors():
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    found.exponents = tuple(range(40, 40 + len(shapes)))
+    return found
+
+
+def read(directory: Path, manifest: Manifest, bucket: Bucket) -> BucketState:
+    return read_bucket(directory, manifest, bucket, state_shape(bucket.shapes), CPU)
 
 
 def write_all(root: Path, spec: ModelSpec, step: int = 7, keep: int = 2) -> Path:
     directory = root / f"{step_name(step)}.partial"
     parts = []
     for bucket in spec.buckets:
-        file, num_bytes, digest, tensors = write_bucket(directory, bucket, *state(spec, bucket.index))
+        file, num_bytes, digest, tensors = write_bucket(directory, bucket, state(spec, bucket.index))
         parts.append(
             CheckpointPart(
                 "n0/0", "job-1", Counters(step, step, step), str(directory), bucket.index, len(spec.buckets),
@@ -70,17 +77,16 @@ def test_every_bit_comes_back(spec: ModelSpec, tmp_path: Path) -> None:
     assert manifest.counters == Counters(7, 7, 7)
     assert manifest.spec == JOB
     for bucket in spec.buckets:
-        params, exp_avgs, exp_avg_sqs, exponents = state(spec, bucket.index)
-        loaded = read_bucket(directory, manifest, bucket, CPU)
-        assert loaded.exponents == exponents
-        wanted, found = params + exp_avgs + exp_avg_sqs, loaded.params + loaded.exp_avgs + loaded.exp_avg_sqs
-        assert len(wanted) == len(found)
-        assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
-        assert all(value.data_ptr() % 64 == 0 and not value.requires_grad for value in found)
+        wanted, found = state(spec, bucket.index), read(directory, manifest, bucket)
+        assert found.exponents == wanted.exponents
+        assert len(found.tensors()) == 3 * len(bucket.keys)
+        assert all(torch.equal(a, b) for a, b in zip(wanted.tensors(), found.tensors(), strict=True))
+        assert all(value.data_ptr() % 64 == 0 for value in found.tensors())
+        assert all(param.is_leaf and param.requires_grad for param in found.params)
 
 
 def test_the_parts_say_what_is_on_disk(spec: ModelSpec, tmp_path: Path) -> None:
-    file, num_bytes, digest, tensors = write_bucket(tmp_path, spec.buckets[1], *state(spec, 1))
+    file, num_bytes, digest, tensors = write_bucket(tmp_path, spec.buckets[1], state(spec, 1))
     data = (tmp_path / file).read_bytes()
     assert (len(data), hashlib.sha256(data).hexdigest()) == (num_bytes, digest)
     with safe_open(str(tmp_path / file), framework="np") as opened:
@@ -131,7 +137,7 @@ def test_a_torn_file_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     path = directory / "bucket-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DamagedCheckpoint, match=r"bucket-00001\.safetensors is torn"):
-        read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
+        read(directory, read_manifest(directory), spec.buckets[1])
 
 
 def test_a_flipped_bit_is_named(spec: ModelSpec, tmp_path: Path) -> None:
@@ -141,14 +147,14 @@ def test_a_flipped_bit_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     with pytest.raises(DamagedCheckpoint, match="is damaged"):
-        read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
+        read(directory, read_manifest(directory), spec.buckets[1])
 
 
 def test_a_missing_file_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     directory = write_all(tmp_path, spec)
     (directory / "bucket-00001.safetensors").unlink()
     with pytest.raises(DamagedCheckpoint, match=r"cannot be read: .*No such file"):
-        read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
+        read(directory, read_manifest(directory), spec.buckets[1])
 
 
 def test_one_that_is_set_aside_while_it_is_read(
@@ -158,7 +164,7 @@ def test_one_that_is_set_aside_while_it_is_read(
     directory = write_all(tmp_path, spec)
     monkeypatch.setattr(bucket_files, "_check_file", lambda path, *_: path.unlink())
     with pytest.raises(DamagedCheckpoint, match="No such file"):
-        read_bucket(directory, read_manifest(directory), spec.buckets[1], CPU)
+        read(directory, read_manifest(directory), spec.buckets[1])
 
 
 def test_a_folder_that_is_gone_is_damage(spec: ModelSpec, tmp_path: Path) -> None:
@@ -199,7 +205,7 @@ def test_another_model_is_named(spec: ModelSpec, tmp_path: Path, config: dict, w
     other = load_spec(small_job("llama", small_config("llama", **{"tie_word_embeddings": True, **config})))
     manifest = read_manifest(directory)
     with pytest.raises(UserError, match=f"is of another model: it .*{what}") as raised:
-        [read_bucket(directory, manifest, bucket, CPU) for bucket in other.buckets]
+        [read(directory, manifest, bucket) for bucket in other.buckets]
     assert "[model]" in raised.value.hint
 
 
@@ -236,7 +242,7 @@ def test_manifests_that_are_none_are_named(spec: ModelSpec, tmp_path: Path) -> N
 def test_a_disk_that_refuses_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written") as raised:
-        write_bucket(tmp_path / "file" / "below", spec.buckets[1], *state(spec, 1))
+        write_bucket(tmp_path / "file" / "below", spec.buckets[1], state(spec, 1))
     assert "checkpoint.dir" in raised.value.hint
 
 
@@ -248,7 +254,7 @@ def test_written_once_more_while_it_is_completed(
     is over.
     """
     written = {
-        b.index: write_bucket(tmp_path / "step-00000007.partial", b, *state(spec, b.index))
+        b.index: write_bucket(tmp_path / "step-00000007.partial", b, state(spec, b.index))
         for b in spec.buckets
     }
     before = getattr(bucket_files, late)
@@ -259,7 +265,7 @@ def test_written_once_more_while_it_is_completed(
         return before(*args)
 
     monkeypatch.setattr(bucket_files, late, meanwhile)
-    assert write_bucket(tmp_path / "step-00000007.partial", spec.buckets[1], *state(spec, 1)) is None
+    assert write_bucket(tmp_path / "step-00000007.partial", spec.buckets[1], state(spec, 1)) is None
     assert all(written.values())
 
 
@@ -274,7 +280,7 @@ def test_a_writer_that_stops_in_the_middle_leaves_nothing_that_counts(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_bucket(tmp_path, spec.buckets[1], *state(spec, 1), halfway=stop)
+        write_bucket(tmp_path, spec.buckets[1], state(spec, 1), halfway=stop)
     assert len(seen[0]) == 1
     assert seen[0][0].startswith("bucket-00001.safetensors.")
     assert seen[0][0].endswith(".tmp")
@@ -288,7 +294,7 @@ def test_what_a_killed_writer_left_does_not_get_into_the_checkpoint(spec: ModelS
     directory = write_all(tmp_path, spec)
     assert not list(directory.glob("*.tmp"))
     for bucket in spec.buckets:
-        read_bucket(directory, read_manifest(directory), bucket, CPU)
+        read(directory, read_manifest(directory), bucket)
 
 
 def test_the_checkpoint_to_roll_back_to_stays_until_the_journal_knows_a_newer_one(
@@ -302,7 +308,7 @@ def test_the_checkpoint_to_roll_back_to_stays_until_the_journal_knows_a_newer_on
     last = tmp_path / "step-00000008.partial"
     parts = []
     for bucket in spec.buckets:
-        file, num_bytes, digest, tensors = write_bucket(last, bucket, *state(spec, bucket.index))
+        file, num_bytes, digest, tensors = write_bucket(last, bucket, state(spec, bucket.index))
         parts.append(
             CheckpointPart(
                 "n0/0", "job-1", Counters(8, 8, 8), str(last), bucket.index, len(spec.buckets), file,
@@ -346,7 +352,7 @@ def test_room_is_given_back_and_seen(tmp_path: Path) -> None:
 def test_a_folder_that_was_given_up_meanwhile_is_no_error(spec: ModelSpec, tmp_path: Path) -> None:
     directory = tmp_path / "step-00000007.partial"
     assert (
-        write_bucket(directory, spec.buckets[1], *state(spec, 1), halfway=lambda: shutil.rmtree(directory))
+        write_bucket(directory, spec.buckets[1], state(spec, 1), halfway=lambda: shutil.rmtree(directory))
         is None
     )
     assert not directory.exists()
@@ -376,7 +382,7 @@ def test_a_pickle_in_a_checkpoint_is_never_loaded(spec: ModelSpec, tmp_path: Pat
     directory, trap = write_all(tmp_path, spec), tmp_path / "trap"
     for data in (pickle.dumps(Planted(trap)), pickle.dumps(Planted(trap), protocol=0)):
         with pytest.raises(UserError, match="cannot be read"):
-            read_bucket(directory, put_in_place(directory, data), spec.buckets[0], CPU)
+            read(directory, put_in_place(directory, data), spec.buckets[0])
     assert not trap.exists()
 
 
@@ -386,7 +392,7 @@ def test_a_manifest_that_points_elsewhere_is_refused(spec: ModelSpec, tmp_path: 
         data = (directory / read_manifest(directory).buckets[0].file).read_bytes()
         changed = put_in_place(directory, data, file or "..")
         with pytest.raises(UserError, match=r"no name of a file|cannot be read|torn"):
-            read_bucket(directory, changed, spec.buckets[0], CPU)
+            read(directory, changed, spec.buckets[0])
 
 
 def test_a_file_without_exponents_is_of_another_model(spec: ModelSpec, tmp_path: Path) -> None:
@@ -396,7 +402,7 @@ def test_a_file_without_exponents_is_of_another_model(spec: ModelSpec, tmp_path:
     for metadata in (None, {"exponents": "x"}, {"exponents": str([1] * 99)}):
         data = save(tensors, metadata)
         with pytest.raises(UserError, match="exponents of bucket 0"):
-            read_bucket(directory, put_in_place(directory, data), bucket, CPU)
+            read(directory, put_in_place(directory, data), bucket)
 
 
 def test_what_somebody_reads_stays_until_it_is_read(spec: ModelSpec, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from oobleckd.protocol.parts import Counters
 from oobleckd.worker.models import FAMILIES, MASKED, ModelSpec, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state.bucket_files import step_name, write_bucket
+from oobleckd.worker.state.bucket_state import BucketState
+from oobleckd.worker.state.optimizer import state_shape
 from oobleckd.worker.tools import export
 from tests.helpers.models import all_params, small_job, some_batch, undivided
 
@@ -44,8 +46,7 @@ def written(job: Job, spec: ModelSpec, params: dict[str, Tensor], root: Path, co
     parts = []
     for bucket in spec.buckets:
         values = [params[key] for key in bucket.keys]
-        moments = [[torch.zeros_like(value) for value in values] for _ in range(2)]
-        file = write_bucket(partial, bucket, values, *moments, [40] * len(values))
+        file = write_bucket(partial, bucket, BucketState.fresh(state_shape(bucket.shapes), values))
         assert file is not None
         where = ("n0/0", "job-1", counters, str(partial), bucket.index, len(spec.buckets))
         parts.append(CheckpointPart(*where, *file))

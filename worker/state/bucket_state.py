@@ -1,0 +1,182 @@
+"""The training state of one bucket: for each slot one flat storage, with views of it by key.
+
+A *slot* is a kind of number that lives as long as a parameter does: ``param`` itself, and what the optimizer
+keeps of it (``exp_avg`` and ``exp_avg_sq`` of AdamW). Owns where everything lies, and that nobody outside
+need know which slots there are: copies, digests, files and messages go through all of them in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from oobleckd.worker import sums
+
+PARAM = "param"
+ALIGNED_BYTES = 256
+"""Keys begin at multiples of it: so far libraries look at pointers when they choose a kernel, so a key in the
+middle of a storage is computed with as one in memory of its own.
+"""
+
+Saved = tuple[dict[str, Tensor], tuple[int, ...]]
+"""Copies of a bucket's storages by slot, and its exponents."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPlace:
+    """Where a key lies in a slot: ``key`` is its position in the bucket, ``begin`` its first number."""
+
+    key: int
+    begin: int
+    shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """Behind its last number."""
+        return self.begin + math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotShape:
+    """One slot of a bucket. ``length``: of its storage in numbers, with the gaps between keys, which are
+    zero. A key that has no such slot has no place in it.
+    """
+
+    name: str
+    dtype: torch.dtype
+    places: tuple[KeyPlace, ...]
+    length: int
+
+    @classmethod
+    def of(cls, name: str, dtype: torch.dtype, shapes: Mapping[int, tuple[int, ...]]) -> SlotShape:
+        """Keys of these ``shapes``, by position, one behind the other."""
+        step = ALIGNED_BYTES // dtype.itemsize
+        places: list[KeyPlace] = []
+        begin = 0
+        for key, shape in shapes.items():
+            places.append(KeyPlace(key, begin, shape))
+            begin += -(-math.prod(shape) // step) * step
+        return cls(name, dtype, tuple(places), begin)
+
+    def cut(self, flat: Tensor) -> dict[int, Tensor]:
+        """Views of ``flat``, a storage of this slot, by key. Detached: each can be a leaf of autograd."""
+        return {place.key: flat[place.begin : place.end].view(place.shape).detach() for place in self.places}
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What the state of a bucket consists of: a pure function of the job, the same on every device.
+    Parameters come first.
+    """
+
+    slots: tuple[SlotShape, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all numbers, without the gaps."""
+        return sum(
+            math.prod(place.shape) * slot.dtype.itemsize for slot in self.slots for place in slot.places
+        )
+
+    def zeros(self, device: torch.device) -> dict[str, Tensor]:
+        """Storages by slot."""
+        return {slot.name: torch.zeros(slot.length, dtype=slot.dtype, device=device) for slot in self.slots}
+
+
+@dataclass(slots=True)
+class BucketState:
+    """The training state of one bucket: ``flats``, a storage for each slot of ``shape``, all on one device,
+    and by key its fixed-point exponent: a sum of gradients holds ``g * 2**exponent`` (``sums``).
+
+    Parameters are float32 and leaves of autograd; a view is changed with its storage, and the other way
+    round.
+    """
+
+    shape: StateShape
+    flats: dict[str, Tensor]
+    exponents: tuple[int, ...]
+    _views: dict[str, dict[int, Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._views = {}
+        for slot in self.shape.slots:
+            flat = self.flats[slot.name]
+            assert (flat.dtype, tuple(flat.shape)) == (slot.dtype, (slot.length,)), slot.name
+            self._views[slot.name] = slot.cut(flat)
+        for param in self.params:
+            param.requires_grad_()
+
+    @classmethod
+    def fresh(cls, shape: StateShape, params: Sequence[Tensor]) -> BucketState:
+        """State before the first update, where ``params`` (float32, in key order) are, with copies of them;
+        all else is zero.
+        """
+        device = params[0].device if params else torch.device("cpu")
+        state = cls(shape, shape.zeros(device), (sums.START_EXPONENT,) * len(params))
+        with torch.no_grad():
+            for mine, param in zip(state.params, params, strict=True):
+                mine.copy_(param)
+        return state
+
+    @classmethod
+    def received(cls, shape: StateShape, storages: Sequence[Tensor], exponents: Sequence[int]) -> BucketState:
+        """The inverse of ``storages``: a state whose memory they are."""
+        named = {slot.name: flat for slot, flat in zip(shape.slots, storages, strict=True)}
+        return cls(shape, named, tuple(exponents))
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The leaves, in key order."""
+        return list(self._views.get(PARAM, {}).values())
+
+    def views(self, slot: str) -> Mapping[int, Tensor]:
+        """Of ``slot``, by the key's position: those that have it."""
+        return self._views.get(slot, {})
+
+    def storages(self) -> list[Tensor]:
+        """What a copy of this bucket consists of, in wire order: a flat tensor for each slot, not copied."""
+        return [self.flats[slot.name] for slot in self.shape.slots]
+
+    def tensors(self) -> list[Tensor]:
+        """The same by slot and key, without the gaps, detached."""
+        return [view.detach() for slot in self.shape.slots for view in self._views[slot.name].values()]
+
+    def named(self, keys: Sequence[str]) -> dict[str, Tensor]:
+        """``slot/key`` -> its numbers, detached; ``keys``: names of the bucket's."""
+        return {
+            f"{slot.name}/{keys[key]}": view.detach()
+            for slot in self.shape.slots
+            for key, view in self._views[slot.name].items()
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all numbers."""
+        return self.shape.num_bytes
+
+    def copied(self, copy: Callable[[Tensor], Tensor]) -> BucketState:
+        """The state with a ``copy`` of each storage."""
+        return BucketState(
+            self.shape, {name: copy(flat) for name, flat in self.flats.items()}, self.exponents
+        )
+
+    def on(self, device: torch.device) -> BucketState:
+        """The state on ``device``: itself, where it is there."""
+        if all(flat.device == device for flat in self.storages()):
+            return self
+        return self.copied(lambda flat: flat.to(device, non_blocking=True))
+
+    def save(self) -> Saved:
+        """A copy of the state as it is, on its device: as many bytes more."""
+        return {name: flat.clone() for name, flat in self.flats.items()}, self.exponents
+
+    @torch.no_grad()
+    def restore(self, saved: Saved) -> None:
+        """Be in the state ``saved`` again, in the same storages."""
+        for name, before in saved[0].items():
+            self.flats[name].copy_(before)
+        self.exponents = saved[1]
