@@ -99,6 +99,8 @@ def default(field: msgspec.structs.FieldInfo) -> str:
     """What a field is where it is left out, as JSON; "required" where it may not be."""
     if field.required:
         return "required"
+    if field.default is msgspec.UNSET:
+        return ""
     value = field.default if field.default is not msgspec.NODEFAULT else _made(field.default_factory)
     return f"`{msgspec.json.encode(value).decode()}`" if not isinstance(value, msgspec.Struct) else ""
 
@@ -141,7 +143,7 @@ def _name(kind: Any) -> str:
         many = "" if args[-1] is ... else f"{len(args)} "
         return f"array of {many}{_many(_name(args[0]), args[0])}"
     if args:
-        return " or ".join(_name(arg) for arg in args if arg is not type(None))
+        return " or ".join(_name(arg) for arg in args if arg not in {type(None), msgspec.UnsetType})
     return _NAMES.get(kind) or f"`{kind.__name__}`"
 
 

@@ -13,8 +13,12 @@ import msgspec
 
 from oobleckd.protocol.job import Job, Optimizer, Train
 
+_OPTIMIZER = (
+    "schedule", "warmup_tokens", "decay_steps", "decay_type",
+    "name", "momentum", "nesterov", "state", "decay", "options", "group",
+)  # fmt: skip
 _LATER: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
-    "optimizer": (Optimizer, ("schedule", "warmup_tokens", "decay_steps", "decay_type")),
+    "optimizer": (Optimizer, _OPTIMIZER),
     "train": (Train, ()),
 }
 """Table -> its struct, and its keys since the first digest of it."""
@@ -31,5 +35,12 @@ def canonical(job: Job, tables: Sequence[str] = ()) -> bytes:
 
 
 def _without(table: dict[str, Any], kind: type[msgspec.Struct], later: Sequence[str]) -> dict[str, Any]:
-    defaults = {field.encode_name: field.default for field in msgspec.structs.fields(kind)}
+    defaults = {field.encode_name: _default(field) for field in msgspec.structs.fields(kind)}
     return {key: value for key, value in table.items() if key not in later or value != defaults[key]}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    """As it is read from JSON; what is left out when it is unset has none."""
+    value = field.default_factory() if callable(field.default_factory) else field.default
+    unset = value is msgspec.UNSET or value is msgspec.NODEFAULT
+    return None if unset else msgspec.json.decode(msgspec.json.encode(value))

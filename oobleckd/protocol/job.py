@@ -12,7 +12,7 @@ import math
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
@@ -21,6 +21,7 @@ from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.jobdata import Data, check_data, same_data
 from oobleckd.protocol.jobeval import Eval, check_eval
 from oobleckd.protocol.jobtable import SEE, JobError, JobTable
+from oobleckd.protocol.optimizers import KEYED, RULES, takes
 from oobleckd.protocol.units import parse_rate, parse_size
 from oobleckd.protocol.unreadable import misfit
 from oobleckd.protocol.wishes import wish_of
@@ -101,8 +102,34 @@ class Train(JobTable, frozen=True):
     ] = True
 
 
+class OptimizerGroup(JobTable, frozen=True):
+    """Parameters that are updated in another way; each belongs to the first group that it matches."""
+
+    match: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=256,
+            description="Which parameters, by name as transformers has it: * is any characters, dots among "
+            "them, and ? one, such as `*.mlp.*`.",
+        ),
+    ]
+    lr_scale: Annotated[float, Meta(ge=0, description="Their share of the learning rate.")] = 1.0
+    weight_decay: Annotated[
+        Annotated[float, Meta(ge=0)] | UnsetType,
+        Meta(description="Their weight decay; left out: as without the group."),
+    ] = UNSET
+    frozen: Annotated[
+        bool,
+        Meta(
+            description="They stay as they are, with nothing kept of them but their weights. Their gradients "
+            "are computed and summed all the same, and do not count in the norm."
+        ),
+    ] = False
+
+
 class Optimizer(JobTable, frozen=True):
-    """AdamW with linear warm-up, a schedule of the learning rate, and clipping by the global norm."""
+    """How gradients become updates (docs/optimizers.md), clipped by their global norm, and at which rate."""
 
     lr: Annotated[float, Meta(gt=0, description="Peak learning rate.")] = 3e-4
     betas: Annotated[tuple[float, float], Meta(description="Decay of the moments, each in [0, 1).")] = (
@@ -137,6 +164,54 @@ class Optimizer(JobTable, frozen=True):
         DecayType,
         Meta(description="How wsd falls: in a line, as half a cosine, or as one less the root of the way."),
     ] = "linear"
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z][a-z0-9_-]{0,62}$(?!\n)",
+            description="The rule: adamw, adam, sgd, lion, muon, adafactor, or one of a package that is "
+            "installed on the nodes (docs/optimizers.md).",
+        ),
+    ] = "adamw"
+    momentum: Annotated[
+        Annotated[float, Meta(ge=0, lt=1)] | UnsetType,
+        Meta(description="Of sgd (left out: 0) and muon (left out: 0.95)."),
+    ] = UNSET
+    nesterov: Annotated[
+        bool | UnsetType,
+        Meta(description="Whether momentum looks ahead, of sgd (left out: false) and muon (left out: true)."),
+    ] = UNSET
+    state: Annotated[
+        Literal["fp32", "bf16"],
+        Meta(
+            description="How first moments and momentum are kept; second moments are float32 always. bf16 "
+            "shows in the bits of the result."
+        ),
+    ] = "fp32"
+    decay: Annotated[
+        Literal["all", "matrices"],
+        Meta(
+            description="Which parameters decay. matrices: none of norms, biases and embeddings, a head that "
+            "is tied to them among these."
+        ),
+    ] = "all"
+    options: Annotated[
+        dict[str, bool | int | float | str],
+        Meta(description="What a rule of one's own is told besides."),
+    ] = {}  # noqa: RUF012 - msgspec gives every struct one of its own
+    group: Annotated[
+        tuple[OptimizerGroup, ...], Meta(description="Parameters that are updated in another way.")
+    ] = ()
+
+    @property
+    def kept(self) -> tuple[object, ...]:
+        """What decides how much is kept of each parameter, and how long an update takes; empty for what a job
+        has that says nothing.
+        """
+        groups = tuple((group.match, group.frozen) for group in self.group)
+        momentum = None if self.momentum is UNSET else self.momentum
+        if self.name == "adamw" and self.state == "fp32" and not any(frozen for _, frozen in groups):
+            return ()
+        return self.name, momentum, self.state, groups, self.options
 
 
 class FaultTolerance(JobTable, frozen=True):
@@ -397,7 +472,8 @@ class Job(JobTable, frozen=True):
         train = self.train
         shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
         apart = ("separate",) if self.data.is_separate else ()
-        return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every, *apart
+        kept = self.optimizer.kept
+        return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every, *apart, *kept
 
 
 def reads_the_same(one: Job, other: Job) -> bool:
@@ -497,11 +573,38 @@ def check_job(job: Job) -> None:
     check_data(job.data, job.train.steps, has_folder=has_folder, evaluated=job.eval.source)
     check_evaluated(job.data, job.eval.source, has_folder=has_folder)
     check_rates(job)
+    check_rule(job.optimizer)
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:
             raise JobError(
                 f"optimizer.betas[{index}]", f"{beta} is not in [0, 1)", "usual values are [0.9, 0.999]"
             )
+
+
+def check_rule(optimizer: Optimizer) -> None:
+    """What the rule of ``optimizer`` does not take. Raises JobError."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Optimizer)} | {"options": {}}
+    taken = takes(optimizer.name)
+    for key in KEYED:
+        if key not in taken and getattr(optimizer, key) != defaults[key]:
+            having = [name for name, sheet in RULES.items() if key in sheet.keys]
+            which = f"goes with {_listed(having)}" if having else "goes with a rule of one's own"
+            raise JobError(
+                f"optimizer.{key}", f"{optimizer.name} takes no {key}: it {which}", f"leave {key} out"
+            )
+    sheet = RULES.get(optimizer.name)
+    if sheet is not None and optimizer.state == "bf16" and not sheet.narrows:
+        raise JobError(
+            "optimizer.state",
+            f"{optimizer.name} keeps nothing that could be bf16",
+            "leave state out, or choose another rule",
+        )
+    if optimizer.name == "sgd" and optimizer.nesterov is True and not optimizer.momentum:
+        raise JobError("optimizer.nesterov", "needs a momentum", "set optimizer.momentum, such as 0.9")
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def check_rates(job: Job) -> None:

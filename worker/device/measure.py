@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.planner.profile import LayerCost, Profile, gradient_bytes
+from oobleckd.planner.profile import FLOAT_BYTES, LayerCost, Profile, gradient_bytes
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, account_of, ways_out
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
@@ -33,12 +33,13 @@ from oobleckd.worker.models import (
     seed_layer,
     tensors_of,
 )
+from oobleckd.worker.optimizers.plan import check_groups
 from oobleckd.worker.runtime.deaths import is_out_of_memory, memory_of
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.host_memory import most_of
-from oobleckd.worker.state import optimizer
-from oobleckd.worker.state.bucket_state import BucketState
+from oobleckd.worker.state.bucket_state import BucketState, StateShape
 from oobleckd.worker.state.digest import digest
+from oobleckd.worker.state.optimizer import parameters_of, state_shape
 
 _T = TypeVar("_T")
 _VERSION = 5  # of what a profile means
@@ -67,6 +68,7 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
     where a layer cannot compute at all.
     """
     idle = most_of("self")
+    check_groups(job.optimizer, [key for bucket in spec.buckets for key in bucket.keys])
     try:
         return _measure(spec, job, device)
     except (RuntimeError, MemoryError) as error:
@@ -90,7 +92,7 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
             with _computable():
                 layer = _bind(spec, index, device)
                 measured = _Measured(layer, batch, calls.get(index), frozenset(shared))
-                known[alike], x = _measure_layer(measured, x, job, device)
+                known[alike], x = _measure_layer(measured, x, _SumOf(_shape_of(spec, index), job, device))
         costs.append(_layer_cost(spec, index, known[alike], job.train.exact))
     return Profile(
         key=profile_key(job, device),
@@ -148,20 +150,21 @@ def profile_key(job: Job, device: torch.device) -> str:
     return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
 
-def state_bytes(shapes: Sequence[tuple[int, ...]], exact: bool) -> int:
-    """Memory of a bucket's parameters and all that lives with them in one layer, in bytes."""
-    return optimizer.state_shape(shapes).num_bytes + gradient_bytes(exact) * _num_elements(shapes)
+def state_bytes(shape: StateShape, exact: bool) -> int:
+    """Memory of parameters and all that lives with them in one layer, in bytes."""
+    return shape.num_bytes + gradient_bytes(exact) * shape.num_params
 
 
-def _num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes)
+def _shape_of(spec: ModelSpec, index: int) -> StateShape:
+    """Of the state of all parameters that a layer uses."""
+    return state_shape(spec.job.optimizer, parameters_of(spec, spec.buckets_of(index)))
 
 
 def _likeness(spec: ModelSpec, index: int) -> Any:
     """What two blocks must have in common to cost the same; embedding and head are like nothing else."""
     if index in {0, spec.num_layers - 1}:
         return index
-    return spec.kind_of(index), tuple(spec.buckets[bucket].shapes for bucket in spec.buckets_of(index))
+    return spec.kind_of(index), _shape_of(spec, index).slots
 
 
 def _bind(spec: ModelSpec, index: int, device: torch.device) -> Layer:
@@ -174,20 +177,20 @@ def _bind(spec: ModelSpec, index: int, device: torch.device) -> Layer:
 
 
 def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerCost:
-    shapes = [shape for bucket in spec.buckets_of(index) for shape in spec.buckets[bucket].shapes]
+    shape = _shape_of(spec, index)
     names = {0: "embedding", spec.num_layers - 1: "head"}
     return LayerCost(
         names.get(index, f"block {index - 1}"),
         cost.forward_s,
         cost.backward_s,
-        4 * _num_elements(shapes),
-        state_bytes(shapes, exact),
+        FLOAT_BYTES * shape.num_params,
+        state_bytes(shape, exact),
         cost.activation_bytes,
         cost.output_bytes,
         update_s=cost.update_s,
         weight_s=cost.weight_s,
         kept_bytes=cost.kept_bytes,
-        slot_bytes=optimizer.state_shape(shapes).num_bytes - 4 * _num_elements(shapes),
+        slot_bytes=shape.num_bytes - FLOAT_BYTES * shape.num_params,
     )
 
 
@@ -204,16 +207,14 @@ class _Measured:
         return self.layer(x, self.batch, self.call)
 
 
-def _measure_layer(
-    measured: _Measured, x: Tensor | None, job: Job, device: torch.device
-) -> tuple[_Cost, Tensor]:
+def _measure_layer(measured: _Measured, x: Tensor | None, sum_of: _SumOf) -> tuple[_Cost, Tensor]:
     """The cost of a layer on ``x``, and its output."""
-    layer = measured.layer
+    layer, device = measured.layer, sum_of.device
     if x is not None:
         x = x.detach().requires_grad_()
-    seed_layer(job.train.seed, 0, 0, layer.index, device)
+    seed_layer(sum_of.seed, 0, 0, layer.index, device)
     out, activation_bytes = _activations(measured, x)
-    step = (_Apart if job.schedule.apart else _Fused)(measured, x, _SumOf(layer.leaves, job, device))
+    step = (_Apart if layer.apart else _Fused)(measured, x, sum_of)
     times: list[tuple[float, ...]] = []
     began = time.perf_counter()
     step.run(device)
@@ -285,14 +286,13 @@ class _SumOf:
     ``update``), where it is asked for with a guard around the sums and a digest of the state (``integrity``).
     """
 
-    def __init__(self, params: Sequence[Tensor], job: Job, device: torch.device) -> None:
+    def __init__(self, shape: StateShape, job: Job, device: torch.device) -> None:
         self.seed, self.device = job.train.seed, device
         self._exact, self._checks_every = job.train.exact, job.fault_tolerance.check_every
-        shapes = [tuple(param.shape) for param in params]
-        shape = optimizer.state_shape(shapes)
-        self._state = BucketState(shape, shape.zeros(device), (0,) * len(params))
+        shapes = [place.shape for slot in shape.slots[:1] for place in slot.places]
+        self._exponents = (0,) * len(shapes)  # with which nothing overflows
+        self._state = BucketState(shape, shape.zeros(device), self._exponents)
         self._sum = sums.empty(shapes, self._exact, device, guarded=self._checks_every > 0)
-        self._exponents = [0] * len(params)  # with which nothing overflows
 
     def add(self, grads: Sequence[Tensor]) -> None:
         """One micro-batch; ``grads`` may have that of the input behind them."""
@@ -305,15 +305,10 @@ class _SumOf:
         sums.squared_norms(mean)
         if self._exact:
             sums.next_exponents(reduced, self._exponents, 1)
-        state = self._state
-        moments = (list(state.views(name).values()) for name in ("exp_avg", "exp_avg_sq"))
-        optimizer.adamw_(
-            state.params, mean, *moments, applied=1, lr=1e-9, betas=(0.9, 0.999), eps=1e-8,
-            weight_decay=0.0
-        )  # fmt: skip
+        self._state.update_(mean, applied=1, lr=1e-9)
         self._sum.zero_()
         if self._checks_every == 1:  # of more steps than one it is no part of a usual step
-            digest(state.tensors(), self._exponents)
+            digest(self._state.tensors(), self._exponents)
 
 
 def _activations(measured: _Measured, x: Tensor | None) -> tuple[Tensor, int]:

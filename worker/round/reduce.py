@@ -250,6 +250,7 @@ class Reducer:
         if what.nan or what.overflow:
             return Reduced(what, total, [], (0.0,) * len(total), exponents)
         grads = sums.mean_grads(total, exponents, self.weights_of(self.step).total, self.exact)
+        frozen = self.store.shape(bucket).frozen
         norms = sums.squared_norms(grads)
         if not all(map(math.isfinite, norms)):  # float sums: what was not finite in a term is so in the sum
             return Reduced(msgspec.structs.replace(what, nan=True), total, [], (0.0,) * len(total), exponents)
@@ -258,4 +259,7 @@ class Reducer:
             if self.exact
             else exponents
         )
-        return Reduced(what, total, grads, norms, following)
+        # What is not trained counts in no norm, as in torch; its gradient is summed all the same, since what
+        # a block computes does not depend on what is done with it. (D-training-011)
+        counted = tuple(0.0 if key in frozen else norm for key, norm in enumerate(norms)) if frozen else norms
+        return Reduced(what, total, grads, counted, following)

@@ -1,4 +1,4 @@
-"""The optimizer step of a committed round: clipping by the global norm, AdamW, next fixed-point scales."""
+"""The optimizer step of a committed round: clipping by the global norm, the rule, next fixed-point scales."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker import sums
 from oobleckd.worker.round.reduce import Reduced
 from oobleckd.worker.runtime.faults import Faults
-from oobleckd.worker.state import optimizer
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.store import Store
 
@@ -57,14 +56,4 @@ def update_bucket(job: Job, state: BucketState, grads: Sequence[Tensor], counter
     """
     # A pre-copy target replays this with the source's gradients and has its bits: a gradient is a third of
     # the state, and no weight is copied twice. (D-precopy-001)
-    optimizer.adamw_(
-        state.params,
-        grads,
-        list(state.views("exp_avg").values()),
-        list(state.views("exp_avg_sq").values()),
-        applied=counters.applied,
-        lr=lr_at(counters.step, job),
-        betas=job.optimizer.betas,
-        eps=job.optimizer.eps,
-        weight_decay=job.optimizer.weight_decay,
-    )
+    state.update_(grads, applied=counters.applied, lr=lr_at(counters.step, job))

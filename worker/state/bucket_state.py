@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker import sums
+from oobleckd.worker.optimizers.plan import UpdateBatch
 
 PARAM = "param"
 ALIGNED_BYTES = 256
@@ -69,11 +70,13 @@ class SlotShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """What the state of a bucket consists of: a pure function of the job, the same on every device.
-    Parameters come first.
+    """What the state of a bucket consists of, and how it is updated: a pure function of the job, the same on
+    every device. Parameters come first. ``frozen``: keys that are not updated, by position.
     """
 
     slots: tuple[SlotShape, ...]
+    batches: tuple[UpdateBatch, ...] = ()
+    frozen: frozenset[int] = frozenset()
 
     @property
     def num_bytes(self) -> int:
@@ -81,6 +84,11 @@ class StateShape:
         return sum(
             math.prod(place.shape) * slot.dtype.itemsize for slot in self.slots for place in slot.places
         )
+
+    @property
+    def num_params(self) -> int:
+        """Numbers of the parameters."""
+        return sum(math.prod(place.shape) for slot in self.slots[:1] for place in slot.places)
 
     def zeros(self, device: torch.device) -> dict[str, Tensor]:
         """Storages by slot."""
@@ -132,6 +140,14 @@ class BucketState:
     def params(self) -> list[Tensor]:
         """The leaves, in key order."""
         return list(self._views.get(PARAM, {}).values())
+
+    def update_(self, grads: Sequence[Tensor], *, applied: int, lr: float) -> None:
+        """Make one update, in place. ``grads``: float32, a tensor for each key, mean gradients as they are
+        after clipping; ``applied`` updates came before it, and ``lr`` is that of the step.
+        """
+        params = self.params
+        for batch in self.shape.batches:
+            batch.update_(params, grads, self._views, applied=applied, lr=lr)
 
     def views(self, slot: str) -> Mapping[int, Tensor]:
         """Of ``slot``, by the key's position: those that have it."""

@@ -1,8 +1,6 @@
-"""AdamW, and clipping by the global norm.
+"""What the optimizer of a job makes of the model: the shape of each bucket's state, and clipping.
 
-Owns the arithmetic of one update; holds no state. Weight decay applies to every parameter, as torch's
-AdamW does by default. The bits of an update depend on a tensor's own values alone, never on which tensors
-are updated together, so that any split of the model ends in the same weights.
+Owns no rule (``oobleckd.worker.optimizers``), and holds no state.
 """
 
 from __future__ import annotations
@@ -10,18 +8,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.optim.adamw import adamw
 
+from oobleckd.protocol.job import Optimizer
+from oobleckd.worker.models import ModelSpec
+from oobleckd.worker.optimizers.plan import Parameters, plan_updates
 from oobleckd.worker.state.bucket_state import PARAM, SlotShape, StateShape
 
-_SLOTS = (PARAM, "exp_avg", "exp_avg_sq")
+
+def parameters_of(spec: ModelSpec, buckets: Sequence[int]) -> Parameters:
+    """The parameters of these ``buckets``, one behind the other."""
+    found = [spec.buckets[bucket] for bucket in buckets]
+    return Parameters(
+        tuple(key for bucket in found for key in bucket.keys),
+        tuple(shape for bucket in found for shape in bucket.shapes),
+        tuple(bucket.uses for bucket in found for _ in bucket.keys),
+        spec.num_layers,
+    )
 
 
-def state_shape(shapes: Sequence[tuple[int, ...]]) -> StateShape:
-    """What the state of keys of these ``shapes`` consists of."""
-    by_key = dict(enumerate(shapes))
-    return StateShape(tuple(SlotShape.of(name, torch.float32, by_key) for name in _SLOTS if by_key))
+def state_shape(optimizer: Optimizer, params: Parameters) -> StateShape:
+    """What the state of ``params`` consists of. Raises UserError for a rule that this node does not have."""
+    plan = plan_updates(optimizer, params)
+    dtypes: dict[str, torch.dtype] = {PARAM: torch.float32}
+    shapes: dict[str, dict[int, tuple[int, ...]]] = {PARAM: dict(enumerate(params.shapes))}
+    for key, slots in enumerate(plan.slots):
+        for slot in slots:
+            shapes.setdefault(slot.name, {})[key] = slot.shape
+            narrow = optimizer.state == "bf16" and slot.narrow and dtypes.get(slot.name) != torch.float32
+            dtypes[slot.name] = torch.bfloat16 if narrow else torch.float32
+    kept = tuple(SlotShape.of(name, dtypes[name], by_key) for name, by_key in shapes.items() if by_key)
+    frozen = frozenset(key for key, recipe in enumerate(plan.recipes) if recipe.frozen)
+    return StateShape(kept, plan.batches, frozen)
 
 
 def clip_scale(total_norm: float, clip_norm: float) -> float:
@@ -33,43 +50,3 @@ def clip_scale(total_norm: float, clip_norm: float) -> float:
     if clip_norm == 0 or total_norm <= clip_norm:
         return 1.0
     return clip_norm / total_norm
-
-
-@torch.no_grad()
-def adamw_(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    *,
-    applied: int,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-) -> None:
-    """Update ``params`` and their moments in place, all float32; ``applied`` updates came before this one.
-
-    The four lists have a tensor for each parameter, in the same order, of the same shape and on one device.
-    ``grads``: mean gradients, clipped already; they stay as they are. torch's fused kernel, one call per
-    device whose elements do not see each other; the same bits as ``torch.optim.AdamW(fused=True)``.
-    """
-    if not params:
-        return
-    steps = list(torch.full((len(params),), float(applied), device=params[0].device).unbind())
-    adamw(
-        list(params),
-        list(grads),
-        list(exp_avgs),
-        list(exp_avg_sqs),
-        [],
-        steps,
-        fused=True,
-        amsgrad=False,
-        beta1=betas[0],
-        beta2=betas[1],
-        lr=lr,
-        weight_decay=weight_decay,
-        eps=eps,
-        maximize=False,
-    )

@@ -18,7 +18,7 @@ from oobleckd.worker.models import Layer, ModelSpec
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.bucket_state import BucketState, StateShape
 from oobleckd.worker.state.digest import digest
-from oobleckd.worker.state.optimizer import state_shape
+from oobleckd.worker.state.optimizer import parameters_of, state_shape
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Store:
     def shape(self, bucket: int) -> StateShape:
         """What the state of ``bucket`` consists of."""
         if bucket not in self._shapes:
-            self._shapes[bucket] = state_shape(self.spec.buckets[bucket].shapes)
+            self._shapes[bucket] = state_shape(self.spec.job.optimizer, parameters_of(self.spec, [bucket]))
         return self._shapes[bucket]
 
     def loaded(self, directory: Path, buckets: Iterable[int]) -> dict[int, BucketState]:

@@ -18,6 +18,7 @@ from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.modelnotes import Looked
 from oobleckd.worker.data.look import look_at
 from oobleckd.worker.models import load_spec
+from oobleckd.worker.optimizers.plan import check_groups
 from oobleckd.worker.runtime.errors import UserError
 
 
@@ -30,6 +31,7 @@ def main(job_file: Path, data: bool) -> None:
         job = load_job(job_file)
         spec = load_spec(job)
         spec.try_blocks()
+        check_groups(job.optimizer, [key for bucket in spec.buckets for key in bucket.keys])
         looked = Looked(spec.notes, look_at(job, spec.config.vocab_size) if data else ())
     except (JobError, UserError) as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)

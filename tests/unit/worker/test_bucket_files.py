@@ -31,8 +31,8 @@ from oobleckd.worker.state.bucket_files import (
     write_bucket,
 )
 from oobleckd.worker.state.bucket_state import BucketState
-from oobleckd.worker.state.optimizer import state_shape
 from tests.helpers.models import CPU, small_config, small_job
+from tests.helpers.optimizers import shape_of
 
 JOB = small_job("llama", small_config("llama", tie_word_embeddings=True))
 
@@ -45,7 +45,7 @@ def spec() -> ModelSpec:
 def state(spec: ModelSpec, bucket: int) -> BucketState:
     generator = torch.Generator().manual_seed(bucket)
     shapes = spec.buckets[bucket].shapes
-    found = BucketState.fresh(state_shape(shapes), [torch.zeros(shape) for shape in shapes])
+    found = BucketState.fresh(shape_of(shapes), [torch.zeros(shape) for shape in shapes])
     for tensor in found.tensors():
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
     found.exponents = tuple(range(40, 40 + len(shapes)))
@@ -53,7 +53,7 @@ def state(spec: ModelSpec, bucket: int) -> BucketState:
 
 
 def read(directory: Path, manifest: Manifest, bucket: Bucket) -> BucketState:
-    return read_bucket(directory, manifest, bucket, state_shape(bucket.shapes), CPU)
+    return read_bucket(directory, manifest, bucket, shape_of(bucket.shapes), CPU)
 
 
 def write_all(root: Path, spec: ModelSpec, step: int = 7, keep: int = 2) -> Path:

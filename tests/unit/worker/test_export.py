@@ -26,9 +26,9 @@ from oobleckd.worker.models import FAMILIES, MASKED, ModelSpec, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state.bucket_files import step_name, write_bucket
 from oobleckd.worker.state.bucket_state import BucketState
-from oobleckd.worker.state.optimizer import state_shape
 from oobleckd.worker.tools import export
 from tests.helpers.models import all_params, small_job, some_batch, undivided
+from tests.helpers.optimizers import shape_of
 
 GPT2 = small_job("gpt2")
 LARGE = 10**9
@@ -46,7 +46,7 @@ def written(job: Job, spec: ModelSpec, params: dict[str, Tensor], root: Path, co
     parts = []
     for bucket in spec.buckets:
         values = [params[key] for key in bucket.keys]
-        file = write_bucket(partial, bucket, BucketState.fresh(state_shape(bucket.shapes), values))
+        file = write_bucket(partial, bucket, BucketState.fresh(shape_of(bucket.shapes), values))
         assert file is not None
         where = ("n0/0", "job-1", counters, str(partial), bucket.index, len(spec.buckets))
         parts.append(CheckpointPart(*where, *file))

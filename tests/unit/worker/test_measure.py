@@ -14,6 +14,7 @@ from oobleckd.worker.models import ModelSpec, load_config, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.sums import Chunked
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
+from tests.helpers.optimizers import shape_of
 from tests.helpers.separate import SEQUENCE, separate_spec
 
 
@@ -42,8 +43,8 @@ def test_empty_buckets_cost_nothing_but_the_shared_weight() -> None:
 
 
 def test_state_bytes() -> None:
-    assert state_bytes([(2, 3), (4,)], True) == 10 * 32
-    assert state_bytes([(2, 3), (4,)], False) == 10 * 24
+    assert state_bytes(shape_of([(2, 3), (4,)]), True) == 10 * 32
+    assert state_bytes(shape_of([(2, 3), (4,)]), False) == 10 * 24
 
 
 def test_the_key_is_of_what_costs_depend_on() -> None:

@@ -1,4 +1,4 @@
-"""The update is torch's AdamW, whatever is updated together."""
+"""Schedule, clipping and update together are those of a plain loop."""
 
 from __future__ import annotations
 
@@ -6,72 +6,16 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from oobleckd.protocol.learningrate import lr_at
+from oobleckd.protocol.paramgroups import knobs_of
 from oobleckd.worker import sums
 from oobleckd.worker.models import Batch, load_spec
-from oobleckd.worker.state.optimizer import adamw_, clip_scale
+from oobleckd.worker.optimizers.adam import Adam
+from oobleckd.worker.optimizers.rule import UpdateStep
+from oobleckd.worker.state.optimizer import clip_scale
 from tests.helpers.models import CPU, all_layers, all_params, layered_step, small_job
-
-HYPER = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.05}
-SHAPES = [(3,), (17, 5), (1,), (257,)]
-
-
-def draw(seed: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator) for shape in SHAPES]
-
-
-def trained(groups: list[list[int]], steps: int = 4) -> list[Tensor]:
-    params, avgs, squares = draw(0), [torch.zeros(s) for s in SHAPES], [torch.zeros(s) for s in SHAPES]
-    for step in range(steps):
-        grads = draw(step + 1)
-        for group in groups:
-            chosen = [[values[i] for i in group] for values in (params, grads, avgs, squares)]
-            adamw_(*chosen, applied=step, **HYPER)
-    return params + avgs + squares
-
-
-def reference(**how: bool) -> list[Tensor]:
-    params = [param.requires_grad_() for param in draw(0)]
-    optimizer = torch.optim.AdamW(params, **HYPER, **how)
-    for step in range(4):
-        for param, grad in zip(params, draw(step + 1), strict=True):
-            param.grad = grad
-        optimizer.step()
-    return [param.detach() for param in params]
-
-
-def test_equals_torch() -> None:
-    got = trained([[0, 1, 2, 3]])[: len(SHAPES)]
-    assert all(torch.equal(a, b) for a, b in zip(got, reference(fused=True), strict=True))
-    for a, b in zip(got, reference(foreach=False), strict=True):
-        torch.testing.assert_close(a, b, rtol=3e-7, atol=1e-8)
-
-
-@pytest.mark.parametrize("groups", [[[0], [1], [2], [3]], [[3, 1], [2, 0]], [[2], [0, 1, 3]]])
-def test_grouping_does_not_show(groups: list[list[int]]) -> None:
-    whole = trained([[0, 1, 2, 3]])
-    assert all(torch.equal(a, b) for a, b in zip(whole, trained(groups), strict=True))
-
-
-def test_leaves_are_updated_in_place() -> None:
-    leaf = torch.ones(4, requires_grad=True)
-    moments = [torch.zeros(4)], [torch.zeros(4)]
-    adamw_([leaf], [torch.ones(4)], *moments, applied=0, **HYPER)
-    assert leaf.is_leaf
-    assert leaf.grad_fn is None
-    assert float(leaf.detach().max()) < 1
-    assert moments[0][0].tolist() == pytest.approx([0.1] * 4)
-
-
-def test_an_empty_bucket_needs_no_update() -> None:
-    adamw_([], [], [], [], applied=0, **HYPER)
-
-
-# --------------------------------------------------------------------------- schedule and clipping
 
 
 def test_learning_rate_rises_then_falls() -> None:
@@ -129,9 +73,11 @@ def test_training_follows_a_plain_loop() -> None:
         lr = lr_at(step, job)
         clipped = [grad * clip_scale(norm, 0.5) for grad in grads]
         leaves = [params[key] for key in keys]
-        adamw_(
-            leaves, clipped, *moments, applied=step, lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01
-        )
+        slots = dict(zip(("exp_avg", "exp_avg_sq"), moments, strict=True))
+        with torch.no_grad():
+            Adam().update_(
+                leaves, clipped, slots, UpdateStep(step, lr, 0.01, knobs_of(job.optimizer, "adamw"))
+            )
         plain.param_groups[0]["lr"] = lr
         plain.step()
         exponents = sums.next_exponents(total.tensors, exponents, 2)

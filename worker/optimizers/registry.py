@@ -1,0 +1,61 @@
+"""Finds a rule by the name that a job has for it: one of ours, or of a package installed on this node.
+
+A job names an entry point and nothing else: what runs is what somebody installed here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import lru_cache
+from importlib.metadata import entry_points
+
+from oobleckd.protocol.optimizers import RULES
+from oobleckd.worker.optimizers.adafactor import Adafactor
+from oobleckd.worker.optimizers.adam import Adam
+from oobleckd.worker.optimizers.lion import Lion
+from oobleckd.worker.optimizers.muon import Muon
+from oobleckd.worker.optimizers.rule import Rule
+from oobleckd.worker.optimizers.sgd import Sgd
+from oobleckd.worker.runtime.errors import UserError
+
+ENTRY_POINTS = "oobleckd.optimizers"
+"""The group of entry points: each is a class that is called without arguments, and makes a ``Rule``."""
+
+_OURS: dict[str, Rule] = {
+    "adamw": Adam(),
+    "adam": Adam(decoupled=False),
+    "sgd": Sgd(),
+    "lion": Lion(),
+    "muon": Muon(),
+    "adafactor": Adafactor(),
+}
+
+
+def rule_of(name: str) -> Rule:
+    """The rule ``name``. Raises UserError where this node has none, or it cannot be loaded."""
+    return _OURS.get(name) or _installed(name)
+
+
+@lru_cache(maxsize=16)
+def _installed(name: str) -> Rule:
+    found = entry_points(group=ENTRY_POINTS, name=name)
+    if not found:
+        known = [*RULES, *sorted(entry_points(group=ENTRY_POINTS).names)]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+        raise UserError(
+            f"optimizer.name: there is no rule {name!r}, and no package on this machine has one of that name "
+            f"(entry points {ENTRY_POINTS})",
+            hint,
+        )
+    point = next(iter(found))
+    try:
+        rule: Rule = point.load()()
+        assert callable(rule.slots)
+        assert callable(rule.update_)
+    except Exception as error:
+        raise UserError(
+            f"optimizer.name: {name!r} of {point.value} cannot be loaded: {type(error).__name__}: {error}",
+            "mend the package that is installed on this machine (docs/optimizers.md)",
+        ) from error
+    return rule
