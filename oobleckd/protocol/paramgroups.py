@@ -18,7 +18,7 @@ from oobleckd.protocol.job import Optimizer, OptimizerGroup
 from oobleckd.protocol.optimizers import RULES, Knobs
 
 
-class Recipe(NamedTuple):
+class ParamRecipe(NamedTuple):
     """How one parameter is updated. ``group``: number of the `[[optimizer.group]]` that it belongs to, -1 for
     none. ``frozen``: not at all; it has no slots.
     """
@@ -60,7 +60,7 @@ def knobs_of(optimizer: Optimizer, rule: str) -> Knobs:
 
 def recipe_of(
     optimizer: Optimizer, name: str, shape: Sequence[int], uses: Sequence[int], num_layers: int
-) -> Recipe:
+) -> ParamRecipe:
     """Of the parameter ``name``, which the layers ``uses`` compute with, of ``num_layers``: the first is the
     embedding, the last the head.
     """
@@ -74,8 +74,8 @@ def recipe_of(
     for number, group in enumerate(optimizer.group):
         if matches(group, name):
             own = weight_decay if group.weight_decay is UNSET else group.weight_decay
-            return Recipe(rule, own, group.lr_scale, group.frozen, number)
-    return Recipe(rule, weight_decay)
+            return ParamRecipe(rule, own, group.lr_scale, group.frozen, number)
+    return ParamRecipe(rule, weight_decay)
 
 
 def matches(group: OptimizerGroup, name: str) -> bool:

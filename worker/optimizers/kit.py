@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.optimizers import Knobs, Slot
-from oobleckd.worker.optimizers.rule import Rule, UpdateStep
+from oobleckd.worker.optimizers.rule import OptimizerRule, UpdateStep
 
 _VECTORS: tuple[tuple[int, ...], ...] = ((1,), (7,), (64,), (257,))
 _MATRICES: tuple[tuple[int, ...], ...] = ((16, 16), (5, 33), (48, 8), (3, 1))
@@ -41,7 +41,7 @@ State = tuple[Tensor, dict[str, Tensor]]
 class _Trial:
     """A rule on parameters of ``shapes``, from one beginning."""
 
-    make: Callable[[], Rule]
+    make: Callable[[], OptimizerRule]
     knobs: Knobs
     shapes: tuple[tuple[int, ...], ...]
 
@@ -56,7 +56,7 @@ class _Trial:
             for key, shape in enumerate(self.shapes)
         ]
 
-    def run(self, rule: Rule, states: Sequence[State], groups: Sequence[Sequence[int]]) -> None:
+    def run(self, rule: OptimizerRule, states: Sequence[State], groups: Sequence[Sequence[int]]) -> None:
         """Some steps; parameters are updated together as ``groups`` say, those with the same slots."""
         for number in range(_NUM_STEPS):
             step = UpdateStep(number, _LR / (number + 1), _DECAY, self.knobs)
@@ -76,7 +76,7 @@ class _Trial:
         return states
 
 
-def problems_of(make: Callable[[], Rule], knobs: Knobs, *, matrices_only: bool = False) -> list[str]:
+def problems_of(make: Callable[[], OptimizerRule], knobs: Knobs, *, matrices_only: bool = False) -> list[str]:
     """What the rule that ``make`` makes does not keep, in words; empty where nothing was found.
     ``matrices_only``: it takes no others.
     """
@@ -190,7 +190,7 @@ def _gradients(trial: _Trial, right: Sequence[State]) -> list[str]:
 
 
 @contextmanager
-def _leaping_clocks(make: Callable[[], Rule]) -> Iterator[None]:
+def _leaping_clocks(make: Callable[[], OptimizerRule]) -> Iterator[None]:
     """Every clock of ``time`` goes on by hours between two looks, also where the rule's module has its
     functions under names of its own.
     """

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from oobleckd.protocol.job import Optimizer
 from oobleckd.protocol.optimizers import RULES, Knobs, Slot
-from oobleckd.protocol.paramgroups import Recipe, knobs_of, matches, recipe_of
+from oobleckd.protocol.paramgroups import ParamRecipe, knobs_of, matches, recipe_of
 from oobleckd.worker.optimizers.registry import rule_of
-from oobleckd.worker.optimizers.rule import Rule, UpdateStep
+from oobleckd.worker.optimizers.rule import OptimizerRule, UpdateStep
 from oobleckd.worker.runtime.errors import UserError
 
 _SLOT_NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -36,7 +36,7 @@ class Parameters:
 class UpdateBatch:
     """Keys, by position, that one call updates: of one rule, decay and rate, and with the same slots."""
 
-    rule: Rule
+    rule: OptimizerRule
     knobs: Knobs
     weight_decay: float
     lr_scale: float
@@ -84,7 +84,7 @@ class UpdateBatch:
 class UpdatePlan:
     """Of the parameters of a bucket. ``slots``: by key position; none of a frozen one."""
 
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[ParamRecipe, ...]
     slots: tuple[tuple[Slot, ...], ...]
     batches: tuple[UpdateBatch, ...]
 
@@ -115,9 +115,9 @@ def _check_slots(rule: str, slots: Sequence[Slot]) -> None:
 
 
 def _batches(
-    optimizer: Optimizer, recipes: Sequence[Recipe], slots: Sequence[Sequence[Slot]]
+    optimizer: Optimizer, recipes: Sequence[ParamRecipe], slots: Sequence[Sequence[Slot]]
 ) -> list[UpdateBatch]:
-    together: dict[tuple[Recipe, tuple[str, ...]], list[int]] = {}
+    together: dict[tuple[ParamRecipe, tuple[str, ...]], list[int]] = {}
     for key, (recipe, kept) in enumerate(zip(recipes, slots, strict=True)):
         if not recipe.frozen:
             alike = recipe._replace(group=-1), tuple(slot.name for slot in kept)

@@ -14,14 +14,14 @@ from oobleckd.worker.optimizers.adafactor import Adafactor
 from oobleckd.worker.optimizers.adam import Adam
 from oobleckd.worker.optimizers.lion import Lion
 from oobleckd.worker.optimizers.muon import Muon
-from oobleckd.worker.optimizers.rule import Rule
+from oobleckd.worker.optimizers.rule import OptimizerRule
 from oobleckd.worker.optimizers.sgd import Sgd
 from oobleckd.worker.runtime.errors import UserError
 
 ENTRY_POINTS = "oobleckd.optimizers"
-"""The group of entry points: each is a class that is called without arguments, and makes a ``Rule``."""
+"""The group of entry points: each is a class that is called without arguments, and is a rule."""
 
-_OURS: dict[str, Rule] = {
+_OURS: dict[str, OptimizerRule] = {
     "adamw": Adam(),
     "adam": Adam(decoupled=False),
     "sgd": Sgd(),
@@ -31,13 +31,13 @@ _OURS: dict[str, Rule] = {
 }
 
 
-def rule_of(name: str) -> Rule:
+def rule_of(name: str) -> OptimizerRule:
     """The rule ``name``. Raises UserError where this node has none, or it cannot be loaded."""
     return _OURS.get(name) or _installed(name)
 
 
 @lru_cache(maxsize=16)
-def _installed(name: str) -> Rule:
+def _installed(name: str) -> OptimizerRule:
     found = entry_points(group=ENTRY_POINTS, name=name)
     if not found:
         known = [*RULES, *sorted(entry_points(group=ENTRY_POINTS).names)]
@@ -50,7 +50,7 @@ def _installed(name: str) -> Rule:
         )
     point = next(iter(found))
     try:
-        rule: Rule = point.load()()
+        rule: OptimizerRule = point.load()()
         assert callable(rule.slots)
         assert callable(rule.update_)
     except Exception as error:

@@ -31,7 +31,7 @@ class UpdateStep:
     knobs: Knobs
 
 
-class Rule(Protocol):
+class OptimizerRule(Protocol):
     """How parameters are updated. Holds no state: what it remembers lies in slots.
 
     The numbers of a parameter after an update are a function of that parameter, its gradient, its slots and
