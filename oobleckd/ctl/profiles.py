@@ -19,11 +19,13 @@ from oobleckd.core.jobs import as_linked, profile_key
 from oobleckd.ctl.output import USAGE, Failure
 from oobleckd.ctl.shapes import shape_of
 from oobleckd.host import anyfile
-from oobleckd.planner.costs.analytic import Workload, analytic_profile
+from oobleckd.planner.costs.analytic import Shape, Workload, analytic_profile
 from oobleckd.planner.costs.devices import SHEETS, DeviceSheet
 from oobleckd.planner.profile import Profile, state_bytes_per_param
-from oobleckd.protocol.job import Job
+from oobleckd.protocol.job import Job, Optimizer
 from oobleckd.protocol.jobtable import JobError
+from oobleckd.protocol.optimizers import RULES, RuleSheet
+from oobleckd.protocol.paramgroups import knobs_of
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.units import parse_size
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
@@ -51,19 +53,46 @@ def analytic(job: Job, sheet: DeviceSheet) -> Profile:
     not known.
     """
     try:
-        return as_linked(analytic_profile(shape_of(job), workload_of(job), sheet), job)
+        shape = shape_of(job)
+        return as_linked(analytic_profile(shape, workload_of(job, shape), sheet), job)
     except JobError as error:
         raise Failure(str(error), error.hint, USAGE) from error
 
 
-def workload_of(job: Job) -> Workload:
-    """A micro-batch of ``job``."""
+def workload_of(job: Job, shape: Shape) -> Workload:
+    """A micro-batch of ``job``, whose model has this ``shape``."""
     return Workload(
         job.train.micro_batch,
         job.train.sequence,
         job.train.precision,
         state_bytes_per_param=state_bytes_per_param(job.train.exact),
         separate=job.data.is_separate,
+        slot_bytes=_slot_bytes(job.optimizer, shape),
+    )
+
+
+def _slot_bytes(optimizer: Optimizer, shape: Shape) -> tuple[int, int, int] | None:
+    """What the optimizer keeps of embedding, block and head, as if none were frozen; None where that is two
+    float32 moments, or not known here (a rule of an installed package).
+    """
+    rule = RULES.get(optimizer.name)
+    if rule is None or optimizer.kept == ():
+        return None
+    rest = RULES[rule.rest] if rule.rest else rule
+    knobs, bf16 = knobs_of(optimizer, optimizer.name), optimizer.state == "bf16"
+
+    def kept(by: RuleSheet, *shapes: tuple[int, ...]) -> int:
+        return sum(slot.num_bytes(bf16=bf16) for each in shapes for slot in by.slots(each, knobs))
+
+    hidden = shape.hidden
+    square, narrow = (hidden, shape.attention), (hidden, shape.kv)
+    matrices = [square, square, narrow, narrow, *[(hidden, shape.ffn)] * (3 if shape.gated else 2)]
+    vectors = (shape.block_params - shape.projections,)
+    tables = [(number, hidden) for number in (shape.vocab, shape.positions) if number]
+    return (
+        kept(rest, *tables),
+        kept(rule, *matrices) + kept(rest, vectors),
+        kept(rest, (shape.vocab, hidden), (shape.norm,)),
     )
 
 

@@ -82,7 +82,8 @@ class Shape(msgspec.Struct, frozen=True):
 class Workload(msgspec.Struct, frozen=True):
     """A micro-batch: ``sequences`` of ``length`` tokens, ``precision`` "fp32" or "bf16" (autocast over
     float32 weights). ``state_bytes_per_param``: everything that lives as long as a parameter, itself
-    included. ``separate``: whether documents of a sequence are kept apart, by a mask.
+    included, and two moments in float32; ``slot_bytes``: of embedding, block and head what the optimizer
+    keeps in place of these. ``separate``: whether documents of a sequence are kept apart, by a mask.
     """
 
     sequences: int
@@ -90,6 +91,7 @@ class Workload(msgspec.Struct, frozen=True):
     precision: str
     state_bytes_per_param: int
     separate: bool = False
+    slot_bytes: tuple[int, int, int] | None = None
 
     @property
     def tokens(self) -> int:
@@ -109,18 +111,32 @@ class Workload(msgspec.Struct, frozen=True):
 
 def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profile:
     """The costs of embedding, blocks and head for one micro-batch, and the link between nodes."""
+    of_embedding, of_block, of_head = work.slot_bytes or tuple(
+        MOMENT_BYTES * params for params in (shape.embedding_params, shape.block_params, shape.head_params)
+    )
     output_bytes = FULL * work.tokens * shape.hidden
     embedding = _layer(
-        "embedding", shape.embedding_params, 0.0, _embedding_bytes(shape, work), output_bytes, work, device
+        "embedding",
+        shape.embedding_params,
+        of_embedding,
+        0.0,
+        _embedding_bytes(shape, work),
+        output_bytes,
+        work,
+        device,
     )
     block_flops = work.tokens * (2.0 * shape.projections + 4.0 * work.length * shape.attention)
     block_bytes = _block_bytes(shape, work, device)
     blocks = [
-        _layer(f"block {i}", shape.block_params, block_flops, block_bytes, output_bytes, work, device)
+        _layer(
+            f"block {i}", shape.block_params, of_block, block_flops, block_bytes, output_bytes, work, device
+        )
         for i in range(shape.num_blocks)
     ]
     head_flops = 2.0 * work.tokens * shape.hidden * shape.vocab
-    head = _layer("head", shape.head_params, head_flops, _head_bytes(shape, work), FULL, work, device)
+    head = _layer(
+        "head", shape.head_params, of_head, head_flops, _head_bytes(shape, work), FULL, work, device
+    )
     own = tuple((layer,) for layer in range(shape.num_blocks + 2))
     return Profile(
         key="analytic",
@@ -138,6 +154,7 @@ def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profi
 def _layer(
     name: str,
     params: int,
+    slot_bytes: int,
     flops: float,
     kept_bytes: int,
     output_bytes: int,
@@ -147,10 +164,10 @@ def _layer(
     moved_s = 2 * (kept_bytes + output_bytes) / device.memory_bytes_per_s
     works_s = flops / device.flops(work.precision) + moved_s
     forward_s, backward_s = max(works_s, device.dispatch_s), max(2 * works_s, device.dispatch_s)
-    state_bytes = work.state_bytes_per_param * params
+    state_bytes = (work.state_bytes_per_param - MOMENT_BYTES) * params + slot_bytes
     return LayerCost(
         name, forward_s, backward_s, FULL * params, state_bytes, kept_bytes, output_bytes,
-        slot_bytes=MOMENT_BYTES * params,
+        slot_bytes=slot_bytes,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -11,8 +12,8 @@ from oobleckd.ctl.profiles import workload_of
 from oobleckd.ctl.shapes import shape_of
 from oobleckd.planner.costs.analytic import analytic_profile
 from oobleckd.planner.costs.devices import SHEETS
-from oobleckd.protocol.job import parse_job
-from oobleckd.worker.device.measure import measure
+from oobleckd.protocol.job import Job, Optimizer, parse_job
+from oobleckd.worker.device.measure import measure, profile_key
 from oobleckd.worker.models import load_spec
 
 GPT2 = {"vocab_size": 500, "n_positions": 32, "n_embd": 128, "n_layer": 2, "n_head": 4}
@@ -44,7 +45,7 @@ def test_bytes_are_those_that_a_worker_measures(
     model = {"family": family, "config": config}
     job = parse_job({"name": "x", "model": model, "train": train, "data": data})
     measured = measure(load_spec(job), job, torch.device("cpu"))
-    expected = analytic_profile(shape_of(job), workload_of(job), SHEETS["cpu"])
+    expected = analytic_profile(shape_of(job), workload_of(job, shape_of(job)), SHEETS["cpu"])
     assert expected.buckets == measured.buckets
     assert expected.shared_bytes == pytest.approx(measured.shared_bytes, rel=0.05)
     for found, real in zip(expected.layers, measured.layers, strict=True):
@@ -52,3 +53,36 @@ def test_bytes_are_those_that_a_worker_measures(
             real.name, real.param_bytes, real.state_bytes, real.output_bytes,
         )  # fmt: skip
         assert found.activation_bytes == pytest.approx(real.activation_bytes, rel=0.05), found.name
+
+
+@pytest.mark.parametrize(("family", "config"), [("gpt2", GPT2), ("llama", LLAMA)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"state": "bf16"},
+        {"name": "sgd"},
+        {"name": "lion"},
+        {"name": "muon"},
+        {"name": "muon", "state": "bf16"},
+        {"name": "adafactor"},
+    ],
+    ids=lambda table: " ".join(table.values()),
+)
+def test_what_an_optimizer_keeps_is_planned_as_it_is_measured(
+    family: str, config: dict[str, Any], optimizer: dict[str, str]
+) -> None:
+    train = {"steps": 1, "global_batch": 2, "micro_batch": 2, "sequence": 32}
+    model = {"family": family, "config": config}
+    job = parse_job({"name": "x", "model": model, "train": train, "optimizer": optimizer})
+    measured = measure(load_spec(job), job, torch.device("cpu"))
+    expected = analytic_profile(shape_of(job), workload_of(job, shape_of(job)), SHEETS["cpu"])
+    assert measured.key != measure_key(job)
+    for found, real in zip(expected.layers, measured.layers, strict=True):
+        assert found.state_bytes == pytest.approx(real.state_bytes, rel=0.01), found.name
+        assert found.copied_bytes == pytest.approx(real.copied_bytes, rel=0.02), found.name
+    assert measured.copied_bytes < 3 * sum(layer.param_bytes for layer in measured.layers)
+
+
+def measure_key(job: Job) -> str:
+    """Of the same job with AdamW."""
+    return profile_key(msgspec.structs.replace(job, optimizer=Optimizer()), torch.device("cpu"))

@@ -12,11 +12,16 @@ import torch
 from oobleckd.host.checkpoint import complete
 from oobleckd.protocol.checkpoint import manifest_of
 from oobleckd.protocol.job import Optimizer, OptimizerGroup
-from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.parts import Counters, Vote
+from oobleckd.worker.device.measure import measure
+from oobleckd.worker.round.reduce import Reducer
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import GOAL, SCHEDULES, STAGES, Reference, any_deaths, check, job
+from tests.helpers.models import CPU
 
+plain_vote = Reducer.vote
 ALONE = {"x": [(0, 4)]}
+TWICE = {"x": [(0, 4)], "y": [(0, 4)]}
 MIDDLE = 3
 GROUPS = (
     OptimizerGroup(match="*.wpe.weight", frozen=True),
@@ -63,18 +68,53 @@ def test_a_checkpoint_gives_all_of_it_back(trained: Reference, tmp_path: Path) -
     check(resumed, (spec, {step: losses[step] for step in range(MIDDLE, GOAL)}, trained[2]))
 
 
-def test_what_is_frozen_stays_and_does_not_count_in_the_norm(tmp_path: Path) -> None:
+def test_what_is_frozen_stays_and_does_not_count_in_the_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in torch, where its gradient is none."""
     spec = job(tmp_path)
     groups = (OptimizerGroup(match="*.wte.weight", frozen=True),)
     frozen = Optimizer(lr=0.01, clip_norm=0.1, group=groups)
     world = World(msgspec.structs.replace(spec, optimizer=frozen), STAGES, 0, tmp_path)
     store = world.nodes["a0/0"].executor.store
+    seen: dict[int, tuple[tuple[float, ...], int]] = {}
+
+    def vote(reducer: Reducer) -> Vote:
+        seen.update({bucket: (part.norms, len(part.grads)) for bucket, part in reducer.reduced.items()})
+        return plain_vote(reducer)
+
+    monkeypatch.setattr(Reducer, "vote", vote)
     before = {key: value.clone() for key, value in world.weights().items()}
     world.run()
     after = world.weights()
     still = {key for key in before if torch.equal(before[key], after[key])}
     assert {key.rpartition("wte")[1] for key in still} == {"wte"}
     bucket = next(b.index for b in world.spec.buckets if any("wte" in key for key in b.keys))
+    assert seen[bucket] == ((0.0,), 1)
     assert store.shape(bucket).frozen == {0}
     assert store.buckets[bucket].num_bytes == 4 * store.buckets[bucket].params[0].numel()
+
+
+def test_memory_is_what_is_planned_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device whose layers another one has, too, at the end of a step, within five percent."""
+    spec = job(tmp_path)
+    config = {**spec.model.config, "n_embd": 64, "n_positions": 64, "tie_word_embeddings": False}
+    model = msgspec.structs.replace(spec.model, config=config)
+    held: list[int] = []
+
+    def vote(reducer: Reducer) -> Vote:
+        states = [flat for state in reducer.store.buckets.values() for flat in state.storages()]
+        reduced = [t for each in reducer.reduced.values() for t in (*each.total, *each.grads)]
+        sums = [tensor for part in reducer.parts.values() for tensor in part.tensors]
+        owned = {tensor.untyped_storage().data_ptr(): tensor for tensor in (*states, *reduced, *sums)}
+        held.append(sum(tensor.untyped_storage().nbytes() for tensor in owned.values()))
+        return plain_vote(reducer)
+
+    monkeypatch.setattr(Reducer, "vote", vote)
+    for name, table in RECIPES.items():
+        optimizer = Optimizer(**{"lr": 0.01, **table})
+        world = World(msgspec.structs.replace(spec, model=model, optimizer=optimizer), TWICE, 0, tmp_path)
+        world.run()
+        planned = sum(layer.state_bytes for layer in measure(world.spec, world.job, CPU).layers)
+        assert planned == pytest.approx(max(held), rel=0.05), name
+        held.clear()
