@@ -249,6 +249,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         notes=job.notes,
         steps_skipped=job.counters.skipped,
         skipped_in_row=job.counters.skipped_in_row,
+        steps_spiked=job.counters.spiked,
         kinds=tuple(job.kinds),
         differences=alike.of_job(core, job),
         deaths=tuple(
@@ -350,6 +351,7 @@ def step_view(s: Step) -> StepView:
         s.epoch,
         s.at,
         s.step_s,
+        s.cause,
     )
 
 

@@ -269,7 +269,7 @@ def _end_with(view: JobView) -> None:
 
 def done(view: JobView) -> str:
     """How a job ended that is done."""
-    without = f"{skipped(view.steps_skipped)}, " if view.steps_skipped else ""
+    without = f"{skipped(view.steps_skipped, view.steps_spiked)}, " if view.steps_skipped else ""
     return (
         f"{view.name} is done: {count(view.step, 'step')}, {without}{count(view.incidents, 'incident')}, "
         f"{count(view.steps_lost, 'step')} lost"

@@ -25,7 +25,7 @@ from oobleckd.protocol.text import all_visible, of_ours, shown_json, visible
 from oobleckd.words import short_age
 
 FAILED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, TIMED_OUT = 1, 2, 3, 4, 5, 124
-CAUSES: dict[JobCause, int] = {"not-finite": 6, "data-changed": 7, "out-of-memory": 8}
+CAUSES: dict[JobCause, int] = {"not-finite": 6, "spikes": 6, "data-changed": 7, "out-of-memory": 8}
 """How a command ends that waited for a job which failed by one of these."""
 
 

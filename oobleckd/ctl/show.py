@@ -33,7 +33,7 @@ from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView, PipelineView, TemplateView
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.traits import NONE, between, words
-from oobleckd.words import count, layers, noun, rate, seconds, size
+from oobleckd.words import count, layers, noun, rate, seconds, size, why_skipped
 
 
 @click.command()
@@ -304,9 +304,17 @@ def _skipped(job: JobView) -> str:
         return ""
     row = f", {job.skipped_in_row} in a row now" if job.skipped_in_row else ""
     return (
-        f"{count(job.steps_skipped, 'step')}{row}: loss or gradients not finite (train.on_nan = "
-        f"{job.spec.train.on_nan})"
+        f"{count(job.steps_skipped, 'step')}{row}: {why_skipped(job.steps_skipped, job.steps_spiked)} "
+        f"({_on_skipped(job)})"
     )
+
+
+def _on_skipped(job: JobView) -> str:
+    """What the job says of the causes that it has met."""
+    train = job.spec.train
+    keys = [f"train.on_nan = {train.on_nan}"] if job.steps_spiked < job.steps_skipped else []
+    keys += [f"train.on_spike = {train.on_spike}"] if job.steps_spiked else []
+    return ", ".join(keys)
 
 
 def _bits(job: JobView) -> str:

@@ -15,7 +15,7 @@ from oobleckd.protocol.job import Job, Optimizer, Train
 
 _LATER: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
     "optimizer": (Optimizer, ("schedule", "warmup_tokens", "decay_steps", "decay_type")),
-    "train": (Train, ()),
+    "train": (Train, ("on_spike", "spike_factor", "spike_window", "spike_grad_norm")),
 }
 """Table -> its struct, and its keys since the first digest of it."""
 
