@@ -162,4 +162,4 @@ def test_steps(ctl: Ctl) -> None:
     assert shown("job-1", "--since", "9") == list(range(9, 31))
     assert shown("--since", "29", "--last", "9") == [29, 30]
     assert ctl("get", "jobs", "--last", "3").exit_code == 2
-    assert ctl("get", "nodes", "job-1").exit_code == 2
+    assert ctl("get", "nodes", "job-1").exit_code == 3
