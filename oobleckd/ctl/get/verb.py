@@ -19,6 +19,7 @@ from oobleckd.ctl.get.kinds import (
     say_remark,
     table_of_words,
 )
+from oobleckd.ctl.get.watching import ItemPrinter, watch
 from oobleckd.ctl.names import listed_names
 from oobleckd.ctl.output import USAGE, fail, note
 
@@ -48,6 +49,7 @@ class Kinds(click.Command):
 @click.option(
     "--sort-by", default="", metavar="FIELD", help="In the order of a field; -FIELD: the most first."
 )
+@click.option("-w", "--watch", "watching", is_flag=True, help="Go on with rows that change, until Ctrl-C.")
 @click.option("--no-headers", is_flag=True, help="Without the line of titles.")
 @click.option(
     "--since", type=click.IntRange(min=1), metavar="N", help="Of steps, evaluations: from that step on."
@@ -59,6 +61,7 @@ def get(
     words: tuple[str, ...],
     selector: str,
     sort_by: str,
+    watching: bool,
     no_headers: bool,
     since: int | None,
     last: int | None,
@@ -74,6 +77,11 @@ def get(
         fail("-o csv prints one table", "name one kind", USAGE)
     if selector or sort_by:
         _check_lists([kind for kind, _ in wanted])
+    if watching:
+        _watch(
+            client, wanted, ItemsWanted(wanted[0][1], since, last), selector, sort_by, headers=not no_headers
+        )
+        return
     found, missing = [], []
     for kind, names in wanted:
         items, unknown = items_of(client, kind, ItemsWanted(names, since, last))
@@ -101,6 +109,30 @@ def _check_parts(kinds: list[ListedKind]) -> None:
                 "leave them out",
                 USAGE,
             )
+
+
+def _watch(
+    client: Client,
+    listed_kinds: list[tuple[ListedKind, tuple[str, ...]]],
+    wanted: ItemsWanted,
+    selector: str,
+    sort_by: str,
+    *,
+    headers: bool,
+) -> None:
+    if len(listed_kinds) > 1:
+        fail("--watch is of one kind", "name one kind", USAGE)
+    kind = listed_kinds[0][0]
+    how: ListFormat = output_format()  # type: ignore[assignment] # as above
+    if wanted.names and kind.of_job:
+        client.job(wanted.names[0])  # nobody of that name is an error at the start
+
+    def look(asked: ItemsWanted) -> Any:
+        return _chosen(kind, items_of(client, kind, asked)[0], selector, sort_by)
+
+    if wanted.names and not kind.of_job:
+        fail_missing(kind, items_of(client, kind, wanted)[1], kind.fetch(client, ItemsWanted()))
+    watch(client, kind, wanted, look, ItemPrinter(kind, how, headers=headers))
 
 
 def _check_lists(kinds: list[ListedKind]) -> None:

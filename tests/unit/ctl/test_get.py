@@ -5,12 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 
 import pytest
 import yaml
 
-from oobleckd.ctl.get.kinds import KINDS
+from oobleckd.ctl.get.kinds import KINDS, ItemsWanted, kind_of
+from oobleckd.ctl.get.watching import ChangedItems
 from oobleckd.protocol.api import StepView
+from oobleckd.protocol.changes import Change
 from tests.helpers.api_server import job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 from tests.unit.ctl.test_verbs import INCIDENT
@@ -86,6 +94,9 @@ def test_kubectls_habits(full: Ctl, words: str, said: list[str]) -> None:
         ("get goodput --sort-by job", 2, "of lists"),
         ("get nodes --last 3", 2, "--since and --last are of steps and evaluations, not of nodes"),
         ("get jobs,nodes -o csv", 2, "-o csv prints one table"),
+        ("get jobs,nodes -w", 2, "--watch is of one kind"),
+        ("get node nobody -w", 3, "no node 'nobody'"),
+        ("get steps nobody -w", 3, "nothing is at"),
         ("get", 2, "KIND [NAME...] is missing"),
     ],
 )
@@ -150,3 +161,56 @@ def test_help_lists_every_form(ctl: Ctl, kind: object) -> None:
 def test_nothing_there_is_said_beside_the_table(ctl: Ctl) -> None:
     result = ctl("get", "incidents")
     assert (result.exit_code, result.stderr) == (0, "no incidents\n")
+
+
+# --------------------------------------------------------------------------- watching
+
+
+def test_what_only_gets_older_has_not_changed() -> None:
+    changed = ChangedItems(kind_of("no"))
+    one, two = node_view("node-1"), node_view("node-2")
+    assert changed.of([one, two]) == [one, two]
+    assert changed.of([node_view("node-1", heartbeat_age_s=0.7), two]) == []
+    lost = node_view("node-1", state="lost")
+    assert changed.of([lost, two]) == [lost]
+    assert changed.of([lost]) == []
+    assert changed.gone() == ["node-2"]
+
+
+def test_steps_that_are_done_again_are_seen_again() -> None:
+    changed = ChangedItems(kind_of("steps"))
+    steps = [StepView(n, 2.0, "", 1.0, 0.1, 8, "x", "applied", 1, 9.0, 0.25) for n in range(1, 400)]
+    changed.of(steps)
+    assert changed.next_wanted(ItemsWanted(("job-1",))) == ItemsWanted(("job-1",), 199)
+    again = StepView(390, 2.0, "", 1.0, 0.1, 8, "x", "applied", 2, 11.0, 0.25)
+    assert changed.of([*steps[198:389], again]) == [again]
+
+
+@pytest.mark.parametrize("how", ["table", "json", "csv", "name"])
+def test_rows_are_printed_as_they_change(ctl: Ctl, how: str) -> None:
+    """Until Ctrl-C, which ends it with 130."""
+    ctl.api.nodes = [node_view("node-1"), node_view("node-2")]
+    next_one = threading.Event()
+
+    def follow() -> Iterator[Change]:
+        next_one.wait()
+        ctl.api.nodes = [node_view("node-1"), node_view("node-2", state="lost")]
+        yield Change(1, 1.0, "node", "warn", "node-2 is lost", ())
+        threading.Event().wait()
+
+    ctl.api.follow = follow
+    words = ["--socket", str(ctl.socket), "get", "nodes", "-w", "--no-headers", "-o", how]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "oobleckd.ctl.main", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        first = [process.stdout.readline() for _ in range(2)]
+        next_one.set()
+        changed = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+    assert ["node-1" in first[0], "node-2" in first[1], "node-2" in changed] == [True] * 3
+    assert ("lost" in changed) == (how != "name")
