@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from oobleckd.client import TIMEOUT_S, Client, find_socket
-from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure
+from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure, note
 from oobleckd.host.settings import ConfigError, LoadedSettings, config_files, load
 from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 
@@ -63,6 +63,36 @@ def output_option(verb: _Verb, *more: str) -> _Verb:
         "-o", "--output", type=click.Choice([*OUTPUTS, *more]), expose_value=False, callback=_keep_format,
         help="How to print data.",
     )(verb)  # fmt: skip
+
+
+def file_option(text: str, *, old: bool = False) -> Callable[[_Verb], _Verb]:
+    """Give a verb ``--to FILE`` as its argument ``file``. ``old``: its ``-o`` named the file once, and may
+    still; else ``-o`` may too, so that who is used to it is understood. See ``named_file``.
+    """
+
+    def keep(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is None or value in OUTPUTS:
+            _keep_format(ctx, parameter, value)
+            return
+        ctx.ensure_object(dict)["file"] = value
+        if old:
+            note("-o FILE is --to FILE now: -o says how to print data, here as everywhere")
+
+    def decorate(verb: _Verb) -> _Verb:
+        to = click.option("--to", "file", type=click.Path(path_type=Path), metavar="FILE", help=text)
+        form = click.option(
+            "-o", "--output", *(("--out",) if old else ()), metavar="[table|json|yaml]", expose_value=False,
+            callback=keep, help="How to print data.",
+        )  # fmt: skip
+        return to(form(verb))
+
+    return decorate
+
+
+def named_file(file: Path | None) -> Path | None:
+    """What ``--to`` says, or ``-o`` where it names a file."""
+    said = _kept().get("file")
+    return file or (Path(str(said)) if said is not None else None)
 
 
 def socket_option(verb: _Verb) -> _Verb:

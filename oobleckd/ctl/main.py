@@ -31,6 +31,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Say what a job would do on so many nodes, without a cluster."),
     "simulate": ("simulate", "Simulate a job on nodes that fail, under each policy."),
     "data": ("data", "Prepare the text of a job, count it, and show its samples."),
+    "init": ("starter", "Write a job.toml to begin with."),
+    "explain": ("explain", "Say what a key of a job.toml or of the settings means."),
     "submit": ("jobs", "Hand in a job."),
     "pause": ("jobs", "Stop a job at the next step's boundary."),
     "resume": ("jobs", "Let a paused job go on."),

@@ -16,7 +16,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import client as connect
-from oobleckd.ctl.connect import connected, socket_option, translated, wants_json
+from oobleckd.ctl.connect import connected, file_option, named_file, socket_option, translated, wants_json
 from oobleckd.ctl.names import incident_names, job_names
 from oobleckd.ctl.output import (
     FAILED,
@@ -171,22 +171,23 @@ def _pipeline(pipeline: PipelineView) -> tuple[str, str, str, str]:
 
 @click.command()
 @click.argument("incident", shell_complete=incident_names)
-@click.option(
-    "-o", "--out", "file", type=click.Path(path_type=Path), required=True, help="The file to write."
-)
+@file_option("The file to write.", old=True)
 @socket_option
-def export_incident(incident: str, file: Path) -> None:
+def export_incident(incident: str, file: Path | None) -> None:
     """Write INCIDENT to a file, with the past around it, to be looked at elsewhere. Prints the file."""
+    target = named_file(file)
+    if target is None:
+        fail("--to is missing", "name the file to write", USAGE)
     with translated():
         found = connect().bundle(incident)
     try:
-        file.write_bytes(msgspec.json.encode(found))
+        target.write_bytes(msgspec.json.encode(found))
     except OSError as error:
-        raise Failure(f"{file}: {error.strerror}", "name another file with -o", FAILED) from error
+        raise Failure(f"{target}: {error.strerror}", "name another file with --to", FAILED) from error
     if wants_json():
         emit_item("IncidentExport", found.incident)
         return
-    emit_line(str(file))
+    emit_line(str(target))
     note(
         f"{found.incident.id}: {count(len(found.past.changes), 'change')} "
         f"from {when(found.past.snapshot.at, 0)} to {when(found.past.until, 0)}"
