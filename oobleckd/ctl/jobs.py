@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
-import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.evaluations import when_evaluated
+from oobleckd.ctl.jobfiles import as_found, existing, read_job
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.nodes import told
@@ -32,106 +32,14 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
-from oobleckd.host.jobfile import load_job
 from oobleckd.host.program import Seconds
-from oobleckd.prepare.objects import is_url
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data
-from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, with_data_of, without_folders
-from oobleckd.protocol.jobtable import JobError
+from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, without_folders
 from oobleckd.words import being, count, seconds, size, skipped
 
 View = TypeVar("View")
 _SAY_EVERY_S = 10.0  # how far its data is
-
-
-def read_job(path: Path) -> Job:
-    """The job of a file, with paths made absolute and found to exist. Raises Failure with exit code 2."""
-    return _with_paths(loaded(path), path)
-
-
-def loaded(path: Path) -> Job:
-    """The job of a file as it is. Raises Failure with exit code 2."""
-    try:
-        return load_job(path)
-    except JobError as error:
-        where = "" if str(path) in str(error) else f"{path}: "
-        # What is wrong is what was typed, and nothing was asked of the daemon. (D-service-003)
-        raise Failure(f"{where}{error}", error.hint, USAGE) from error
-
-
-def _with_paths(job: Job, source: Path) -> Job:
-    """Relative paths mean: from here. The daemon and the nodes run elsewhere."""
-    job = _data_with_paths(job, source)
-    model, checkpoint = job.model, job.checkpoint
-    if model.checkpoint:
-        model = msgspec.structs.replace(
-            model, checkpoint=_existing("model.checkpoint", model.checkpoint, source)
-        )
-    if checkpoint.dir:
-        checkpoint = msgspec.structs.replace(
-            checkpoint, dir=str(Path(checkpoint.dir).expanduser().absolute())
-        )
-    return msgspec.structs.replace(job, model=model, checkpoint=checkpoint)
-
-
-def _data_with_paths(job: Job, source: Path) -> Job:
-    job = msgspec.structs.replace(job, data=_with_folders(job.data))
-    keys = [f"data.source[{index}].path" for index in range(len(job.data.sources))] or ["data.path"]
-    keys += [f"eval.source[{index}].path" for index in range(len(job.eval.source))]
-    parts = [_with_path(part.job.data, source, key) for part, key in zip(parts_of(job), keys, strict=True)]
-    return with_data_of(job, job.data, parts)
-
-
-def _with_folders(data: Data) -> Data:
-    changed = {
-        key: str(Path(text).expanduser().absolute())
-        for key in ("tokenizer", "cache", "prepared")
-        if (text := getattr(data, key)) and text != FROM_CHECKPOINT
-    }
-    chat = data.chat
-    if chat.template:
-        chat = msgspec.structs.replace(chat, template=str(Path(chat.template).expanduser().absolute()))
-    return msgspec.structs.replace(data, chat=chat, **changed)
-
-
-def _with_path(data: Data, source: Path, key: str) -> Data:
-    changed = {}
-    if data.prepared:
-        changed["prepared"] = str(Path(data.prepared).expanduser().absolute())
-    if is_url(data.path):
-        if not data.is_prepared:
-            fail(
-                f"{source}: {key}: {data.path} is in a store, and {data.source!r} is trained on as it is",
-                "copy it into a folder that every node sees; `data prepare` alone reads from stores",
-                USAGE,
-            )
-    elif data.path and data.is_prepared:  # may name many files by a pattern
-        changed["path"] = str(Path(data.path).expanduser().absolute())
-    elif data.path and not (data.source == "megatron" and Path(f"{data.path}.bin").expanduser().exists()):
-        changed["path"] = _existing(key, data.path, source)
-    elif data.path:
-        changed["path"] = str(Path(f"{data.path}.bin").expanduser().absolute())
-    return msgspec.structs.replace(data, **changed)
-
-
-def as_found(job: Job, source: Path) -> Job:
-    """With its prepared folders that are here. Raises Failure where a look tells that the others
-    cannot be prepared.
-    """
-    if not is_prepared(job):
-        return job
-    from oobleckd.ctl import preparedjob  # no other job needs numpy here
-
-    return preparedjob.as_found(job, source)
-
-
-def _existing(key: str, text: str, source: Path) -> str:
-    path = Path(text).expanduser().absolute()
-    if not path.exists():
-        fail(f"{source}: {key}: {path} does not exist", "relative paths start at the current folder", USAGE)
-    return str(path)
 
 
 @click.command()
@@ -147,19 +55,31 @@ def _existing(key: str, text: str, source: Path) -> str:
 )
 @click.option("--dry-run", is_flag=True, help="Look at the file, the model and the data, and stop.")
 @click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE",
+    help="Another value than the file has, such as train.steps=10 (repeat for more).",
+)  # fmt: skip
+@click.option(
     "--wait/--no-wait", "wait_", default=None,
     help="Stay until the job is over; exit 1, 6, 7 or 8 unless it is done. Or go at once, before it is "
     "planned.",
 )  # fmt: skip
 @connected
-def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool, wait_: bool | None) -> None:
-    """Hand in the job of FILE, a job.toml. Prints the job's id.
+def submit(
+    client: Client,
+    file: Path,
+    resume: str,
+    if_new: bool,
+    dry_run: bool,
+    changes: tuple[str, ...],
+    wait_: bool | None,
+) -> None:
+    """Hand in the job of FILE, a job.toml (-: stdin). Prints the job's id.
 
     A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
     waits until it is planned or queued: exit 2, with the reason, if it cannot be planned. Data that is not
     prepared yet is prepared by a node first; where that takes longer, this does not wait.
     """
-    job = as_found(read_job(file), file)
+    job = as_found(read_job(file, changes), file)
     here = _the_same(client, job) if if_new else None
     if here is not None:
         _go_by(client, here, wait_=wait_)
@@ -169,7 +89,7 @@ def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool,
         _show_plan(job, file)
         return
     if resume and resume != "latest":
-        resume = _existing("--resume", resume, file)
+        resume = existing("--resume", resume, file)
     answer = client.submit(job, resume=resume)
     if wait_:
         note(f"{job.name}: {answer.message or answer.id}")

@@ -38,7 +38,7 @@ ever.
 MAX_MICRO_BATCHES = 2**16
 """In a step: each has a route of its own in every plan."""
 
-_RENAMED = {"shadow_memory": "redundant_memory"}
+FIRST_NAMES = {"shadow_memory": "redundant_memory"}
 """Keys of ``[schedule]`` by their first names, which stay in journals, manifests and the API, and what a
 job.toml calls them.
 """
@@ -267,7 +267,7 @@ class Schedule(JobTable, frozen=True):
             "only backward passes "
             "are left to do; 0: none is run."
         ),
-    ] = msgspec.field(default="1GiB", name="shadow_memory")  # its first name, see ``_RENAMED``
+    ] = msgspec.field(default="1GiB", name="shadow_memory")  # its first name, see ``FIRST_NAMES``
 
     @property
     def apart(self) -> bool:
@@ -469,7 +469,7 @@ def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:
 
 def reject_old_names(raw: dict[str, Any]) -> None:
     """Of a file that somebody submits. Raises JobError for a key that has another name now."""
-    for old, new in _RENAMED.items():
+    for old, new in FIRST_NAMES.items():
         if old in _schedule_of(raw):
             raise JobError(f"schedule.{old}", "this key has a new name", f"write schedule.{new} instead")
 
@@ -477,7 +477,7 @@ def reject_old_names(raw: dict[str, Any]) -> None:
 def table_of(job: Job) -> dict[str, Any]:
     """What a job.toml has for ``job``; the inverse of ``parse_job``."""
     table: dict[str, Any] = msgspec.to_builtins(job)
-    schedule = {_RENAMED.get(key, key): value for key, value in table["schedule"].items()}
+    schedule = {FIRST_NAMES.get(key, key): value for key, value in table["schedule"].items()}
     return table | {"schedule": schedule}
 
 
@@ -654,7 +654,7 @@ def _schedule_of(raw: dict[str, Any]) -> dict[str, Any]:
 def _by_first_names(raw: dict[str, Any]) -> dict[str, Any]:
     """``raw`` as it is stored and sent. Raises JobError where a key is there by both of its names."""
     schedule = dict(_schedule_of(raw))
-    for old, new in _RENAMED.items():
+    for old, new in FIRST_NAMES.items():
         if old in schedule and new in schedule:
             raise JobError(
                 f"schedule.{old}", f"schedule.{new} is the same key and is set, too", f"leave {old} out"
@@ -667,7 +667,7 @@ def _by_first_names(raw: dict[str, Any]) -> dict[str, Any]:
 def _path_of(stored: str) -> str:
     """A key that is wrong, as a job.toml calls it."""
     table, _, key = stored.partition(".")
-    return f"{table}.{_RENAMED.get(key, key)}" if table == "schedule" and key else stored
+    return f"{table}.{FIRST_NAMES.get(key, key)}" if table == "schedule" and key else stored
 
 
 def _reject_unknown(raw: dict[str, Any], table: type[msgspec.Struct], path: str) -> None:
