@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from oobleckd.ctl.output import USAGE, Failure, fail
-from oobleckd.host.jobfile import load_job
+from oobleckd.host.jobfile import changed_job, load_job
 from oobleckd.prepare.objects import is_url
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data
@@ -36,9 +36,20 @@ def loaded(path: Path, changes: Sequence[str] = ()) -> Job:
     """The job of a file as it is, or with ``-`` that of stdin, but for ``changes``: texts such as
     ``train.steps=10``, of which the last of a key counts. Raises Failure with exit code 2.
     """
+    return _with_changes(path, changes, lambda values: load_job(STDIN if str(path) == "-" else path, values))
+
+
+def changed(job: Job, changes: Sequence[str], label: Path) -> Job:
+    """``job`` but for ``changes``, as of ``loaded``; ``label``: what an error calls it. Raises Failure with
+    exit code 2.
+    """
+    return _with_paths(_with_changes(label, changes, lambda values: changed_job(job, values)), label)
+
+
+def _with_changes(path: Path, changes: Sequence[str], make: Callable[[dict[str, Any]], Job]) -> Job:
     values = dict(map(_change, changes))
     try:
-        return load_job(STDIN if str(path) == "-" else path, values)
+        return make(values)
     except JobError as error:
         problem = str(error).replace(str(STDIN), "-") if str(path) == "-" else str(error)
         where = "" if str(path) in problem else f"{path}: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -11,9 +11,10 @@ from typing import TypeVar
 import click
 
 from oobleckd.client import Client
+from oobleckd.ctl.branch import LATEST, Origin, check, origin_of
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.evaluations import when_evaluated
-from oobleckd.ctl.jobfiles import as_found, existing, read_job
+from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.nodes import told
@@ -32,8 +33,9 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
+from oobleckd.host.hold import held
 from oobleckd.host.program import Seconds
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.api import Accepted, JobView
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, without_folders
 from oobleckd.words import being, count, seconds, size, skipped
@@ -43,10 +45,11 @@ _SAY_EVERY_S = 10.0  # how far its data is
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option(
-    "--resume", is_flag=False, flag_value="latest", default="", metavar="[DIR]",
-    help="Start from a checkpoint folder, or from the newest of the job of the same name.",
+    "--resume", is_flag=False, flag_value=LATEST, default="", metavar="[DIR|JOB[@STEP]]",
+    help="Start from a checkpoint folder, or from JOB's newest checkpoint, or the one after STEP steps. "
+    "Without a value: the newest of the job of the same name.",
 )  # fmt: skip
 @click.option(
     "--if-new",
@@ -66,31 +69,32 @@ _SAY_EVERY_S = 10.0  # how far its data is
 @connected
 def submit(
     client: Client,
-    file: Path,
+    file: Path | None,
     resume: str,
     if_new: bool,
     dry_run: bool,
     changes: tuple[str, ...],
     wait_: bool | None,
 ) -> None:
-    """Hand in the job of FILE, a job.toml (-: stdin). Prints the job's id.
+    """Hand in the job of FILE, a job.toml (-: stdin), or of --resume JOB. Prints the job's id.
 
     A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
     waits until it is planned or queued: exit 2, with the reason, if it cannot be planned. Data that is not
     prepared yet is prepared by a node first; where that takes longer, this does not wait.
     """
-    job = as_found(read_job(file, changes), file)
+    origin = origin_of(client, resume)
+    job, file = _asked_for(file, origin, changes)
     here = _the_same(client, job) if if_new else None
     if here is not None:
         _go_by(client, here, wait_=wait_)
         return
     look(job, file, folder=not resume)  # else the checkpoint has the weights
+    if origin is not None:
+        check(origin, job, changes)
     if dry_run:
         _show_plan(job, file)
         return
-    if resume and resume != "latest":
-        resume = existing("--resume", resume, file)
-    answer = client.submit(job, resume=resume)
+    answer = _handed_in(client, job, origin, resume, file)
     if wait_:
         note(f"{job.name}: {answer.message or answer.id}")
         _end_with(followed(answer.id, until_over, client))
@@ -98,6 +102,26 @@ def submit(
     _say_submitted(answer.id, answer.message)
     if wait_ is None:
         _say_planned(answer.id, followed(answer.id, until_planned, client))
+
+
+def _asked_for(file: Path | None, origin: Origin | None, changes: Sequence[str]) -> tuple[Job, Path]:
+    """The job of ``file``, or without one that which it goes on from, and what errors call it."""
+    if file is None and origin is None:
+        fail("Missing argument 'FILE'.", "name a job.toml, or --resume JOB to go on with a job's own", USAGE)
+    if file is None:
+        assert origin is not None
+        file = Path(origin.id)
+        return as_found(changed(origin.job, changes, file), file), file
+    return as_found(read_job(file, changes), file), file
+
+
+def _handed_in(client: Client, job: Job, origin: Origin | None, resume: str, file: Path) -> Accepted:
+    if origin is not None:
+        with held(Path(origin.place)):  # till a job is there that begins from it, which keeps it, too
+            return client.submit(job, resume=origin.place)
+    if resume and resume != LATEST:
+        resume = existing("--resume", resume, file)
+    return client.submit(job, resume=resume)
 
 
 def _the_same(client: Client, job: Job) -> JobView | None:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from oobleckd.host import anyfile
-from oobleckd.protocol.job import Job, parse_job, reject_old_names
+from oobleckd.protocol.job import Job, parse_job, reject_old_names, table_of
 from oobleckd.protocol.jobtable import SEE, JobError
 
 
@@ -23,7 +25,18 @@ def load_job(path: Path, changes: Mapping[str, Any] | None = None) -> Job:
         ) from error
     except anyfile.FileError as error:
         raise JobError("", f"{path}: {error}", error.hint) from error
-    for key, value in (changes or {}).items():
+    return _parsed(raw, changes or {})
+
+
+def changed_job(job: Job, changes: Mapping[str, Any]) -> Job:
+    """``job`` with other values at the keys of ``changes``. Raises JobError with the path of the key that is
+    wrong.
+    """
+    return _parsed(msgspec.to_builtins(table_of(job)), changes)
+
+
+def _parsed(raw: dict[str, Any], changes: Mapping[str, Any]) -> Job:
+    for key, value in changes.items():
         _set(raw, key, value)
     reject_old_names(raw)
     return parse_job(raw)

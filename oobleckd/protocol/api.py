@@ -490,6 +490,13 @@ class EvalSummary(msgspec.Struct, frozen=True):
     measured_share: float = 0.0
 
 
+class KeptView(msgspec.Struct, frozen=True):
+    """A complete checkpoint of a job: the state after ``step`` steps, in ``directory``."""
+
+    step: int
+    directory: str
+
+
 class JobView(Numbered, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
@@ -545,6 +552,7 @@ class JobView(Numbered, frozen=True):
     steps_skipped: int = 0
     skipped_in_row: int = 0
     steps_spiked: int = 0
+    kept: tuple[KeptView, ...] = ()
     kinds: tuple[dict[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
     deaths: tuple[DeathView, ...] = ()
