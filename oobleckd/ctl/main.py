@@ -198,7 +198,7 @@ def main(ctx: click.Context, socket: str | None, output: str | None) -> None:
     """Train large models that keep going when machines die.
 
     Data goes to stdout, words to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 not found or condition
-    false, 4 daemon unreachable, 5 refused, 6 the job's loss or gradients were not finite, 7 its data
+    false, 4 daemon unreachable, 5 refused, 6 the job's steps were not finite, or spikes, 7 its data
     changed, 8 it does not fit a device's memory, 124 timed out.
     """
     ctx.ensure_object(dict).update(socket=socket, output=output)

@@ -205,7 +205,7 @@ STEP: tuple[Column[StepView], ...] = (
     Column("LR", lambda step: plain(step.lr)),
     Column("SAMPLES", lambda step: str(step.samples)),
     Column("TOOK", lambda step: seconds(step.step_s)),
-    Column("OUTCOME", lambda step: step.outcome),
+    Column("OUTCOME", lambda step: f"{step.outcome}: {step.cause}" if step.cause else step.outcome),
     Column("GENERATION", lambda step: str(step.generation), wide=True),
     Column("LEDGER", lambda step: step.ledger, wide=True),
 )
