@@ -39,6 +39,7 @@ from oobleckd.protocol.api import (
     TemplateView,
 )
 from oobleckd.protocol.changes import Change, IncidentBegan, IncidentOver, NodeLost, StepCommitted
+from oobleckd.protocol.parts import SPIKES
 from oobleckd.protocol.watch import CurveView, GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
 
 Link = Literal["waiting", "live", "stale", "replay"]
@@ -374,8 +375,9 @@ def _step(view: View, at_s: float, data: StepCommitted) -> View:
         skipped = job.skipped_in_row + 1 if data.outcome == "skipped" else 0
         total = job.steps_skipped + (skipped > 0)
         job = msgspec.structs.replace(
-            job, step=data.step, loss=loss, epoch=data.epoch, steps_skipped=total, skipped_in_row=skipped
-        )
+            job, step=data.step, loss=loss, epoch=data.epoch, steps_skipped=total, skipped_in_row=skipped,
+            steps_spiked=job.steps_spiked + (data.cause in SPIKES),
+        )  # fmt: skip
     point = StepPoint(data.step, at_s, loss, data.outcome == "skipped")
     points = (*before, point, *after)[-STEPS_KEPT:]
     return msgspec.structs.replace(view, job=job, points=points)

@@ -63,9 +63,21 @@ def silence(number: int, longest_s: float) -> str:
     return f"{number:,} not heard of for {seconds(longest_s)}"
 
 
-def skipped(steps: int) -> str:
+NOT_FINITE = "loss or gradients not finite"
+SPIKED = {"loss-spike": "a spike of the loss", "grad-norm": "beyond train.spike_grad_norm"}
+"""Why a step was skipped whose loss and gradients are finite, by the code of its cause."""
+
+
+def why_skipped(steps: int, spiked: int = 0) -> str:
+    """Why so many steps made no update, of which so many were spikes."""
+    if not spiked:
+        return NOT_FINITE
+    return "spikes" if spiked == steps else f"{NOT_FINITE}; {count(spiked, 'spike')}"
+
+
+def skipped(steps: int, spiked: int = 0) -> str:
     """So many steps that made no update, and why, for people."""
-    return f"{steps:,} of them skipped (loss or gradients not finite)"
+    return f"{steps:,} of them skipped ({why_skipped(steps, spiked)})"
 
 
 # --------------------------------------------------------------------------- numbers

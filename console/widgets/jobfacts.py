@@ -9,7 +9,7 @@ from oobleckd.console.widgets.listing import nothing
 from oobleckd.draw.lines import Line, clipped, flow
 from oobleckd.draw.times import dated
 from oobleckd.protocol.api import JobView
-from oobleckd.words import count, loss, rate, seconds
+from oobleckd.words import count, loss, rate, seconds, why_skipped
 
 DEPENDS = ("job", "link")
 
@@ -61,7 +61,7 @@ def _skipped(job: JobView) -> list[Line]:
     if not job.steps_skipped:
         return []
     row = f", {job.skipped_in_row} in a row now" if job.skipped_in_row else ""
-    said = f"{job.steps_skipped:,}{row}: loss or gradients not finite"
+    said = f"{job.steps_skipped:,}{row}: {why_skipped(job.steps_skipped, job.steps_spiked)}"
     return [(("skipped ", "dim"), (said, "bad" if job.skipped_in_row else "warn"))]
 
 

@@ -67,7 +67,8 @@ from oobleckd.core.states import FINAL
 from oobleckd.protocol.api import LostRecords
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobparts import with_folders
-from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.parts import SPIKES, Counters
+from oobleckd.protocol.spikes import counters_after
 
 
 def apply(state: State, entry: AnyEntry) -> None:
@@ -332,9 +333,10 @@ def _round(job: JobRecord, entry: StepEntry | Evaluated) -> None:
 def _step(job: JobRecord, entry: StepEntry) -> None:
     was = entry.counters
     job.keep_loss(was.round, entry.loss)
-    job.counters = was.after(entry.outcome)
+    job.counters = counters_after(job.spec, was, entry.outcome, entry.why, entry.loss)
     job.step_s.append(entry.step_s)
     job.num_skipped += entry.outcome == "skipped"
+    job.num_spiked += entry.why in SPIKES
     if entry.outcome != "repeated":
         job.book.step(entry.at, was.step, skipped=entry.outcome == "skipped")
         job.keep(step_of(entry))
@@ -355,4 +357,5 @@ def step_of(entry: StepEntry) -> Step:
         entry.epoch,
         entry.at,
         entry.step_s,
+        entry.why,
     )

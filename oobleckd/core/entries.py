@@ -20,7 +20,7 @@ from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import Counters, EvalSum, JobCause, NodeCause, Outcome
+from oobleckd.protocol.parts import Counters, EvalSum, JobCause, NodeCause, Outcome, SkipCause
 from oobleckd.protocol.text import all_visible, json_visible, visible
 
 DrainCause = Literal["", "operator", "evicted", "slow", "corruption"]
@@ -169,7 +169,9 @@ class Detoured(Entry, frozen=True):
 
 
 class StepEntry(Entry, frozen=True):
-    """A committed round. ``seq`` is that of the change that announced it."""
+    """A committed round. ``seq`` is that of the change that announced it, ``cause`` why it was skipped ("":
+    it was not, or by an earlier version, as not finite).
+    """
 
     job: str
     counters: Counters
@@ -183,6 +185,12 @@ class StepEntry(Entry, frozen=True):
     step_s: float
     at: float
     seq: int
+    cause: SkipCause = ""
+
+    @property
+    def why(self) -> SkipCause:
+        """Why it was skipped, also where an earlier version did not say."""
+        return self.cause or ("not-finite" if self.outcome == "skipped" else "")
 
 
 class Evaluated(Entry, frozen=True):

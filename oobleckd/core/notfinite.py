@@ -1,5 +1,5 @@
-"""Ends a job when too many steps in a row were skipped, since their loss or a gradient was not finite, and
-says why.
+"""Ends a job when too many steps in a row were skipped, since their loss or a gradient was not finite or they
+were spikes, and says why.
 
 A pure function of the rounds that were committed, so a daemon that was away or restarted comes to the same
 end, at the same step. The devices count as well, and hold there by themselves
@@ -9,16 +9,18 @@ end, at the same step. The devices count as well, and hold there by themselves
 from __future__ import annotations
 
 import math
+import statistics
 
 from oobleckd.core import jobs
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
-from oobleckd.words import count, loss, noun, plain
+from oobleckd.protocol.job import stops
+from oobleckd.words import count, loss, noun, plain, short, why_skipped
 
-WHY = "loss or gradients not finite"
 # No checkpoint is written of where a job stopped: the weights are most likely those that diverged, and
 # --resume takes the newest. One that was begun before is waited for. (D-training-003)
+_SPIKED_HINT = 'look at the data of these steps (data show), or set train.on_spike = "skip"'
 PATIENCE_S = 600.0
 """For the last good checkpoint: a disk that is full may never have it."""
 
@@ -28,12 +30,15 @@ def ends(core: Core) -> bool:
     from before them, which is still being written.
     """
     run = core.run
-    if run is None or not run.job.spec.stopped_by(run.job.counters.skipped_in_row):
+    if run is None or not run.job.spec.stopped_by(run.job.counters):
         return False
     if _is_written(core, run):
         return True
     job = run.job
-    jobs.fail(core, job, _sentence(job), f"{_first_look_at(job)}; {_kept(job)}", "not-finite")
+    if stops(job.counters, job.spec.max_skipped, 0):
+        jobs.fail(core, job, _sentence(job), f"{_first_look_at(job)}; {_kept(job)}", "not-finite")
+    else:
+        jobs.fail(core, job, _spiked(job), f"{_SPIKED_HINT}; {_kept(job)}", "spikes")
     return False
 
 
@@ -41,7 +46,8 @@ def at_the_end(job: JobRecord) -> str:
     """What a job that is done has to say of its steps; "" where all of them made an update."""
     skipped = job.counters.skipped
     return (
-        f"{skipped} of {count(job.counters.step, 'step')} {noun(skipped, 'was')} skipped: {WHY}"
+        f"{skipped} of {count(job.counters.step, 'step')} {noun(skipped, 'was')} skipped: "
+        f"{why_skipped(skipped, job.counters.spiked)}"
         if skipped
         else ""
     )
@@ -52,12 +58,25 @@ def _is_written(core: Core, run: Run) -> bool:
     return (run.begun is not None or bool(run.completing)) and core.now < since + PATIENCE_S
 
 
-def _sentence(job: JobRecord) -> str:
+def _spiked(job: JobRecord) -> str:
+    train, newest = job.spec.train, job.steps[-1]
+    if newest.cause == "loss-spike":
+        times, median = short(train.spike_factor), loss(statistics.median(job.counters.recent))
+        limit = f"more than {times} times the median of the last {train.spike_window}, {median}"
+    else:
+        limit = f"and train.spike_grad_norm is {plain(train.spike_grad_norm)}"
+    return f"{_row(job)}: loss {loss(newest.loss)}, gradient norm {short(newest.grad_norm)}, {limit}"
+
+
+def _row(job: JobRecord) -> str:
     row, last = job.counters.skipped_in_row, job.counters.step
+    return f"{count(row, 'step')} in a row {noun(row, 'was')} skipped, {last - row + 1} to {last}"
+
+
+def _sentence(job: JobRecord) -> str:
     last_loss = job.steps[-1].loss if job.steps else math.nan
     what = "with gradients that are not finite" if math.isfinite(last_loss) else "which is not finite"
-    steps = f"{count(row, 'step')} in a row {noun(row, 'was')} skipped, {last - row + 1} to {last}"
-    return f"{steps}: loss {loss(last_loss)}, {what}"
+    return f"{_row(job)}: loss {loss(last_loss)}, {what}"
 
 
 def _first_look_at(job: JobRecord) -> str:

@@ -37,6 +37,7 @@ from oobleckd.protocol.job import check_job, reads_the_same
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
+from oobleckd.protocol.spikes import resumed
 from oobleckd.words import being, short
 
 _ENDING = ("sigstop", "net-drop", "slow")
@@ -110,10 +111,9 @@ def _start(core: Core, request: Submit) -> tuple[str, Counters] | Denied:
     for job in reversed(core.state.jobs.values()):
         if job.checkpoint and request.resume == "latest" and job.spec.name == request.job.name:
             kept = _newest(job)
-            return kept.directory, Counters(0, kept.counters.step, kept.counters.applied)
+            return kept.directory, resumed(request.job, kept.counters)
         if job.checkpoint and job.checkpoint == request.resume:
-            was = job.checkpoint_counters
-            return job.checkpoint, Counters(0, was.step, was.applied)
+            return job.checkpoint, resumed(request.job, job.checkpoint_counters)
     if request.resume == "latest":
         return Denied(
             "invalid",
@@ -126,7 +126,7 @@ def _start(core: Core, request: Submit) -> tuple[str, Counters] | Denied:
             f"{request.resume}: no readable manifest.json",
             "name a complete checkpoint folder, such as .../step-00000100",
         )
-    return request.resume, Counters(0, *request.counters)
+    return request.resume, resumed(request.job, request.counters)
 
 
 def latest(core: Core, name: str) -> str:

@@ -21,7 +21,7 @@ from oobleckd.protocol.api import IncidentView, JobState, LostRecords
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import Counters, JobCause, NodeCause
+from oobleckd.protocol.parts import Counters, JobCause, NodeCause, SkipCause
 
 HISTORY = 5000
 RECENT_STEPS = 20
@@ -74,6 +74,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, array_like=True):
     epoch: int
     at: float
     step_s: float
+    cause: SkipCause = ""
 
 
 class KeptCheckpoint(msgspec.Struct, frozen=True, gc=False):
@@ -143,7 +144,8 @@ class JobRecord(_Remembers):
     ``book``: where the time of its devices went. ``origin``: the ``source`` that it was submitted with.
     ``kept``: the newest complete checkpoints, oldest first, of which the last is ``checkpoint``.
     ``disputes``: disagreements of which nobody knows yet who was wrong. ``notes``: what is to be said of its
-    model's folder. ``num_skipped``: steps that were skipped, also those that a rollback took. ``folder``: the
+    model's folder. ``num_skipped``: steps that were skipped, also those that a rollback took;
+    ``num_spiked``: of these for a spike. ``folder``: the
     name of that which its checkpoints go into ("": its id, in a folder that may have no mark yet). ``kinds``:
     the traits of all devices that ever trained it, those that are alike once. ``deaths``: the newest of
     devices that knew what they died of, oldest first. ``inputs``: the identity of what it reads, from its
@@ -191,6 +193,7 @@ class JobRecord(_Remembers):
     disputes: tuple[Dispute, ...] = ()
     notes: tuple[FolderNote, ...] = ()
     num_skipped: int = 0
+    num_spiked: int = 0
     folder: str = ""
     kinds: list[dict[str, str]] = field(default_factory=list)
     deaths: list[Died] = field(default_factory=list)

@@ -23,8 +23,8 @@ from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of, standing_routes
 from oobleckd.protocol.changes import Change, EvalLoss, EvaluationDone, Level, LossDisputed, StepCommitted
 from oobleckd.protocol.messages import Ack, Held, OpTimes, StepDone
-from oobleckd.protocol.parts import EvalSum
-from oobleckd.words import loss
+from oobleckd.protocol.parts import SPIKES, EvalSum
+from oobleckd.words import SPIKED, loss, short
 
 
 def on_step_done(core: Core, message: StepDone) -> None:
@@ -126,6 +126,7 @@ def _record_step(core: Core, job: JobRecord, message: StepDone) -> None:
         message.step_s,
         core.now,
         core.state.seq + 1,
+        message.cause,
     )
     core.record(entry)
     core.outbox.append(Announce(_of_step(entry)))
@@ -171,8 +172,11 @@ def _of_evaluation(entry: Evaluated) -> Change:
 def _of_step(entry: StepEntry) -> Change:
     step = entry.counters.step + 1
     known = entry.loss if math.isfinite(entry.loss) else None
-    data = StepCommitted(entry.job, step, known, entry.outcome, entry.epoch)
+    cause = entry.why
+    data = StepCommitted(entry.job, step, known, entry.outcome, entry.epoch, cause)
     text = f"{entry.job}: step {step} {entry.outcome}, loss {loss(entry.loss)}"
+    if cause in SPIKES:
+        text += f", gradient norm {short(entry.grad_norm)}: {SPIKED[cause]}"
     level: Level = "info" if entry.outcome == "applied" else "warn"
     return Change(entry.seq, entry.at, data.kind, level, text, (), data)
 

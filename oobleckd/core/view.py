@@ -28,6 +28,7 @@ from oobleckd.protocol.api import (
     EvaluationView,
     IncidentView,
     JobView,
+    KeptView,
     LayerRange,
     LostRecords,
     NodeState,
@@ -249,6 +250,8 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         notes=job.notes,
         steps_skipped=job.counters.skipped,
         skipped_in_row=job.counters.skipped_in_row,
+        steps_spiked=job.counters.spiked,
+        kept=kept(job),
         kinds=tuple(job.kinds),
         differences=alike.of_job(core, job),
         deaths=tuple(
@@ -336,6 +339,17 @@ def template_views(job: JobRecord) -> list[TemplateView]:
     ]
 
 
+def kept(job: JobRecord) -> tuple[KeptView, ...]:
+    """The complete checkpoints of a job that are on the disk, as far as the journal knows, oldest first."""
+    newest = job.kept[-job.spec.checkpoint.keep :]
+    checked = [each for each in job.kept if each.checked][-1:]
+    return tuple(
+        KeptView(each.counters.step, each.directory)
+        for each in job.kept
+        if each in newest or each in checked or each.directory == job.checkpoint
+    )
+
+
 def step_view(s: Step) -> StepView:
     """One committed step."""
     return StepView(
@@ -350,6 +364,7 @@ def step_view(s: Step) -> StepView:
         s.epoch,
         s.at,
         s.step_s,
+        s.cause,
     )
 
 

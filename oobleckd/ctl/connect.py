@@ -18,10 +18,12 @@ import msgspec
 from msgspec import Meta
 
 from oobleckd.client import TIMEOUT_S, Client, find_socket
-from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure
+from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure, note
 from oobleckd.host.settings import ConfigError, LoadedSettings, config_files, load
 from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 
+OUTPUTS = ("table", "json", "yaml")
+"""How every verb can print data."""
 _CODES = {404: NOT_FOUND, 403: REFUSED, 409: REFUSED, 422: USAGE}
 _Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
@@ -47,12 +49,50 @@ def _keep(name: str) -> Callable[[click.Context, click.Parameter, str | None], N
     return callback
 
 
-def output_option(verb: _Verb) -> _Verb:
-    """Give a verb ``-o``."""
+def _keep_format(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+    """What only some verbs print is to all others as good as a table, or JSON."""
+    if value is not None:
+        kept = ctx.ensure_object(dict)
+        kept["format"] = value
+        kept["output"] = value if value in OUTPUTS else "json" if value == "jsonl" else "table"
+
+
+def output_option(verb: _Verb, *more: str) -> _Verb:
+    """Give a verb ``-o``, with ``more`` formats than every verb has."""
     return click.option(
-        "-o", "--output", type=click.Choice(["table", "json"]), expose_value=False, callback=_keep("output"),
+        "-o", "--output", type=click.Choice([*OUTPUTS, *more]), expose_value=False, callback=_keep_format,
         help="How to print data.",
     )(verb)  # fmt: skip
+
+
+def file_option(text: str, *, old: bool = False) -> Callable[[_Verb], _Verb]:
+    """Give a verb ``--to FILE`` as its argument ``file``. ``old``: its ``-o`` named the file once, and may
+    still; else ``-o`` may too, so that who is used to it is understood. See ``named_file``.
+    """
+
+    def keep(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is None or value in OUTPUTS:
+            _keep_format(ctx, parameter, value)
+            return
+        ctx.ensure_object(dict)["file"] = value
+        if old:
+            note("-o FILE is --to FILE now: -o says how to print data, here as everywhere")
+
+    def decorate(verb: _Verb) -> _Verb:
+        to = click.option("--to", "file", type=click.Path(path_type=Path), metavar="FILE", help=text)
+        form = click.option(
+            "-o", "--output", *(("--out",) if old else ()), metavar="[table|json|yaml]", expose_value=False,
+            callback=keep, help="How to print data.",
+        )  # fmt: skip
+        return to(form(verb))
+
+    return decorate
+
+
+def named_file(file: Path | None) -> Path | None:
+    """What ``--to`` says, or ``-o`` where it names a file."""
+    said = _kept().get("file")
+    return file or (Path(str(said)) if said is not None else None)
 
 
 def socket_option(verb: _Verb) -> _Verb:
@@ -64,13 +104,21 @@ def socket_option(verb: _Verb) -> _Verb:
 
 def connected(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb ``--socket``, ``-o``, and a ``Client`` as its first argument."""
+    return connected_with()(verb)
 
-    @functools.wraps(verb)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with translated():
-            verb(client(), *args, **kwargs)
 
-    return output_option(socket_option(run))
+def connected_with(*more: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same, with ``more`` formats of ``-o`` than every verb has."""
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def run(*args: Any, **kwargs: Any) -> None:
+            with translated():
+                verb(client(), *args, **kwargs)
+
+        return output_option(socket_option(run), *more)
+
+    return decorate
 
 
 def client(timeout_s: float = TIMEOUT_S) -> Client:
@@ -79,8 +127,14 @@ def client(timeout_s: float = TIMEOUT_S) -> Client:
 
 
 def wants_json() -> bool:
-    """Whether data is for a program."""
-    return settings().config.output == "json"
+    """Whether data is for a program: documents, in JSON or in YAML."""
+    return settings().config.output != "table"
+
+
+def output_format() -> str:
+    """What ``-o`` says, else the setting."""
+    output = settings().config.output
+    return str(_kept().get("format", output))
 
 
 class CtlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,7 +147,7 @@ class CtlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "exists."
         ),
     ] = ""
-    output: Annotated[Literal["table", "json"], Meta(description="How to print data.")] = "table"
+    output: Annotated[Literal["table", "json", "yaml"], Meta(description="How to print data.")] = "table"
 
 
 def settings() -> LoadedSettings[CtlConfig]:

@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from oobleckd.ctl.connect import output_option, wants_json
-from oobleckd.ctl.jobs import read_job
+from oobleckd.ctl.jobfiles import read_job
 from oobleckd.ctl.output import (
     USAGE,
     emit_fields,

@@ -23,7 +23,7 @@ from oobleckd import __version__
 from oobleckd.client import Client, socket_of, state_dir
 from oobleckd.ctl import config, doctor
 from oobleckd.ctl.connect import client as connect
-from oobleckd.ctl.connect import socket_option, wants_json
+from oobleckd.ctl.connect import file_option, named_file, socket_option, wants_json
 from oobleckd.ctl.local import Home
 from oobleckd.ctl.output import FAILED, Failure, emit_json, emit_line, note
 from oobleckd.unixhttp import ClientError
@@ -44,13 +44,7 @@ def debug() -> None:
 
 
 @debug.command()
-@click.option(
-    "-o",
-    "--out",
-    "file",
-    type=click.Path(path_type=Path),
-    help="The file to write; one with the time in its name if not given.",
-)
+@file_option("The file to write; one with the time in its name if not given.", old=True)
 @socket_option
 def dump(file: Path | None) -> None:
     """Write a .tar.gz with state, events, metrics, logs, settings, checks and the daemon's stacks. Prints the
@@ -59,13 +53,13 @@ def dump(file: Path | None) -> None:
     What cannot be had (the daemon is dead, say) is listed in it. Run it as root where daemon and workers are
     services: it has their logs and stacks then.
     """
-    target = file or Path(time.strftime("oobleck-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
+    target = named_file(file) or Path(time.strftime("oobleck-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
     asked = connect()
     found, missing = _gather(_pieces(asked))
     try:
         _write(target, found, missing)
     except OSError as error:
-        raise Failure(f"{target}: {error.strerror}", "name another file with -o", FAILED) from error
+        raise Failure(f"{target}: {error.strerror}", "name another file with --to", FAILED) from error
     if wants_json():
         emit_json("DebugDump", {"file": str(target), "pieces": sorted(found), "missing": missing})
         return

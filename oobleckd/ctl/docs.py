@@ -1,4 +1,5 @@
-"""Writes docs/job-toml.md from the model of job.toml: ``python -m oobleckd.ctl.docs [FILE]``.
+"""Writes docs/job-toml.md, and docs/job.schema.json for editors, from the model of job.toml:
+``python -m oobleckd.ctl.docs [FILE]``.
 
 Owns the page's words around the tables; everything in the tables comes from ``oobleckd.protocol.job``.
 """
@@ -57,7 +58,7 @@ def _tables() -> Iterator[str]:
         kind = hints[field.name]
         if _is_table(kind):
             inner = msgspec.structs.fields(kind)
-            yield _table(f"`[{field.encode_name}]`", _first_paragraph(kind), kind, inner)
+            yield _table(f"`[{field.encode_name}]`", first_paragraph(kind), kind, inner)
             yield from _inner_tables(field.encode_name, kind)
 
 
@@ -69,14 +70,15 @@ def _inner_tables(table: str, kind: type[msgspec.Struct]) -> Iterator[str]:
             name = f"[{table}.{field.encode_name}]"
             is_one = _is_table(type(field.default))
             title = f"`{name}`" if is_one else f"`[{name}]`"
-            yield _table(title, _first_paragraph(each), each, msgspec.structs.fields(each))
+            yield _table(title, first_paragraph(each), each, msgspec.structs.fields(each))
 
 
 def _is_table(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _first_paragraph(kind: type[msgspec.Struct]) -> str:
+def first_paragraph(kind: type[msgspec.Struct]) -> str:
+    """What a table is, by its docstring."""
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -169,6 +171,11 @@ def main() -> None:
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/job-toml.md")
     target.write_text(page(), encoding="utf-8")
     print(target)
+    from oobleckd.ctl import jobschema
+
+    schema = target.with_name("job.schema.json")
+    schema.write_text(jobschema.page(), encoding="utf-8")
+    print(schema)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from oobleckd.ctl.cluster import start_again
 from oobleckd.ctl.compare import Verdict
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.drillfile import Act, Drill, DrillError, load_drill, script_of
-from oobleckd.ctl.jobs import as_found, read_job
+from oobleckd.ctl.jobfiles import as_found, read_job
 from oobleckd.ctl.local import Home
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_json, emit_line, fail, note

@@ -58,11 +58,11 @@ def _table(text: str) -> dict[str, Any]:
     if not (name and equals and where):
         fail(f"--source {text}: has no {'path' if equals else 'name'}", _FORM, USAGE)
     said, colon, rest = where.partition(":")
-    kind, path = (said, rest) if colon and said in get_args(SourceKind) else (_kind_of(where), where)
+    kind, path = (said, rest) if colon and said in get_args(SourceKind) else (kind_of(where), where)
     return {"name": name, "kind": kind, "path": _existing(name, path) if kind != "stdlib" else ""}
 
 
-def _kind_of(path: str) -> SourceKind:
+def kind_of(path: str) -> SourceKind:
     """By the ending of its name, without that of a compressed file; text where that says nothing."""
     name = Path(path)
     ending = name.with_suffix("").suffix if name.suffix in _PACKED else name.suffix

@@ -17,7 +17,8 @@ from oobleckd.client import Client
 from oobleckd.ctl.compare import CompareError, read_manifest
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.evalsources import untied, with_sources
-from oobleckd.ctl.jobs import as_found, followed, read_job, until_over
+from oobleckd.ctl.jobfiles import as_found, read_job
+from oobleckd.ctl.jobs import followed, until_over
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import (

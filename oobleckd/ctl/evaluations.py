@@ -1,38 +1,12 @@
-"""What ``get evaluations`` and ``describe job`` print of evaluations. Owns the words; answers are the
+"""What ``describe job`` prints of evaluations. Owns the words; answers are the
 daemon's.
 """
 
 from __future__ import annotations
 
-from oobleckd.client import Client
-from oobleckd.ctl.connect import wants_json
-from oobleckd.ctl.output import emit_items, emit_table, when
 from oobleckd.protocol.api import JobView, SourceLoss
 from oobleckd.protocol.jobeval import Eval
-from oobleckd.words import count, loss, plain, seconds
-
-_FEW = 20  # where nobody says how many
-
-
-def get_evaluations(client: Client, job: str, since: int | None, last: int | None) -> None:
-    """Those of ``job``: from that after ``since`` steps on, the ``last`` ones; a line for each source."""
-    if since is None and last is None:
-        last = _FEW
-    found = client.evaluations(job, since or 0, last=last)
-    if wants_json():
-        emit_items("Evaluation", found)
-        return
-    emit_table(
-        ("STEP", "AT", "SOURCE", "LOSS", "PERPLEXITY", "TARGETS", "TOOK"),
-        [
-            (
-                str(each.step), when(each.at, 0), of.source, _exact(of.loss), _exact(of.perplexity),
-                f"{of.targets:,}", seconds(each.seconds),
-            )
-            for each in found
-            for of in each.losses
-        ],
-    )  # fmt: skip
+from oobleckd.words import count, loss, seconds
 
 
 def facts(job: JobView) -> dict[str, str]:
@@ -82,8 +56,3 @@ def _costs(job: JobView) -> str:
     planned = f"{seconds(found.planned_s)} each as planned, {found.planned_share:.1%} of the job's time"
     so_far = f"{found.measured_share:.1%} of the devices' time so far"
     return ", and ".join(([planned] if found.planned_s else []) + ([so_far] if found.last else []))
-
-
-def _exact(value: float | None) -> str:
-    """As programs would write it; JSON has no NaN and no infinity."""
-    return "not finite" if value is None else plain(value)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import click
-import msgspec
 
 from oobleckd.client import Client
+from oobleckd.ctl.branch import LATEST, Origin, check, origin_of
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.evaluations import when_evaluated
+from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.nodes import told
@@ -32,113 +33,23 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
-from oobleckd.host.jobfile import load_job
+from oobleckd.host.hold import held
 from oobleckd.host.program import Seconds
-from oobleckd.prepare.objects import is_url
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.api import Accepted, JobView
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data
-from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, with_data_of, without_folders
-from oobleckd.protocol.jobtable import JobError
+from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, without_folders
 from oobleckd.words import being, count, seconds, size, skipped
 
 View = TypeVar("View")
 _SAY_EVERY_S = 10.0  # how far its data is
 
 
-def read_job(path: Path) -> Job:
-    """The job of a file, with paths made absolute and found to exist. Raises Failure with exit code 2."""
-    return _with_paths(loaded(path), path)
-
-
-def loaded(path: Path) -> Job:
-    """The job of a file as it is. Raises Failure with exit code 2."""
-    try:
-        return load_job(path)
-    except JobError as error:
-        where = "" if str(path) in str(error) else f"{path}: "
-        # What is wrong is what was typed, and nothing was asked of the daemon. (D-service-003)
-        raise Failure(f"{where}{error}", error.hint, USAGE) from error
-
-
-def _with_paths(job: Job, source: Path) -> Job:
-    """Relative paths mean: from here. The daemon and the nodes run elsewhere."""
-    job = _data_with_paths(job, source)
-    model, checkpoint = job.model, job.checkpoint
-    if model.checkpoint:
-        model = msgspec.structs.replace(
-            model, checkpoint=_existing("model.checkpoint", model.checkpoint, source)
-        )
-    if checkpoint.dir:
-        checkpoint = msgspec.structs.replace(
-            checkpoint, dir=str(Path(checkpoint.dir).expanduser().absolute())
-        )
-    return msgspec.structs.replace(job, model=model, checkpoint=checkpoint)
-
-
-def _data_with_paths(job: Job, source: Path) -> Job:
-    job = msgspec.structs.replace(job, data=_with_folders(job.data))
-    keys = [f"data.source[{index}].path" for index in range(len(job.data.sources))] or ["data.path"]
-    keys += [f"eval.source[{index}].path" for index in range(len(job.eval.source))]
-    parts = [_with_path(part.job.data, source, key) for part, key in zip(parts_of(job), keys, strict=True)]
-    return with_data_of(job, job.data, parts)
-
-
-def _with_folders(data: Data) -> Data:
-    changed = {
-        key: str(Path(text).expanduser().absolute())
-        for key in ("tokenizer", "cache", "prepared")
-        if (text := getattr(data, key)) and text != FROM_CHECKPOINT
-    }
-    chat = data.chat
-    if chat.template:
-        chat = msgspec.structs.replace(chat, template=str(Path(chat.template).expanduser().absolute()))
-    return msgspec.structs.replace(data, chat=chat, **changed)
-
-
-def _with_path(data: Data, source: Path, key: str) -> Data:
-    changed = {}
-    if data.prepared:
-        changed["prepared"] = str(Path(data.prepared).expanduser().absolute())
-    if is_url(data.path):
-        if not data.is_prepared:
-            fail(
-                f"{source}: {key}: {data.path} is in a store, and {data.source!r} is trained on as it is",
-                "copy it into a folder that every node sees; `data prepare` alone reads from stores",
-                USAGE,
-            )
-    elif data.path and data.is_prepared:  # may name many files by a pattern
-        changed["path"] = str(Path(data.path).expanduser().absolute())
-    elif data.path and not (data.source == "megatron" and Path(f"{data.path}.bin").expanduser().exists()):
-        changed["path"] = _existing(key, data.path, source)
-    elif data.path:
-        changed["path"] = str(Path(f"{data.path}.bin").expanduser().absolute())
-    return msgspec.structs.replace(data, **changed)
-
-
-def as_found(job: Job, source: Path) -> Job:
-    """With its prepared folders that are here. Raises Failure where a look tells that the others
-    cannot be prepared.
-    """
-    if not is_prepared(job):
-        return job
-    from oobleckd.ctl import preparedjob  # no other job needs numpy here
-
-    return preparedjob.as_found(job, source)
-
-
-def _existing(key: str, text: str, source: Path) -> str:
-    path = Path(text).expanduser().absolute()
-    if not path.exists():
-        fail(f"{source}: {key}: {path} does not exist", "relative paths start at the current folder", USAGE)
-    return str(path)
-
-
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option(
-    "--resume", is_flag=False, flag_value="latest", default="", metavar="[DIR]",
-    help="Start from a checkpoint folder, or from the newest of the job of the same name.",
+    "--resume", is_flag=False, flag_value=LATEST, default="", metavar="[DIR|JOB[@STEP]]",
+    help="Start from a checkpoint folder, or from JOB's newest checkpoint, or the one after STEP steps. "
+    "Without a value: the newest of the job of the same name.",
 )  # fmt: skip
 @click.option(
     "--if-new",
@@ -147,30 +58,43 @@ def _existing(key: str, text: str, source: Path) -> str:
 )
 @click.option("--dry-run", is_flag=True, help="Look at the file, the model and the data, and stop.")
 @click.option(
+    "--set", "changes", multiple=True, metavar="KEY=VALUE",
+    help="Another value than the file has, such as train.steps=10 (repeat for more).",
+)  # fmt: skip
+@click.option(
     "--wait/--no-wait", "wait_", default=None,
     help="Stay until the job is over; exit 1, 6, 7 or 8 unless it is done. Or go at once, before it is "
     "planned.",
 )  # fmt: skip
 @connected
-def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool, wait_: bool | None) -> None:
-    """Hand in the job of FILE, a job.toml. Prints the job's id.
+def submit(
+    client: Client,
+    file: Path | None,
+    resume: str,
+    if_new: bool,
+    dry_run: bool,
+    changes: tuple[str, ...],
+    wait_: bool | None,
+) -> None:
+    """Hand in the job of FILE, a job.toml (-: stdin), or of --resume JOB. Prints the job's id.
 
     A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
     waits until it is planned or queued: exit 2, with the reason, if it cannot be planned. Data that is not
     prepared yet is prepared by a node first; where that takes longer, this does not wait.
     """
-    job = as_found(read_job(file), file)
+    origin = origin_of(client, resume)
+    job, file = _asked_for(file, origin, changes)
     here = _the_same(client, job) if if_new else None
     if here is not None:
         _go_by(client, here, wait_=wait_)
         return
     look(job, file, folder=not resume)  # else the checkpoint has the weights
+    if origin is not None:
+        check(origin, job, changes)
     if dry_run:
         _show_plan(job, file)
         return
-    if resume and resume != "latest":
-        resume = _existing("--resume", resume, file)
-    answer = client.submit(job, resume=resume)
+    answer = _handed_in(client, job, origin, resume, file)
     if wait_:
         note(f"{job.name}: {answer.message or answer.id}")
         _end_with(followed(answer.id, until_over, client))
@@ -178,6 +102,26 @@ def submit(client: Client, file: Path, resume: str, if_new: bool, dry_run: bool,
     _say_submitted(answer.id, answer.message)
     if wait_ is None:
         _say_planned(answer.id, followed(answer.id, until_planned, client))
+
+
+def _asked_for(file: Path | None, origin: Origin | None, changes: Sequence[str]) -> tuple[Job, Path]:
+    """The job of ``file``, or without one that which it goes on from, and what errors call it."""
+    if file is None and origin is None:
+        fail("Missing argument 'FILE'.", "name a job.toml, or --resume JOB to go on with a job's own", USAGE)
+    if file is None:
+        assert origin is not None
+        file = Path(origin.id)
+        return as_found(changed(origin.job, changes, file), file), file
+    return as_found(read_job(file, changes), file), file
+
+
+def _handed_in(client: Client, job: Job, origin: Origin | None, resume: str, file: Path) -> Accepted:
+    if origin is not None:
+        with held(Path(origin.place)):  # till a job is there that begins from it, which keeps it, too
+            return client.submit(job, resume=origin.place)
+    if resume and resume != LATEST:
+        resume = existing("--resume", resume, file)
+    return client.submit(job, resume=resume)
 
 
 def _the_same(client: Client, job: Job) -> JobView | None:
@@ -269,7 +213,7 @@ def _end_with(view: JobView) -> None:
 
 def done(view: JobView) -> str:
     """How a job ended that is done."""
-    without = f"{skipped(view.steps_skipped)}, " if view.steps_skipped else ""
+    without = f"{skipped(view.steps_skipped, view.steps_spiked)}, " if view.steps_skipped else ""
     return (
         f"{view.name} is done: {count(view.step, 'step')}, {without}{count(view.incidents, 'incident')}, "
         f"{count(view.steps_lost, 'step')} lost"

@@ -31,6 +31,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Say what a job would do on so many nodes, without a cluster."),
     "simulate": ("simulate", "Simulate a job on nodes that fail, under each policy."),
     "data": ("data", "Prepare the text of a job, count it, and show its samples."),
+    "init": ("starter", "Write a job.toml to begin with."),
+    "explain": ("explain", "Say what a key of a job.toml or of the settings means."),
     "submit": ("jobs", "Hand in a job."),
     "pause": ("jobs", "Stop a job at the next step's boundary."),
     "resume": ("jobs", "Let a paused job go on."),
@@ -41,7 +43,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "eval": ("evaluate", "Evaluate a checkpoint on text, without training on."),
     "export": ("export", "Write a job's model to a folder for transformers."),
     "status": ("show", "Show the daemon's headline."),
-    "get": ("show", "List jobs, nodes, pipelines, templates, incidents, layers, steps or goodput."),
+    "get": ("get.verb", "List jobs, nodes, incidents, pipelines, templates, layers, steps or goodput."),
     "describe": ("show", "Show everything about one job, node, incident or schedule."),
     "what-if": ("watch", "Say what would follow if nodes died now."),
     "export-incident": ("watch", "Write an incident to a file, with the past around it."),
@@ -190,13 +192,13 @@ def _stand_in() -> None:
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="oobleckctl")
 @click.option("--socket", metavar="PATH", help="The daemon's socket (or OOBLECK_SOCKET).")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), help="How to print data.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), help="How to print data.")
 @click.pass_context
 def main(ctx: click.Context, socket: str | None, output: str | None) -> None:
     """Train large models that keep going when machines die.
 
     Data goes to stdout, words to stderr. Exit codes: 0 done, 1 failed, 2 usage, 3 not found or condition
-    false, 4 daemon unreachable, 5 refused, 6 the job's loss or gradients were not finite, 7 its data
+    false, 4 daemon unreachable, 5 refused, 6 the job's steps were not finite, or spikes, 7 its data
     changed, 8 it does not fit a device's memory, 124 timed out.
     """
     ctx.ensure_object(dict).update(socket=socket, output=output)

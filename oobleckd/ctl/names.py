@@ -39,10 +39,18 @@ def described_names(ctx: click.Context, _parameter: click.Parameter, incomplete:
     return _completed(ctx, incomplete, kinds.get(ctx.params.get("what", ""), lambda _client: ()))
 
 
-def steps_of_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What ``get`` takes behind its first word."""
-    wanted = ctx.params.get("what", "") == "steps"
-    return _completed(ctx, incomplete, _jobs if wanted else lambda _client: ())
+def listed_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What ``get`` takes: a kind, then names of that kind, or jobs for what is of a job."""
+    from oobleckd.ctl.get.kinds import KINDS, WORDS
+
+    before = ctx.params.get("words") or ()
+    if not before:
+        return [CompletionItem(word) for word in WORDS if word.startswith(incomplete)]
+    kinds = {word: kind for kind in KINDS for word in (kind.plural, kind.singular, *kind.short)}
+    kind = kinds.get(before[0])
+    ask = {"jobs": _jobs, "nodes": _nodes, "incidents": _incidents}
+    plural = "jobs" if kind is not None and kind.of_job else kind.plural if kind is not None else ""
+    return _completed(ctx, incomplete, ask.get(plural, lambda _client: ()))
 
 
 def _completed(

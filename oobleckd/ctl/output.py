@@ -2,7 +2,7 @@
 
 Exit codes: 0 done, 1 failed, 2 usage, 3 not found or condition false, 4 daemon unreachable, 5 refused, 124
 ``wait`` timed out, and what a job failed by where a script should know it: 6 not finite, 7 data changed, 8
-out of memory. Data is a table for people or, with ``-o json``, one document with ``apiVersion``.
+out of memory. Data is a table for people or, with ``-o json`` or ``yaml``, a document with ``apiVersion``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oobleckd.protocol.text import all_visible, of_ours, shown_json, visible
 from oobleckd.words import short_age
 
 FAILED, USAGE, NOT_FOUND, UNREACHABLE, REFUSED, TIMED_OUT = 1, 2, 3, 4, 5, 124
-CAUSES: dict[JobCause, int] = {"not-finite": 6, "data-changed": 7, "out-of-memory": 8}
+CAUSES: dict[JobCause, int] = {"not-finite": 6, "spikes": 6, "data-changed": 7, "out-of-memory": 8}
 """How a command ends that waited for a job which failed by one of these."""
 
 
@@ -78,6 +78,12 @@ def emit_line(text: str = "") -> None:
     _put(visible(text))
 
 
+def emit_lines(text: str) -> None:
+    """Lines of data that a program reads, each with its end; texts in them are ``visible``."""
+    for line in text.splitlines():
+        emit_line(line)
+
+
 def emit_page(text: str) -> None:
     """Lines of data with our own line breaks and colours; of what others wrote in them nothing else is
     obeyed.
@@ -86,13 +92,38 @@ def emit_page(text: str) -> None:
 
 
 def emit_json(kind: str, fields: Mapping[str, Any]) -> None:
-    """One document on one line, which says exactly what others wrote, and does nothing to a terminal."""
+    """One document, in JSON on one line, which says exactly what others wrote, and does nothing to a
+    terminal.
+    """
     document = {"apiVersion": API_VERSION, "kind": kind, **fields}
+    if _is_yaml():
+        _put_yaml(document)
+        return
     try:
         data = msgspec.json.encode(document, enc_hook=str)
     except UnicodeEncodeError:  # a path that is no UTF-8
         data = msgspec.json.encode(all_visible(msgspec.to_builtins(document, enc_hook=str)))
     _put(shown_json(data).decode())
+
+
+def _is_yaml() -> bool:
+    """Whether this call of oobleckctl is to print YAML."""
+    context = click.get_current_context(silent=True)
+    loaded = (context.obj or {}).get("loaded") if context is not None else None
+    return loaded is not None and loaded.config.output == "yaml"
+
+
+def _put_yaml(document: Mapping[str, Any]) -> None:
+    """With a line between two documents of a stream. In ASCII: nothing in it does anything to a terminal."""
+    import yaml
+
+    kept = click.get_current_context().ensure_object(dict)
+    if kept.setdefault("documents", 0):
+        _put("---")
+    kept["documents"] += 1
+    plain = msgspec.to_builtins(document, enc_hook=str)
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    _put(yaml.dump(plain, Dumper=dumper, sort_keys=False).rstrip("\n"))
 
 
 def error_json(problem: str, hint: str, code: int) -> str:
@@ -101,9 +132,14 @@ def error_json(problem: str, hint: str, code: int) -> str:
     return shown_json(msgspec.json.encode(document)).decode()
 
 
-def emit_items(kind: str, items: Sequence[msgspec.Struct]) -> None:
+def emit_items(kind: str, items: Sequence[msgspec.Struct | dict[str, Any]]) -> None:
     """A list document."""
     emit_json(f"{kind}List", {"items": items})
+
+
+def list_of(kind: str, items: Sequence[msgspec.Struct]) -> dict[str, Any]:
+    """The same, to be put into another one."""
+    return {"apiVersion": API_VERSION, "kind": f"{kind}List", "items": items}
 
 
 def emit_item(kind: str, item: msgspec.Struct) -> None:
@@ -113,16 +149,16 @@ def emit_item(kind: str, item: msgspec.Struct) -> None:
     emit_json(kind, {key: value for key, value in fields.items() if key != "apiVersion"})
 
 
-def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, headers: bool = True) -> None:
     """A table for people. In a pipe: no colour, no boxes, nothing cut off."""
     rows = [tuple(map(visible, row)) for row in rows]
     if sys.stdout is None or not sys.stdout.isatty():
-        _emit_plain(columns, rows)
+        _emit_plain(columns, rows, headers=headers)
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, show_header=headers)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
@@ -130,9 +166,9 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(highlight=False, markup=False).print(table)
 
 
-def _emit_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [tuple(columns), *map(tuple, rows)]
-    widths = [max(len(cells[i]) for cells in lines) for i in range(len(columns))]
+def _emit_plain(columns: Sequence[str], rows: Sequence[Sequence[str]], *, headers: bool) -> None:
+    lines = [*([tuple(columns)] if headers else []), *map(tuple, rows)]
+    widths = [max((len(cells[i]) for cells in lines), default=0) for i in range(len(columns))]
     for cells in lines:
         _put("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 

@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from oobleckd.ctl.connect import output_option, wants_json
-from oobleckd.ctl.jobs import loaded
+from oobleckd.ctl.jobfiles import loaded
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
 

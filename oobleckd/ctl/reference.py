@@ -69,7 +69,7 @@ def run_of(
 
 def stopped(job: JobView) -> bool:
     """Whether it ended before its last step, as too many in a row were skipped."""
-    return job.state == "failed" and job.cause == "not-finite"
+    return job.state == "failed" and job.cause in {"not-finite", "spikes"}
 
 
 def facts_of(steps: Sequence[StepView]) -> tuple[StepFact, ...]:
@@ -239,7 +239,7 @@ def run_single(job: Job, out: Path) -> ReferenceRun:
 def _stops(job: Job, steps: Sequence[StepFact]) -> bool:
     """Whether a run of ``job`` ends with ``steps``, though they may not be all."""
     row = takewhile(lambda fact: fact.outcome == "skipped", reversed(steps))
-    return job.stopped_by(sum(1 for _ in row))
+    return job.may_stop_after(sum(1 for _ in row))
 
 
 def to_toml(table: dict[str, object], path: str = "") -> str:

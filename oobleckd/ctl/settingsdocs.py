@@ -119,6 +119,17 @@ def page(worker: Iterable[tuple[str, str, str, str, str]]) -> str:
     return "\n".join([*parts, _RELOAD.format(taken=" and ".join(f"`{key}`" for key in RELOADED))])
 
 
+def rows_of_program(name: str) -> list[SettingRow]:
+    """The settings of ``ctl``, ``daemon`` or ``worker``."""
+    match name:
+        case "ctl":
+            return _rows(CtlConfig, ctl)
+        case "daemon":
+            return _rows(Config, daemon)
+        case _:
+            return msgspec.json.decode(run_worker("oobleckd.worker.tools.docs"), type=list[SettingRow])
+
+
 def _rows(model: type[msgspec.Struct], command: click.Command) -> list[SettingRow]:
     return list(_rows_of(model, {option.name: option for option in command.params}))
 
@@ -141,7 +152,7 @@ def _table(name: str, rows: Iterable[SettingRow]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        cells = (f"`{row.key}`", row.type, row.default, row.flags, f"`{_variable(row.key)}`", row.meaning)
+        cells = (f"`{row.key}`", row.type, row.default, row.flags, f"`{variable(row.key)}`", row.meaning)
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join([*lines, ""])
 
@@ -149,7 +160,7 @@ def _table(name: str, rows: Iterable[SettingRow]) -> str:
 def _shared(tables: Iterable[list[SettingRow]]) -> str:
     """Variables that are of more than one program."""
     times = Counter(row.key for rows in tables for row in rows)
-    names = ", ".join(f"`{_variable(key)}`" for key, count in times.items() if count > 1)
+    names = ", ".join(f"`{variable(key)}`" for key, count in times.items() if count > 1)
     return f"A variable has no table in its name: {names} count for every program below that has the key.\n"
 
 
@@ -157,15 +168,15 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _variable(key: str) -> str:
+def variable(key: str) -> str:
+    """The variable of a setting."""
     return PREFIX + key.upper()
 
 
 def main() -> None:
     """Write the page to the file named, or to docs/settings.md of the current folder."""
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/settings.md")
-    rows = msgspec.json.decode(run_worker("oobleckd.worker.tools.docs"), type=list[SettingRow])
-    target.write_text(page(rows), encoding="utf-8")
+    target.write_text(page(rows_of_program("worker")), encoding="utf-8")
     print(target)
 
 

@@ -1,10 +1,7 @@
-"""Verbs that show what is: ``status``, ``get`` and ``describe``; layers, goodput and schedules are
-``watch``'s.
-"""
+"""Verbs that show what is: ``status`` and ``describe``. Lists are ``get``'s, schedules ``watch``'s."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import click
@@ -13,27 +10,26 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl import evaluations
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.names import described_names, steps_of_names
+from oobleckd.ctl.get import columns
+from oobleckd.ctl.names import described_names
 from oobleckd.ctl.output import (
     NOT_FOUND,
     USAGE,
     emit_fields,
     emit_item,
-    emit_items,
     emit_line,
     emit_table,
     fail,
-    since,
     tolerance,
     when,
 )
-from oobleckd.ctl.watch import describe_schedule, get_goodput, get_layers, get_steps, newest
+from oobleckd.ctl.watch import describe_schedule
 from oobleckd.draw.times import day
 from oobleckd.protocol import modelnotes
-from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView, PipelineView, TemplateView
+from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.traits import NONE, between, words
-from oobleckd.words import count, layers, noun, rate, seconds, size
+from oobleckd.words import count, layers, noun, rate, seconds, size, why_skipped
 
 
 @click.command()
@@ -61,158 +57,7 @@ def _lost(records: LostRecords) -> str:
     return f"{day(records.at)}: {records.what}{kept}"
 
 
-# --------------------------------------------------------------------------- get
-
-Row = Sequence[str]
 View = TypeVar("View", bound=msgspec.Struct)
-
-
-def _held(node: NodeView) -> str:
-    """What it computes, and in brackets what it holds for others."""
-    computed, redundant = (
-        ", ".join(layers(held.start, held.stop) for held in ranges)
-        for ranges in (node.layers, node.redundant)
-    )
-    return f"{computed or '-'} ({redundant})" if redundant else computed or "-"
-
-
-def _loss(job: JobView, digits: int) -> str:
-    """Of the last step. JSON has no NaN and no infinity: of a step whose loss was one there is none."""
-    if job.loss is None:
-        return "not finite" if job.skipped_in_row else "-"
-    return f"{job.loss:.{digits}f}"
-
-
-def _job_row(job: JobView) -> Row:
-    return (
-        job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4),
-        str(job.generation),
-        tolerance(job.tolerance, job.f), str(len(job.nodes)), rate(job.samples_per_s),
-        since(job.submitted_at), job.reason,
-    )  # fmt: skip
-
-
-def _node_row(node: NodeView) -> Row:
-    return (
-        node.name, node.state, ", ".join(sorted(set(node.kinds))) or "-", str(len(node.devices)),
-        _held(node), seconds(node.heartbeat_age_s), node.host, node.zone or "-", node.reason,
-    )  # fmt: skip
-
-
-def _pipeline_row(pipeline: PipelineView) -> Row:
-    stages = ", ".join(
-        f"{stage.device}: "
-        f"{layers(stage.start, stage.stop)}{' (vacant)' if stage.device in pipeline.vacant else ''}"
-        for stage in pipeline.stages
-    )
-    return str(pipeline.index), ", ".join(pipeline.nodes), stages, str(len(pipeline.micro_batches))
-
-
-def _split(template: TemplateView) -> str:
-    """Of two stages a device the two that it has together."""
-    parts = [layers(*stage) for stage in template.stages]
-    if template.chunks > 1:
-        parts = [f"{one}, {other}" for one, other in zip(parts[: len(parts) // 2], parts[::-1], strict=False)]
-    return " | ".join(parts)
-
-
-def _template_row(template: TemplateView) -> Row:
-    return (
-        str(template.num_nodes), _split(template),
-        seconds(template.fill_s), seconds(template.period_s),
-        size(max(template.memory_bytes, default=0)), str(template.instances),
-    )  # fmt: skip
-
-
-def _incident_row(incident: IncidentView) -> Row:
-    return (
-        incident.id, when(incident.at), since(incident.at), ", ".join(incident.nodes), incident.cause,
-        str(incident.step),
-        "open" if incident.open else seconds(incident.total_s), str(incident.steps_lost), incident.reason,
-    )  # fmt: skip
-
-
-_JOB_COLUMNS = (
-    "ID",
-    "NAME",
-    "STATE",
-    "STEP",
-    "SKIPPED",
-    "LOSS",
-    "GENERATION",
-    "CAN LOSE",
-    "NODES",
-    "SAMPLES/S",
-    "AGE",
-    "REASON",
-)
-_NODE_COLUMNS = ("NAME", "STATE", "KIND", "DEVICES", "LAYERS", "HEARTBEAT", "HOST", "ZONE", "REASON")
-_PIPELINE_COLUMNS = ("PIPELINE", "NODES", "STAGES", "MICRO-BATCHES")
-_TEMPLATE_COLUMNS = ("NODES", "LAYERS", "FILL", "PERIOD", "MEMORY", "INSTANCES")
-_INCIDENT_COLUMNS = ("ID", "AT", "AGE", "NODES", "CAUSE", "STEP", "TOOK", "STEPS LOST", "REASON")
-
-
-def _jobs(client: Client) -> None:
-    _list("Job", client.jobs(), _JOB_COLUMNS, _job_row)
-
-
-def _nodes(client: Client) -> None:
-    _list("Node", client.nodes(), _NODE_COLUMNS, _node_row)
-
-
-def _pipelines(client: Client) -> None:
-    _list("Pipeline", client.pipelines(), _PIPELINE_COLUMNS, _pipeline_row)
-
-
-def _templates(client: Client) -> None:
-    _list("Template", client.templates(), _TEMPLATE_COLUMNS, _template_row)
-
-
-def _incidents(client: Client) -> None:
-    _list("Incident", client.incidents(), _INCIDENT_COLUMNS, _incident_row)
-
-
-def _list(kind: str, items: Sequence[View], columns: Row, row: Callable[[View], Row]) -> None:
-    if wants_json():
-        emit_items(kind, items)
-    else:
-        emit_table(columns, [row(item) for item in items])
-
-
-_LISTS: dict[str, Callable[[Client], None]] = {
-    "jobs": _jobs,
-    "nodes": _nodes,
-    "pipelines": _pipelines,
-    "templates": _templates,
-    "incidents": _incidents,
-    "layers": get_layers,
-    "goodput": get_goodput,
-}
-
-
-@click.command()
-@click.argument("what", type=click.Choice([*_LISTS, "steps", "evaluations"]))
-@click.argument("job", required=False, default="", shell_complete=steps_of_names)
-@click.option(
-    "--since", type=click.IntRange(min=1), metavar="N", help="Of steps, evaluations: from that step on."
-)
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Of steps, evaluations: the newest N.")
-@connected
-def get(client: Client, what: str, job: str, since: int | None, last: int | None) -> None:
-    """List jobs, nodes, pipelines, templates, incidents or copies of layers, steps or evaluations of JOB (or
-    of the newest), or where the time went (goodput).
-    """
-    if what == "steps":
-        get_steps(client, job, since, last)
-        return
-    if what == "evaluations":
-        evaluations.get_evaluations(client, job or newest(client), since, last)
-        return
-    if job:
-        fail(f"too many words: {job}", "`oobleckctl describe` shows one of them; see --help", USAGE)
-    if since is not None or last is not None:
-        fail(f"--since and --last are of steps and evaluations, not of {what}", "leave them out", USAGE)
-    _LISTS[what](client)
 
 
 # --------------------------------------------------------------------------- describe
@@ -259,7 +104,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "state": f"{job.state}{': ' if job.reason else ''}{job.reason}",
         "step": f"{job.step} of {job.steps}",
         "skipped": _skipped(job),
-        "loss": _loss(job, 6) if job.step else "",
+        "loss": columns.job_loss(job, 6) if job.step else "",
         **evaluations.facts(job),
         "generation": str(job.generation),
         "can lose": _can_lose(job),
@@ -285,11 +130,11 @@ def _describe_job(client: Client, job: JobView) -> None:
     })  # fmt: skip
     if job.pipelines:
         emit_line("pipelines:")
-        emit_table(_PIPELINE_COLUMNS, [_pipeline_row(pipeline) for pipeline in job.pipelines])
+        columns.table(columns.PIPELINE, job.pipelines)
     incidents = [incident for incident in client.incidents() if incident.job == job.id]
     if incidents:
         emit_line("incidents:")
-        emit_table(_INCIDENT_COLUMNS, [_incident_row(incident) for incident in incidents])
+        columns.table(columns.INCIDENT, incidents)
 
 
 def _can_lose(job: JobView) -> str:
@@ -304,9 +149,17 @@ def _skipped(job: JobView) -> str:
         return ""
     row = f", {job.skipped_in_row} in a row now" if job.skipped_in_row else ""
     return (
-        f"{count(job.steps_skipped, 'step')}{row}: loss or gradients not finite (train.on_nan = "
-        f"{job.spec.train.on_nan})"
+        f"{count(job.steps_skipped, 'step')}{row}: {why_skipped(job.steps_skipped, job.steps_spiked)} "
+        f"({_on_skipped(job)})"
     )
+
+
+def _on_skipped(job: JobView) -> str:
+    """What the job says of the causes that it has met."""
+    train = job.spec.train
+    keys = [f"train.on_nan = {train.on_nan}"] if job.steps_spiked < job.steps_skipped else []
+    keys += [f"train.on_spike = {train.on_spike}"] if job.steps_spiked else []
+    return ", ".join(keys)
 
 
 def _bits(job: JobView) -> str:

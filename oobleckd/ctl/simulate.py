@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oobleckd.ctl.connect import output_option, wants_json
-from oobleckd.ctl.jobs import loaded
+from oobleckd.ctl.jobfiles import loaded
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import (
     FAILED,

@@ -138,9 +138,8 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
                 if wants_json():
                     emit_item("Job", view)
                 if view.steps_skipped:
-                    note(
-                        f"{view.name} {being(view.state)} at step {view.step}: {skipped(view.steps_skipped)}"
-                    )
+                    said = skipped(view.steps_skipped, view.steps_spiked)
+                    note(f"{view.name} {being(view.state)} at step {view.step}: {said}")
                 return
             if view.state in FINAL:
                 fail(f"{view.name} {being(view.state)} at step {view.step}; {what} will not come true",

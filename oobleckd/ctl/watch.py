@@ -1,12 +1,11 @@
-"""Verbs for who watches: what would follow a loss, an incident as a file; and what ``get`` and ``describe``
-print of layers, goodput and schedules.
+"""Verbs for who watches: what would follow a loss, an incident as a file; and what ``describe`` prints of
+schedules.
 
 Owns the words. Answers are the daemon's.
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import client as connect
-from oobleckd.ctl.connect import connected, socket_option, translated, wants_json
+from oobleckd.ctl.connect import connected, file_option, named_file, socket_option, translated, wants_json
 from oobleckd.ctl.names import incident_names, job_names
 from oobleckd.ctl.output import (
     FAILED,
@@ -26,7 +25,6 @@ from oobleckd.ctl.output import (
     Failure,
     emit_fields,
     emit_item,
-    emit_items,
     emit_line,
     emit_table,
     fail,
@@ -36,94 +34,12 @@ from oobleckd.ctl.output import (
 from oobleckd.draw.lines import plain as unstyled
 from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
 from oobleckd.protocol.api import PipelineView
-from oobleckd.protocol.watch import GoodputView, ImpactView, LaneView, OpView, ScheduleView
-from oobleckd.words import count, layers, plain, seconds, size
+from oobleckd.protocol.watch import ImpactView, LaneView, OpView, ScheduleView
+from oobleckd.words import count, layers, seconds, size
 
 _WIDTH = (60, 140)
 _MAX_ROWS = 40
-_FEW_STEPS = 20  # where nobody says how many
 _DRAWN = frozenset({"F", "B", "I", "W"})
-
-
-# --------------------------------------------------------------------------- get
-
-
-def get_layers(client: Client) -> None:
-    """Who holds each layer."""
-    found = client.layers()
-    if wants_json():
-        emit_items("Layer", found)
-        return
-    emit_table(
-        ("LAYER", "COPIES", "DEVICES"),
-        [(str(each.layer), str(each.copies), ", ".join(each.devices) or "-") for each in found],
-    )
-
-
-def get_steps(client: Client, job: str, since: int | None, last: int | None) -> None:
-    """Steps of ``job``, or of the newest: from step ``since`` on, the ``last`` ones."""
-    if since is None and last is None:
-        last = _FEW_STEPS
-    found = client.steps(job or newest(client), since or 0, last=last)
-    if wants_json():
-        emit_items("Step", found)
-        return
-    emit_table(
-        ("STEP", "AT", "LOSS", "GRAD NORM", "LR", "SAMPLES", "TOOK", "OUTCOME"),
-        [
-            (
-                str(step.step), when(step.at, 0), _exact(step.loss), _exact(step.grad_norm),
-                plain(step.lr), str(step.samples), seconds(step.step_s), step.outcome,
-            )
-            for step in found
-        ],
-    )  # fmt: skip
-
-
-def _exact(value: float | None) -> str:
-    """As programs would write it; JSON has no NaN and no infinity."""
-    return "not finite" if value is None or not math.isfinite(value) else plain(value)
-
-
-def newest(client: Client) -> str:
-    """The job that runs, else the last."""
-    jobs = client.jobs()
-    if not jobs:
-        fail("no job", "hand one in with `oobleckctl submit`", NOT_FOUND)
-    active = [job for job in jobs if job.finished_at is None and job.nodes]
-    return (active or jobs)[-1].id
-
-
-def get_goodput(client: Client) -> None:
-    """Where the time of the newest job's devices went: the one that runs, else the last."""
-    found = client.goodput(newest(client))
-    if wants_json():
-        emit_item("Goodput", found)
-        return
-    evaluated = [("evaluation", found.evaluated_s)] if found.evaluated_s else []
-    rows = [("useful", found.useful_s), *evaluated, *found.lost_s.items()]
-    emit_table(
-        ("TIME OF DEVICES", "TOOK", "SHARE"),
-        [(cause, seconds(took_s), _share(took_s, found.total_s)) for cause, took_s in rows],
-    )
-    note(f"{found.job}: {seconds(found.total_s)} of devices; {'; '.join(_paces(found))}")
-
-
-def _paces(found: GoodputView) -> list[str]:
-    """What a step takes now: measured beside the best measured, and the plan beside the best plan."""
-    told = []
-    if found.step_s and found.best_step_s:
-        best = f"the best so far {seconds(found.best_step_s)}, at {when(found.best_at, 0)}"
-        told.append(f"a step takes {seconds(found.step_s)}, {best}")
-    if found.plan_step_s and found.best_plan_step_s:
-        share = found.best_plan_step_s / found.plan_step_s
-        nodes = count(found.best_plan_nodes, "node")
-        told.append(f"as modelled, the plan is {share:.1%} of the best one of all {nodes} that joined")
-    return told or ["no steps are measured yet"]
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else "-"
 
 
 # --------------------------------------------------------------------------- describe schedule
@@ -255,22 +171,23 @@ def _pipeline(pipeline: PipelineView) -> tuple[str, str, str, str]:
 
 @click.command()
 @click.argument("incident", shell_complete=incident_names)
-@click.option(
-    "-o", "--out", "file", type=click.Path(path_type=Path), required=True, help="The file to write."
-)
+@file_option("The file to write.", old=True)
 @socket_option
-def export_incident(incident: str, file: Path) -> None:
+def export_incident(incident: str, file: Path | None) -> None:
     """Write INCIDENT to a file, with the past around it, to be looked at elsewhere. Prints the file."""
+    target = named_file(file)
+    if target is None:
+        fail("--to is missing", "name the file to write", USAGE)
     with translated():
         found = connect().bundle(incident)
     try:
-        file.write_bytes(msgspec.json.encode(found))
+        target.write_bytes(msgspec.json.encode(found))
     except OSError as error:
-        raise Failure(f"{file}: {error.strerror}", "name another file with -o", FAILED) from error
+        raise Failure(f"{target}: {error.strerror}", "name another file with --to", FAILED) from error
     if wants_json():
         emit_item("IncidentExport", found.incident)
         return
-    emit_line(str(file))
+    emit_line(str(target))
     note(
         f"{found.incident.id}: {count(len(found.past.changes), 'change')} "
         f"from {when(found.past.snapshot.at, 0)} to {when(found.past.until, 0)}"

@@ -257,7 +257,7 @@ class Api:
         job = parse_job(body.job)
         source = latest(self._service.core, job.name) if body.resume == "latest" else body.resume
         manifest = await asyncio.to_thread(_manifest_of, source)
-        counters = (manifest.counters.step, manifest.counters.applied) if manifest is not None else None
+        counters = manifest.counters if manifest is not None else None
         same = manifest is not None and reads_the_same(manifest.spec, job)
         inputs = manifest.read if manifest is not None and same else ()
         async with self._submitting:  # whose folder has a number is to be the job with it

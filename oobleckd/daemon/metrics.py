@@ -148,8 +148,14 @@ def _of_jobs(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
     yield from _of_evaluations(jobs)
     yield _counter(
         "oobleck_job_steps_skipped_total",
-        "Steps without an update, since their loss or a gradient was not finite.",
+        "Steps without an update: their loss or a gradient was not finite, or they were spikes.",
         {(job.id,): float(core.state.jobs[job.id].num_skipped) for job in jobs},
+        "job",
+    )
+    yield _counter(
+        "oobleck_job_steps_spiked_total",
+        "Steps without an update that were spikes (train.on_spike), of those skipped.",
+        {(job.id,): float(core.state.jobs[job.id].num_spiked) for job in jobs},
         "job",
     )
     for name, text, values in (

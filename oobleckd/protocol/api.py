@@ -16,7 +16,16 @@ from oobleckd.protocol.generation import Numbered
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import How, JobCause, KeptOutCause, LossCause, NodeCause, PreparePhase
+from oobleckd.protocol.parts import (
+    Counters,
+    How,
+    JobCause,
+    KeptOutCause,
+    LossCause,
+    NodeCause,
+    PreparePhase,
+    SkipCause,
+)
 from oobleckd.protocol.traits import Difference
 
 API_VERSION = "oobleck/v1"
@@ -44,7 +53,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
 class Submit(Request, frozen=True):
     """Queue ``job``. ``resume``: a checkpoint folder to start from, or "latest" of the job's own folder.
 
-    ``counters``: (step, applied) of that folder, filled in by the HTTP layer from its manifest.json, as the
+    ``counters``: those of that folder, filled in by the HTTP layer from its manifest.json, as the
     core reads no files; None where there is none that can be read. ``folder``: the folder that it made for
     the job's checkpoints, by its name, which is the job's id ("": none was made, and the id has the next
     number). ``inputs``: what that checkpoint was made from, by the same manifest, where ``job`` names the
@@ -54,7 +63,7 @@ class Submit(Request, frozen=True):
     job: Job
     resume: str = ""
     who: str = ""
-    counters: tuple[int, int] | None = None
+    counters: Counters | None = None
     folder: str = ""
     inputs: Inputs = ()
 
@@ -481,6 +490,13 @@ class EvalSummary(msgspec.Struct, frozen=True):
     measured_share: float = 0.0
 
 
+class KeptView(msgspec.Struct, frozen=True):
+    """A complete checkpoint of a job: the state after ``step`` steps, in ``directory``."""
+
+    step: int
+    directory: str
+
+
 class JobView(Numbered, frozen=True):
     """A job as ``get jobs`` and ``describe`` show it.
 
@@ -492,7 +508,8 @@ class JobView(Numbered, frozen=True):
     gradient sums. ``cadence``: of its checkpoints, where that is not fixed; ``checkpoint_step``: the steps in
     the last one. ``cause``: why it waits or has failed, for programs. ``notes``: what is to be said of
     the folder that its model starts from. ``steps_skipped``: of ``step``, those that made no update, since
-    their loss or a gradient was not finite; ``skipped_in_row``: the last ones, if the last step was one.
+    their loss or a gradient was not finite, or they were spikes (``steps_spiked`` of them);
+    ``skipped_in_row``: the last ones, if the last step was one.
     ``kinds``: the traits of all devices that ever trained it, those that are alike once; ``differences``: in
     what those differ that train it now. ``deaths``: the newest of its devices that knew what they died of.
     ``checkpoint_trouble``: why its checkpoints cannot be written now, if so. ``inputs``: the identity of what
@@ -534,6 +551,8 @@ class JobView(Numbered, frozen=True):
     notes: tuple[FolderNote, ...] = ()
     steps_skipped: int = 0
     skipped_in_row: int = 0
+    steps_spiked: int = 0
+    kept: tuple[KeptView, ...] = ()
     kinds: tuple[dict[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
     deaths: tuple[DeathView, ...] = ()
@@ -549,7 +568,7 @@ class JobView(Numbered, frozen=True):
 class StepView(Numbered, frozen=True):
     """One committed step, numbered from 1. ``loss`` round-trips exactly through JSON, where it is finite
     (else it is null); ``loss_hex`` is its bits for people. ``outcome``: applied, or skipped: it made no
-    update, since its loss or a gradient was not finite.
+    update, for ``cause``.
 
     ``at`` is when the daemon heard of it; ``step_s`` is how long a device took from the commit before it.
     """
@@ -565,6 +584,7 @@ class StepView(Numbered, frozen=True):
     epoch: int
     at: float
     step_s: float = 0.0
+    cause: SkipCause = ""
 
 
 class LostRecords(msgspec.Struct, frozen=True):

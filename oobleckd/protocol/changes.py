@@ -18,7 +18,7 @@ from oobleckd.planner.policy import Action, Way
 from oobleckd.protocol.api import IncidentView, JobState, RejectedView, RollbackCause
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.generation import Numbered
-from oobleckd.protocol.parts import How, JobCause, KeptOutCause, NodeCause
+from oobleckd.protocol.parts import How, JobCause, KeptOutCause, NodeCause, SkipCause
 from oobleckd.protocol.traits import Difference
 
 Level = Literal["debug", "info", "warn", "error"]
@@ -372,7 +372,7 @@ class DevicesDiffer(Payload, frozen=True):
 
 class StepCommitted(Payload, Numbered, frozen=True):
     """A step (the first is 1) was committed. ``loss`` is null where it is no finite number. ``outcome``:
-    applied, skipped, or repeated.
+    applied, skipped, or repeated; ``cause``: why it was skipped.
     """
 
     kind: ClassVar[str] = "step"
@@ -381,6 +381,7 @@ class StepCommitted(Payload, Numbered, frozen=True):
     loss: float | None
     outcome: str
     epoch: int
+    cause: SkipCause = ""
 
 
 class EvalLoss(msgspec.Struct, frozen=True):

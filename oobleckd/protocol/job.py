@@ -22,6 +22,7 @@ from oobleckd.protocol.jobdata import Data, check_data, same_data
 from oobleckd.protocol.jobeval import Eval, check_eval
 from oobleckd.protocol.jobtable import SEE, JobError, JobTable
 from oobleckd.protocol.optimizers import KEYED, RULES, takes
+from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.units import parse_rate, parse_size
 from oobleckd.protocol.unreadable import misfit
 from oobleckd.protocol.wishes import wish_of
@@ -38,7 +39,7 @@ ever.
 MAX_MICRO_BATCHES = 2**16
 """In a step: each has a route of its own in every plan."""
 
-_RENAMED = {"shadow_memory": "redundant_memory"}
+FIRST_NAMES = {"shadow_memory": "redundant_memory"}
 """Keys of ``[schedule]`` by their first names, which stay in journals, manifests and the API, and what a
 job.toml calls them.
 """
@@ -91,6 +92,30 @@ class Train(JobTable, frozen=True):
             "their number."
         ),
     ] = "stop"
+    on_spike: Annotated[
+        Literal["ignore", "skip", "stop"],
+        Meta(
+            description="What follows a step whose loss is a spike, or whose gradient norm is beyond "
+            "spike_grad_norm (docs/recipe.md). ignore: it is a step as any other. skip: it makes no update. "
+            "stop: neither, and after three in a row the job has failed."
+        ),
+    ] = "ignore"
+    spike_factor: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="A loss beyond so many times the median of the last spike_window losses is a spike; "
+            "0: none is.",
+        ),
+    ] = 2.0
+    spike_window: Annotated[
+        int,
+        Meta(ge=3, le=512, description="Losses in that median; while there are fewer none is a spike."),
+    ] = 32
+    spike_grad_norm: Annotated[
+        float,
+        Meta(ge=0, description="Largest global gradient norm, before clipping, of a step; 0: no limit."),
+    ] = 0.0
     # Integers are the only way in which any grouping gives the same bits by construction: wider floats
     # agree by luck, and an order that is fixed cannot survive a failure. (D-exactness-001)
     exact: Annotated[
@@ -317,7 +342,7 @@ class Schedule(JobTable, frozen=True):
             "only backward passes "
             "are left to do; 0: none is run."
         ),
-    ] = msgspec.field(default="1GiB", name="shadow_memory")  # its first name, see ``_RENAMED``
+    ] = msgspec.field(default="1GiB", name="shadow_memory")  # its first name, see ``FIRST_NAMES``
 
     @property
     def apart(self) -> bool:
@@ -459,12 +484,23 @@ class Job(JobTable, frozen=True):
 
     @property
     def max_skipped(self) -> int:
-        """After so many skipped steps in a row no step follows; 0: after any number."""
+        """After so many steps in a row that were skipped as not finite no step follows; 0: after any
+        number.
+        """
         return MAX_SKIPPED if self.train.on_nan == "stop" else 0
 
-    def stopped_by(self, skipped_in_row: int) -> bool:
+    @property
+    def max_spiked(self) -> int:
+        """The same of steps that were skipped for a spike."""
+        return MAX_SKIPPED if self.train.on_spike == "stop" else 0
+
+    def stopped_by(self, counters: Counters) -> bool:
         """Whether no step follows so many skipped ones."""
-        return 0 < self.max_skipped <= skipped_in_row
+        return stops(counters, self.max_skipped, self.max_spiked)
+
+    def may_stop_after(self, skipped_in_row: int) -> bool:
+        """Whether no step may follow so many skipped ones, of which it is not known why they were."""
+        return skipped_in_row >= MAX_SKIPPED and bool(self.max_skipped or self.max_spiked)
 
     @property
     def costs_depend_on(self) -> tuple[object, ...]:
@@ -474,6 +510,12 @@ class Job(JobTable, frozen=True):
         apart = ("separate",) if self.data.is_separate else ()
         kept = self.optimizer.kept
         return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every, *apart, *kept
+
+
+def stops(counters: Counters, max_skipped: int, max_spiked: int) -> bool:
+    """Whether so many steps in a row were skipped as not finite, or so many for a spike (0: any may be)."""
+    not_finite = counters.skipped_in_row - counters.spiked_in_row
+    return 0 < max_skipped <= not_finite or 0 < max_spiked <= counters.spiked_in_row
 
 
 def reads_the_same(one: Job, other: Job) -> bool:
@@ -503,7 +545,7 @@ def jobs_of_sources(job: Job) -> tuple[tuple[str, Job], ...]:
 
 def reject_old_names(raw: dict[str, Any]) -> None:
     """Of a file that somebody submits. Raises JobError for a key that has another name now."""
-    for old, new in _RENAMED.items():
+    for old, new in FIRST_NAMES.items():
         if old in _schedule_of(raw):
             raise JobError(f"schedule.{old}", "this key has a new name", f"write schedule.{new} instead")
 
@@ -511,7 +553,7 @@ def reject_old_names(raw: dict[str, Any]) -> None:
 def table_of(job: Job) -> dict[str, Any]:
     """What a job.toml has for ``job``; the inverse of ``parse_job``."""
     table: dict[str, Any] = msgspec.to_builtins(job)
-    schedule = {_RENAMED.get(key, key): value for key, value in table["schedule"].items()}
+    schedule = {FIRST_NAMES.get(key, key): value for key, value in table["schedule"].items()}
     return table | {"schedule": schedule}
 
 
@@ -572,8 +614,9 @@ def check_job(job: Job) -> None:
     has_folder = bool(job.model.checkpoint)
     check_data(job.data, job.train.steps, has_folder=has_folder, evaluated=job.eval.source)
     check_evaluated(job.data, job.eval.source, has_folder=has_folder)
-    check_rates(job)
-    check_rule(job.optimizer)
+    _check_rates(job)
+    _check_rule(job.optimizer)
+    _check_spikes(job.train)
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:
             raise JobError(
@@ -581,8 +624,7 @@ def check_job(job: Job) -> None:
             )
 
 
-def check_rule(optimizer: Optimizer) -> None:
-    """What the rule of ``optimizer`` does not take. Raises JobError."""
+def _check_rule(optimizer: Optimizer) -> None:
     defaults = {field.name: field.default for field in msgspec.structs.fields(Optimizer)} | {"options": {}}
     taken = takes(optimizer.name)
     for key in KEYED:
@@ -607,7 +649,22 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def check_rates(job: Job) -> None:
+def _check_spikes(train: Train) -> None:
+    if train.on_spike == "ignore":
+        defaults = {field.name: field.default for field in msgspec.structs.fields(Train)}
+        for key in ("spike_factor", "spike_window", "spike_grad_norm"):
+            if getattr(train, key) != defaults[key]:
+                problem = 'nobody looks for spikes: train.on_spike = "ignore"'
+                raise JobError(f"train.{key}", problem, 'set train.on_spike = "skip" or "stop"')
+    elif not (train.spike_factor or train.spike_grad_norm):
+        problem = "with spike_factor = 0 and no spike_grad_norm no step is a spike"
+        raise JobError("train.on_spike", problem, "set one of the two")
+    elif 0 < train.spike_factor <= 1:
+        problem = f"{train.spike_factor} times the median would make every other step a spike"
+        raise JobError("train.spike_factor", problem, "usual values are 1.5 to 10")
+
+
+def _check_rates(job: Job) -> None:
     """What makes no sense of the learning rate's schedule. Raises JobError."""
     optimizer, steps = job.optimizer, job.train.steps
     if optimizer.warmup_steps and optimizer.warmup_tokens:
@@ -699,7 +756,7 @@ def _schedule_of(raw: dict[str, Any]) -> dict[str, Any]:
 def _by_first_names(raw: dict[str, Any]) -> dict[str, Any]:
     """``raw`` as it is stored and sent. Raises JobError where a key is there by both of its names."""
     schedule = dict(_schedule_of(raw))
-    for old, new in _RENAMED.items():
+    for old, new in FIRST_NAMES.items():
         if old in schedule and new in schedule:
             raise JobError(
                 f"schedule.{old}", f"schedule.{new} is the same key and is set, too", f"leave {old} out"
@@ -712,7 +769,7 @@ def _by_first_names(raw: dict[str, Any]) -> dict[str, Any]:
 def _path_of(stored: str) -> str:
     """A key that is wrong, as a job.toml calls it."""
     table, _, key = stored.partition(".")
-    return f"{table}.{_RENAMED.get(key, key)}" if table == "schedule" and key else stored
+    return f"{table}.{FIRST_NAMES.get(key, key)}" if table == "schedule" and key else stored
 
 
 def _reject_unknown(raw: dict[str, Any], table: type[msgspec.Struct], path: str) -> None:

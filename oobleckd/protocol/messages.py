@@ -39,6 +39,7 @@ from oobleckd.protocol.parts import (
     Peer,
     PreparePhase,
     RefusalCause,
+    SkipCause,
     Spare,
     Vote,
     repr_without_secrets,
@@ -244,7 +245,8 @@ class StepDone(Message, frozen=True):
     updated before it had all votes; ``taken_back``: in vain. ``checkpoint``: a checkpoint of the state after
     it is begun; ``skipped``: one was due and is not begun, as the last one is still being written.
     ``fingerprints``: what was voted on, of the step that the ``Deploy`` names as ``recheck``.
-    ``evaluated``: of a round that evaluates, what it found; the rest of a step is 0 there.
+    ``evaluated``: of a round that evaluates, what it found; the rest of a step is 0 there. ``cause``: why it
+    was skipped.
     """
 
     device: str
@@ -267,6 +269,7 @@ class StepDone(Message, frozen=True):
     skipped: bool = False
     fingerprints: Fingerprints | None = None
     evaluated: tuple[EvalSum, ...] = ()
+    cause: SkipCause = ""
 
 
 class CheckpointPart(Message, frozen=True):

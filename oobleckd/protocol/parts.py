@@ -17,12 +17,18 @@ DATAGRAM_SESSION_BYTES, DATAGRAM_KEY_BYTES = 8, 32
 
 Outcome = Literal["applied", "skipped", "repeated", "evaluated"]
 """Of a round: ``evaluated`` it was no try at a step."""
+SkipCause = Literal["", "not-finite", "loss-spike", "grad-norm"]
+"""Why a step made no update, for programs. "": it made one. Its loss or a gradient was not finite
+(``not-finite``), its loss far above those before it (``loss-spike``), its gradient norm beyond
+``train.spike_grad_norm`` (``grad-norm``).
+"""
+SPIKES: tuple[SkipCause, ...] = ("loss-spike", "grad-norm")
 JobCause = Literal[
     "",
     "job-ahead", "no-nodes", "nodes-not-ready", "too-few-nodes", "too-few-for-f", "no-plan",
     "last-copy", "checkpoint-unwritten",
     "not-finite", "data-changed", "data-unreadable", "out-of-memory", "checkpoint-damaged", "same-error",
-    "device-refused", "data-unprepared",
+    "device-refused", "data-unprepared", "spikes",
 ]  # fmt: skip
 """Why a job waits, or has failed, for programs. "": for no reason, or one that only the sentence says.
 
@@ -30,10 +36,10 @@ It waits for another job to end (``job-ahead``), for any node (``no-nodes``), fo
 ready (``nodes-not-ready``), for as many as hold the model (``too-few-nodes``), or its f + 1 copies
 (``too-few-for-f``); for nodes that its policy has a plan for (``no-plan``; it failed, where no number of them
 would do); for whoever holds the last copy of a layer (``last-copy``), or for its last checkpoint to be
-written (``checkpoint-unwritten``). It failed: its loss or gradients were not finite, its data is not what it
-was, nobody can read its data, or prepare it (``data-unprepared``), a device's memory is too small for it, its
-only checkpoint is damaged, devices met the same error twice (``same-error``), a device could not do what it
-was told (``device-refused``).
+written (``checkpoint-unwritten``). It failed: its loss or gradients were not finite, too many steps in a
+row were skipped for a spike (``spikes``), its data is not what it was, nobody can read its data, or prepare
+it (``data-unprepared``), a device's memory is too small for it, its only checkpoint is damaged, devices met
+the same error twice (``same-error``), a device could not do what it was told (``device-refused``).
 """
 PreparePhase = Literal["look", "read", "tokenize", "pack", "join"]
 """What is done to prepare a job's data: a look at its files, reading them all for their digests, tokenizing,
@@ -197,6 +203,9 @@ class Counters(msgspec.Struct, frozen=True):
     """Where training stands: the next round and step, how many updates were applied so far, how many of the
     last steps, without one between them that was applied, were skipped, and how many rounds have evaluated
     since the last step.
+
+    ``spiked``: of all steps so far those that were skipped for a spike, ``spiked_in_row``: of those in the
+    row. ``recent``: where the job looks for spikes, the finite losses of the last steps, oldest first.
     """
 
     # An overflow repeats a step, so a step's number does not name a try at it: rounds are what is numbered
@@ -206,28 +215,41 @@ class Counters(msgspec.Struct, frozen=True):
     applied: int = 0
     skipped_in_row: int = 0
     evaluated: int = 0
+    spiked: int = 0
+    spiked_in_row: int = 0
+    recent: tuple[float, ...] = ()
 
     @property
     def skipped(self) -> int:
         """Steps that count, and made no update."""
         return self.step - self.applied
 
-    def after(self, outcome: Outcome) -> Counters:
-        """The counters after a round with ``outcome``. One that is repeated, or evaluates, is no step, and
-        ends no row of skipped ones.
+    def after(self, outcome: Outcome, *, spiked: bool = False) -> Counters:
+        """The counters after a round with ``outcome``, skipped for a spike if ``spiked``. One that is
+        repeated, or evaluates, is no step, and ends no row of skipped ones. ``recent`` is
+        ``spikes.counters_after``'s.
         """
         if outcome == "evaluated":
             return msgspec.structs.replace(self, round=self.round + 1, evaluated=self.evaluated + 1)
         if outcome == "repeated":
             return msgspec.structs.replace(self, round=self.round + 1)
         skipped = self.skipped_in_row + 1 if outcome == "skipped" else 0
-        return Counters(self.round + 1, self.step + 1, self.applied + (outcome == "applied"), skipped)
+        return Counters(
+            self.round + 1,
+            self.step + 1,
+            self.applied + (outcome == "applied"),
+            skipped,
+            spiked=self.spiked + spiked,
+            spiked_in_row=self.spiked_in_row + spiked if skipped else 0,
+            recent=self.recent,
+        )
 
     def further(self, num_steps: int) -> Counters:
         """As many steps further, all applied, in the same round."""
         if not num_steps:
             return self
-        return Counters(self.round, self.step + num_steps, self.applied + num_steps)
+        step, applied = self.step + num_steps, self.applied + num_steps
+        return Counters(self.round, step, applied, spiked=self.spiked, recent=self.recent)
 
 
 class EvalSum(msgspec.Struct, frozen=True):

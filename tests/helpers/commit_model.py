@@ -60,7 +60,7 @@ Sent = tuple[tuple[str, Message], ...]
 """(target, message), in the order in which they leave."""
 VOTE = Vote({}, {})
 """Votes are pure functions of the round: the model only needs to know that there is one."""
-_CONSTANT = frozenset({"device", "rules", "goes_through", "layout", "order"})
+_CONSTANT = frozenset({"device", "rules", "goes_through", "judge", "layout", "order"})
 GONE = -1
 """In place of the state of a dead device."""
 

@@ -48,12 +48,13 @@ class Manner:
         memory = 470 if self.update == "staggered" else 350
         return {**found, "memory": memory + 230 * (self.sum_copies > 0)}
 
-    def tables(self, num_devices: int = 1) -> dict[str, dict[str, Any]]:
+    def tables(self, num_devices: int = 1, *, saving: bool = False) -> dict[str, dict[str, Any]]:
         """Of job.toml, on nodes of so many devices. Without clipping a staggered update is made in every
-        step; it needs a third more of state, and so does the copy that a checkpoint is written from, without
-        which a policy that rolls back would begin anew each time; copies of sums need two thirds.
+        step; it needs a third more of state, and so does the copy that a checkpoint is written from
+        (``saving``), without which a policy that rolls back would begin anew each time; copies of sums need
+        two thirds.
         """
-        hasty, saving = self.update == "staggered", self.policy in ROLLING_BACK
+        hasty, saving = self.update == "staggered", saving or self.policy in ROLLING_BACK
         redundant = self.policy in WITH_REDUNDANT_LAYERS
         memory: dict[str, Any] = {
             "device_memory": f"{10 + 3 * hasty + 4 * saving + 6 * (self.sum_copies > 0)}MiB"

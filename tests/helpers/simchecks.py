@@ -246,7 +246,7 @@ class Checks:
 
     def _evaluated(self, spec: Job, step: int, numbers: range) -> tuple[EvalSum, ...]:
         world, evaluation = self.world, SimEvaluation(spec)
-        weights = (step - sum(nan < step for nan in world.nans), trail_of(step, world))
+        weights = (step - sum(skipped < step for skipped in world.passed_over), trail_of(step, world))
         found = []
         for name in spec.eval_sources:
             of = {
@@ -301,7 +301,7 @@ class Checks:
         for step in steps:
             losses = [loss_of(step.step, mb) for mb in range(world.num_micro_batches)]
             assert step.loss == sums.added(losses) / len(losses)
-        wanted = (job.spec.train.steps - len(world.nans), trail_of(job.spec.train.steps, world))
+        wanted = (job.spec.train.steps - len(world.passed_over), trail_of(job.spec.train.steps, world))
         assert {state[::2] for state in world.complete[job.checkpoint].values()} == {wanted}
 
     def _steps(self, job: JobRecord) -> list[Step]:

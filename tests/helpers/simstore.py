@@ -47,7 +47,7 @@ def trail_of(steps: int, world: World) -> int:
     """The trail of a run of ``steps`` without failures."""
     state = FRESH
     for step in range(steps):
-        if step not in world.nans:
+        if step not in world.passed_over:
             norm = math.sqrt(sums.added(world.norm(bucket, step) for bucket in range(len(world.buckets))))
             state = updated(state, step, clip_scale(norm, world.clip_norm))
     return state[2]

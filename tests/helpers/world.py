@@ -60,6 +60,7 @@ class World:
         num_devices: int = 1,
         overflows: tuple[int, ...] = (),
         nans: tuple[int, ...] = (),
+        spikes: tuple[int, ...] = (),
         clips: tuple[int, ...] = (),
         codec: bool = False,
         zones: dict[str, str] | None = None,
@@ -74,6 +75,7 @@ class World:
         self.profile = profile(num_layers)
         self.buckets = self.profile.buckets
         self.layer_s, self.overflows, self.nans, self.clips = 0.002, overflows, nans, clips
+        self.passed_over = (*nans, *spikes)  # steps that make no update
         self.clip_norm = 0.0
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.order = itertools.count()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from oobleckd.ctl.jobs import read_job
+from oobleckd.ctl.jobfiles import read_job
 from oobleckd.ctl.preparedjob import with_prepared
 from oobleckd.worker.tools.samples import samples
 from tests.helpers.cluster import Cluster

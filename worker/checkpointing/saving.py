@@ -48,11 +48,11 @@ class Saving:
         self.folder = self.journal = ""
         self.only_evaluates = False
 
-    def decide(self, vote: Vote, was: Counters) -> Due:
+    def decide(self, vote: Vote, was: Counters, following: Counters) -> Due:
         """Whether a checkpoint begins at the boundary that ``vote`` leads to, in the round that ``was``
-        begin.
+        begin; ``following`` begin the next one.
         """
-        self.due = due_after(self.job, vote, was, at_end=not self.only_evaluates)
+        self.due = due_after(self.job, vote, was, following, at_end=not self.only_evaluates)
         return self.due
 
     def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:

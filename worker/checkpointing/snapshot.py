@@ -20,7 +20,7 @@ from oobleckd.host.folder import FolderMark
 from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart
-from oobleckd.protocol.parts import Counters, Vote, outcome_of
+from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Bucket
 from oobleckd.worker.state import bucket_files
@@ -63,20 +63,19 @@ class Due:
     skipped: bool = False
 
 
-def due_after(job: Job, vote: Vote, was: Counters, *, at_end: bool = True) -> Due:
-    """What the round that ``was`` begin leads to, committed with ``vote``; ``at_end``: one of the state after
-    the last step, in any case. The same on every device: whoever still writes the last one has said so in its
-    vote.
+def due_after(job: Job, vote: Vote, was: Counters, following: Counters, *, at_end: bool = True) -> Due:
+    """What the round that ``was`` begin leads to, committed with ``vote``; ``following`` begin the next one.
+    ``at_end``: one of the state after the last step, in any case. The same on every device: whoever still
+    writes the last one has said so in its vote.
 
     After a skipped step the weights are still those before it, so one by the clock waits for the next update.
     None is begun where too many in a row were skipped: the one before them stays the last. The last of all
     waits for the evaluation behind the last step, and none by the clock comes before it.
     """
     rounds = job.eval_rounds
-    following = was.after(outcome_of(vote, evaluates=rounds.evaluates(was)))
     # The weights are most likely those that diverged, and the newest checkpoint is what --resume takes.
     # (D-training-003)
-    if job.stopped_by(following.skipped_in_row):
+    if job.stopped_by(following):
         return Due()
     fixed = following.applied > was.applied and _by_the_clock(job, following.step, waited=was.skipped_in_row)
     # A flag in the votes: if each device skipped by itself, two checkpoints on a slow disk could both stay

@@ -22,7 +22,7 @@ from oobleckd.planner.plan import Layout
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.learningrate import lr_at
 from oobleckd.protocol.messages import Decide, FromWorker, Held
-from oobleckd.protocol.parts import Counters, Vote
+from oobleckd.protocol.parts import SPIKES, Counters, Vote
 from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
 from oobleckd.worker.checkpointing.writer import InlineWriter, Writer
 from oobleckd.worker.data.corpus import Corpus
@@ -39,6 +39,7 @@ from oobleckd.worker.round.round import ComputeContext, RoundClock
 from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round.update import apply_update, global_norm
+from oobleckd.worker.round.verdict import judge
 from oobleckd.worker.round.weights import weights_of
 from oobleckd.worker.round_machine.commands import (
     BeginRound,
@@ -111,8 +112,10 @@ class Executor:
         self.misread = False  # what it reads has changed: nothing more is to come of it
         self.check = Check(device, job_id, job, store, self.activity)
         uses = [bucket.uses for bucket in store.spec.buckets]
-        self.machine = RoundMachine(device, Rules.of(job), uses, partial(goes_through, job))
         self.weights_of = weights_of(job, corpus)
+        self.machine = RoundMachine(
+            device, Rules.of(job), uses, partial(goes_through, job), partial(judge, job, self.weights_of)
+        )
         self.reducer = self._reducer(released)
         self.copies = Copies(self.machine.copies, messenger, self.reducer)
         self.checkpoint_due = False
@@ -354,7 +357,7 @@ class Executor:
             self.faults.reach("validate", was.round)
         if command.taken_back:
             self._roll_back()
-        self.checkpoint_due = self.saving.decide(command.vote, was).begins
+        self.checkpoint_due = self.saving.decide(command.vote, was, self.counters).begins
         if command.outcome == "evaluated":
             self.faults.reach("commit", was.round)
             self._tell_evaluated(command)
@@ -376,7 +379,9 @@ class Executor:
         was, vote = command.was, command.vote
         self.faults.reach("commit", was.round)
         norm = lr = 0.0
-        if command.outcome == "applied":
+        if command.cause in SPIKES:
+            norm = global_norm(vote)
+        elif command.outcome == "applied":
             norm, lr = global_norm(vote), lr_at(was.step, self.job)
             if not command.early:
                 self._apply(was, clip_scale(norm, self.job.optimizer.clip_norm))
@@ -387,7 +392,7 @@ class Executor:
             step_done(
                 self.device, self.job_id, command.epoch, was, vote, command.outcome, (norm, lr),
                 self.corpus, self.weights_of(was.step), self.now.clock, self.context.timer, self.saving.due,
-                taken_back=self.now.clock.early and not command.early,
+                taken_back=self.now.clock.early and not command.early, cause=command.cause,
                 fingerprints=self.check.told(was.step, vote),
             )
         )  # fmt: skip

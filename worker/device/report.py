@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import StepDone
-from oobleckd.protocol.parts import Counters, EvalSum, Outcome, Vote
+from oobleckd.protocol.parts import Counters, EvalSum, Outcome, SkipCause, Vote
 from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import Due, ledger_digest
 from oobleckd.worker.data.corpus import Corpus
@@ -34,6 +34,7 @@ def step_done(
     due: Due,
     *,
     taken_back: bool,
+    cause: SkipCause = "",
     fingerprints: Fingerprints | None = None,
 ) -> StepDone:
     """Of the round that ``counters`` begin, committed with ``vote``. ``rates``: gradient norm and learning
@@ -60,6 +61,7 @@ def step_done(
         checkpoint=due.begins,
         skipped=due.skipped,
         fingerprints=fingerprints,
+        cause=cause,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.messages import FromWorker
-from oobleckd.protocol.parts import Counters, Outcome, Vote
+from oobleckd.protocol.parts import Counters, Outcome, SkipCause, Vote
 from oobleckd.worker.round_machine.copies import SumCopy
 from oobleckd.worker.round_machine.tasks import Board, Kind, Task
 
@@ -73,7 +73,8 @@ class RollBack:
 @dataclass(frozen=True, slots=True)
 class CommitRound:
     """The round of ``was`` is committed under ``epoch`` with ``vote``: update, unless that was done
-    ``early``. ``taken_back``: it was, in vain. ``hold``: the device stops at the boundary.
+    ``early``. ``taken_back``: it was, in vain. ``hold``: the device stops at the boundary. ``cause``: why it
+    is skipped.
     """
 
     was: Counters
@@ -83,6 +84,7 @@ class CommitRound:
     early: bool
     taken_back: bool
     hold: bool
+    cause: SkipCause = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ import msgspec
 
 from oobleckd.planner.plan import Detours, Layers, Layout, Route
 from oobleckd.protocol.evalrounds import EvalRounds
-from oobleckd.protocol.job import Job
+from oobleckd.protocol.job import Job, stops
 from oobleckd.protocol.messages import Decide, Progress
-from oobleckd.protocol.parts import Counters, Flags, Vote, outcome_of
+from oobleckd.protocol.parts import Counters, Flags, Outcome, SkipCause, Vote, outcome_of
 from oobleckd.worker.round_machine.commands import (
     BeginRound,
     CastVote,
@@ -57,9 +57,10 @@ Commands = tuple[Command, ...]
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What of a job the machine goes by. ``evaluation``: its steps, and which rounds evaluate.
-    ``max_skipped``: steps skipped in a row after which no round follows (0: any number may be). ``apart``:
-    the backward is decoupled. ``staggered``: a device may update before all votes are in. ``redundant``:
-    forward passes are run ahead for others. ``copies``: of the sums, in a round.
+    ``max_skipped``: steps skipped in a row as not finite after which no round follows (0: any number may be),
+    ``max_spiked``: the same of those skipped for a spike. ``apart``: the backward is decoupled.
+    ``staggered``: a device may update before all votes are in. ``redundant``: forward passes are run ahead
+    for others. ``copies``: of the sums, in a round.
     """
 
     evaluation: EvalRounds
@@ -68,6 +69,7 @@ class Rules:
     staggered: bool = False
     redundant: bool = False
     copies: int = 0
+    max_spiked: int = 0
 
     @classmethod
     def of(cls, job: Job) -> Rules:
@@ -79,12 +81,25 @@ class Rules:
             staggered=job.schedule.update == "staggered",
             redundant=bool(job.schedule.redundant_bytes),
             copies=job.schedule.sum_copies,
+            max_spiked=job.max_spiked,
         )
+
+
+Judge = Callable[[Counters, Vote, Outcome], tuple[SkipCause, Counters]]
+"""Why the round that these counters begin is skipped ("": it is not), where the votes alone come to that
+outcome, and the counters behind it. The same on every device, or they part.
+"""
+
+
+def judged_by_votes(was: Counters, _vote: Vote, outcome: Outcome) -> tuple[SkipCause, Counters]:
+    """Where nobody looks for spikes."""
+    return "not-finite" if outcome == "skipped" else "", was.after(outcome)
 
 
 class RoundMachine:
     """The machine of ``device``. ``uses``: of each bucket of the model, the layers that use it.
-    ``goes_through``: whether a round with this union of votes is applied with its gradients as they are.
+    ``goes_through``: whether a round with this union of votes, which is applied, is so with its gradients as
+    they are. ``judge``: whether it is, and what follows.
 
     ``phase``: see ``phases``. ``counters``: the round that is next, or under way. ``dead``: of the layout,
     cumulative. ``flags`` travel with the next vote; with ``hold_next`` the device stops when the round is
@@ -98,8 +113,9 @@ class RoundMachine:
         rules: Rules,
         uses: Sequence[tuple[int, ...]],
         goes_through: Callable[[Vote], bool],
+        judge: Judge = judged_by_votes,
     ) -> None:
-        self.device, self.rules, self.goes_through = device, rules, goes_through
+        self.device, self.rules, self.goes_through, self.judge = device, rules, goes_through, judge
         self.phase: Phase = "held"
         self.layout = Layout(0, 0, {}, ())
         self.dead: frozenset[str] = frozenset()
@@ -147,8 +163,7 @@ class RoundMachine:
         """Whether no round follows: the last one is committed, or too many steps in a row were skipped."""
         # Too many steps in a row were skipped: each device counts for itself, as the daemon may be away and
         # is not in the path of a step. The count travels with the counters. (D-training-001)
-        limit = self.rules.max_skipped
-        return self.finished or 0 < limit <= self.counters.skipped_in_row
+        return self.finished or stops(self.counters, self.rules.max_skipped, self.rules.max_spiked)
 
     @property
     def live(self) -> frozenset[str]:
@@ -292,9 +307,9 @@ class RoundMachine:
         # some that may be taken back would save a moment every few hundred steps. (D-recovery-028)
         steps = not self.now.board.evaluates and not rounds.evaluates(following)
         last = following.step >= rounds.steps
-        stops = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
+        halts = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
         clean = steps and not (own.nan or own.overflow) and self.now.board.idle
-        return self.rules.staggered and clean and not stops and self.predictor.expects_a_commit
+        return self.rules.staggered and clean and not halts and self.predictor.expects_a_commit
 
     def _commit(self, vote: Vote, donors: Mapping[int, str], *, then_holds: bool) -> Commands:
         """The round's one commit point has passed: roll forward. ``donors``: of buckets in the next round.
@@ -303,6 +318,8 @@ class RoundMachine:
         assert self.exchange.complete, f"{self.device}: {self.counters} commits before all is reduced here"
         was, evaluated = self.counters, self.now.board.evaluates
         outcome = outcome_of(vote, evaluates=evaluated)
+        cause, self.counters = self.judge(was, vote, outcome)
+        outcome = "skipped" if cause else outcome
         self.late = not evaluated and not (outcome == "applied" and self.goes_through(vote))
         if not evaluated:
             self.predictor.saw(not self.late)
@@ -310,10 +327,9 @@ class RoundMachine:
         # What was taken for the round that was begun early is kept: who has committed already will not send
         # it again. (D-schedules-006)
         taken_back = ahead is not None and self.late
-        self.counters = was.after(outcome)
         hold = self.hold_next or vote.flags.hold or self.over
         early = ahead is not None and not taken_back
-        committed = CommitRound(was, self.commit.epoch, vote, outcome, early, taken_back, hold)
+        committed = CommitRound(was, self.commit.epoch, vote, outcome, early, taken_back, hold, cause)
         self.commit.advance(vote)
         done, later = vote.flags, self.flags  # a flag that came after the vote was cast waits for the next
         self.flags = Flags(

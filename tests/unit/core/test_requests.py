@@ -7,6 +7,7 @@ from oobleckd.protocol.changes import Audited
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Train
 from oobleckd.protocol.messages import Inject
+from oobleckd.protocol.parts import Counters
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -44,7 +45,7 @@ def test_resume_needs_a_checkpoint_that_can_be_read(world):
     assert "no job named job" in denied(world, Submit(make_job(), resume="latest"), "invalid").problem
     assert "manifest.json" in denied(world, Submit(make_job(), resume="some/where"), "invalid").problem
     world.complete["some/where"] = dict.fromkeys(range(len(world.buckets)), (6, 0, 0))
-    world.ask(Submit(make_job(steps=9, f=0, memory=350), resume="some/where", counters=(7, 6)))
+    world.ask(Submit(make_job(steps=9, f=0, memory=350), resume="some/where", counters=Counters(9, 7, 6)))
     world.nans = (6,)  # one of the seven steps of that history was skipped
     world.until_state("done")
     assert [step.step for step in world.job().steps] == [7, 8]
@@ -53,7 +54,7 @@ def test_resume_needs_a_checkpoint_that_can_be_read(world):
 def test_a_job_that_is_resumed_at_its_end_has_nothing_to_write(world):
     world.complete["some/where"] = dict.fromkeys(range(len(world.buckets)), (6, 0, 0))
     world.nans = (6,)
-    world.ask(Submit(make_job(steps=7, f=0, memory=350), resume="some/where", counters=(7, 6)))
+    world.ask(Submit(make_job(steps=7, f=0, memory=350), resume="some/where", counters=Counters(9, 7, 6)))
     world.until_state("done")
     assert (world.job().steps, world.job().checkpoint) == ([], "")
 
@@ -140,11 +141,11 @@ def test_slow_is_by_how_much(world):
 def test_a_job_that_is_resumed_from_a_folder_is_to_read_what_that_was_made_from(world):
     """The HTTP layer has read its manifest. Where another job of this journal wrote it the journal knows."""
     made_from = (Input("data", "/t", 1, 8, "b", "8-aa"),)
-    world.ask(Submit(make_job(), "/a/step-00000004", "tester", (4, 4), inputs=made_from))
+    world.ask(Submit(make_job(), "/a/step-00000004", "tester", Counters(4, 4, 4), inputs=made_from))
     job = world.job()
     assert (job.inputs, job.counters.step) == (made_from, 4)
     world.ask(Control("job-1", "cancel"))
-    world.ask(Submit(make_job(), "/a/step-00000004", "tester", (4, 4)))
+    world.ask(Submit(make_job(), "/a/step-00000004", "tester", Counters(4, 4, 4)))
     assert world.job("job-2").inputs == ()
     submitted = [said for said in world.told(Audited) if said.act == "submit"]
     assert [said.as_named for said in submitted if said.resumed] == [False, True]

@@ -44,7 +44,7 @@ def test_all_that_there_is(ctl: Ctl, tmp_path: Path) -> None:
     ctl.api.jobs, ctl.api.nodes = [job_view()], [node_view("node-1")]
     ctl.api.changes = [Change(number, 100.0, "node", "info", "x", ()) for number in (1, 2)]
     ctl.api.watched["debug"] = DEBUG
-    result = ctl("debug", "dump", "-o", "here.tar.gz")
+    result = ctl("debug", "dump", "--to", "here.tar.gz")
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "here.tar.gz\n"
     file = tmp_path / "here.tar.gz"
@@ -59,7 +59,7 @@ def test_all_that_there_is(ctl: Ctl, tmp_path: Path) -> None:
 
 
 def test_of_a_dead_daemon_there_is_the_rest(tmp_path: Path, ctl: Ctl) -> None:
-    result = ctl("--socket", str(tmp_path / "nobody"), "debug", "dump", "-o", "here.tar.gz")
+    result = ctl("--socket", str(tmp_path / "nobody"), "debug", "dump", "--to", "here.tar.gz")
     assert result.exit_code == 0, result.stderr
     assert "without status.json: no daemon" in result.stderr
     found = contents(tmp_path / "here.tar.gz")
@@ -83,12 +83,12 @@ def test_no_key_is_in_it(tmp_path: Path, ctl: Ctl) -> None:
     from oobleckd.daemon.keys import make_server_keys
 
     pair = make_server_keys(tmp_path / "cluster" / "keys")
-    ctl("debug", "dump", "-o", "here.tar.gz")
+    ctl("debug", "dump", "--to", "here.tar.gz")
     everything = b"".join(contents(tmp_path / "here.tar.gz").values())
     assert pair.secret not in everything
 
 
 def test_a_file_that_cannot_be_written(ctl: Ctl) -> None:
-    result = ctl("debug", "dump", "-o", "/nowhere/x.tar.gz")
+    result = ctl("debug", "dump", "--to", "/nowhere/x.tar.gz")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: /nowhere/x.tar.gz: No such file or directory")

@@ -355,3 +355,56 @@ def test_usage(ctl: Ctl) -> None:
     for how in ("slow=x", "slow=0.5", "slow=nan", "sigkill=3", "slw"):
         assert ctl("kill-node", "node-1", "--how", how).exit_code == 2, how
     assert ctl("get", "cheese").stderr.startswith("error: ")
+
+
+# --------------------------------------------------------------------------- what is submitted
+
+
+def test_set_changes_what_the_file_says(ctl: Ctl, job_file: Callable[..., Path]) -> None:
+    ctl.api.jobs = [job_view(state="deploying")]
+    words = ("train.steps=10", "fault_tolerance.policy=bamboo", "optimizer.betas=[0.9, 0.95]", "train.seed=1",
+             "train.seed=2", 'name="other"')  # fmt: skip
+    assert ctl("submit", str(job_file()), *(f"--set={word}" for word in words)).exit_code == 0
+    job = ctl.api.asked[0][1]["job"]
+    assert (job["train"]["steps"], job["train"]["seed"], job["name"]) == (10, 2, "other")
+    assert (job["fault_tolerance"]["policy"], job["optimizer"]["betas"]) == ("bamboo", [0.9, 0.95])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("train.steps=x", "--set train.steps=x: train.steps: "),
+        ("train.stps=3", "--set train.stps=3: train.stps: unknown key\nhint: did you mean 'steps'?"),
+        ("train.steps=0", "--set train.steps=0: train.steps: "),
+        ("train.micro_batch=3", "--set train.micro_batch=3: train.micro_batch: 3 does not divide"),
+        ("name.first=3", "--set name.first=3: name.first: name is no table"),
+        ("train.steps", "--set train.steps: is no KEY=VALUE"),
+        ("=3", "--set =3: is no KEY=VALUE"),
+        ("data.source[0].path=x", "is no KEY=VALUE"),
+    ],
+)
+def test_what_set_says_wrong_is_named_by_its_flag(
+    ctl: Ctl, job_file: Callable[..., Path], change: str, said: str
+) -> None:
+    result = ctl("submit", str(job_file()), "--set", change)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not ctl.api.asked
+
+
+@pytest.mark.parametrize(("more", "code", "said"), [("", 0, ""), ("[trai]\n", 2, "error: -: trai: unknown")])
+def test_a_job_comes_by_stdin(
+    ctl: Ctl, job_file: Callable[..., Path], more: str, code: int, said: str
+) -> None:
+    ctl.api.jobs = [job_view(state="deploying")]
+    words = ["--socket", str(ctl.socket), "submit", "-", "--set", "name=piped", "--no-wait"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "oobleckd.ctl.main", *words],
+        input=job_file(more).read_text(encoding="utf-8"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert [body["job"]["name"] for _, body in ctl.api.asked] == (["piped"] if not more else [])

@@ -130,11 +130,15 @@ def test_a_loss_that_stops_the_job_is_said_so(ctl: Ctl) -> None:
 def test_an_incident_as_a_file(ctl: Ctl, tmp_path: Path) -> None:
     watched(ctl.api)
     file = tmp_path / "inc-1.json"
-    said = ctl("export-incident", "inc-1", "-o", str(file))
+    old = ctl("export-incident", "inc-1", "-o", str(file))
+    assert (old.exit_code, old.stdout) == (0, f"{file}\n")
+    assert "-o FILE is --to FILE now" in old.stderr
+    assert ctl.json("export-incident", "inc-1", "--to", str(file))["kind"] == "IncidentExport"
+    said = ctl("export-incident", "inc-1", "--to", str(file))
     assert (said.exit_code, said.stdout) == (0, f"{file}\n")
     assert "1 change" in said.stderr
     assert msgspec.json.decode(file.read_bytes(), type=Bundle) == BUNDLE
-    assert ctl("export-incident", "inc-1", "-o", "/nowhere/x").exit_code == 1
+    assert ctl("export-incident", "inc-1", "--to", "/nowhere/x").exit_code == 1
     assert ctl("export-incident", "inc-1").exit_code == 2
 
 
@@ -162,4 +166,4 @@ def test_steps(ctl: Ctl) -> None:
     assert shown("job-1", "--since", "9") == list(range(9, 31))
     assert shown("--since", "29", "--last", "9") == [29, 30]
     assert ctl("get", "jobs", "--last", "3").exit_code == 2
-    assert ctl("get", "nodes", "job-1").exit_code == 2
+    assert ctl("get", "nodes", "job-1").exit_code == 3

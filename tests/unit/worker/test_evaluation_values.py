@@ -19,7 +19,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobeval import EvalSource
 from oobleckd.protocol.jobparts import jobs_of_evaluation
 from oobleckd.protocol.parts import Counters, EvalSum, Vote
-from oobleckd.worker.checkpointing.snapshot import Due, due_after
+from oobleckd.worker.checkpointing.snapshot import Due
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.evaluation import EvalCorpus
 from oobleckd.worker.data.masking import NOT_ASKED
@@ -27,6 +27,7 @@ from oobleckd.worker.device.report import eval_sums
 from oobleckd.worker.models import Batch, load_spec
 from oobleckd.worker.tools.reference import ReferenceRecorder, run
 from tests.helpers.documents import VOCAB, job_on_documents
+from tests.helpers.due import due_of
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import job as tiny
 from tests.helpers.evaluations import means, on_texts, sums_told, with_eval
@@ -110,13 +111,13 @@ def test_an_evaluation_has_no_step_written_twice(tmp_path: Path, every: int) -> 
     job = msgspec.structs.replace(job, checkpoint=msgspec.structs.replace(job.checkpoint, every=every))
     rounds, counters, begun = job.eval_rounds, Counters(), []
     while not rounds.finished(counters):
-        due = due_after(job, NO_VOTE, counters)
+        due = due_of(job, NO_VOTE, counters)
         assert not due.skipped
         counters = counters.after("evaluated" if rounds.evaluates(counters) else "applied")
         if due.begins:
             begun.append((counters.step, counters.evaluated))
     assert begun == [*([(step, 0) for step in range(1, 5)] if every == 1 else []), (5, 2)]
-    assert due_after(job, NO_VOTE, Counters(10, 4, 4)) == Due()
+    assert due_of(job, NO_VOTE, Counters(10, 4, 4)) == Due()
 
 
 def test_a_layer_is_back_in_training_whatever_comes(tmp_path: Path) -> None:

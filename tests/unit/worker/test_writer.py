@@ -19,13 +19,14 @@ from oobleckd.planner.plan import Layout, Range, Segment, holdings_of
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.parts import Counters, Flags, Vote, outcome_of
-from oobleckd.worker.checkpointing.snapshot import Due, Share, due_after, take_share
+from oobleckd.worker.checkpointing.snapshot import Due, Share, take_share
 from oobleckd.worker.checkpointing.writer import BackgroundWriter, InlineWriter
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.bucket_files import CannotWrite
 from oobleckd.worker.state.store import Store
+from tests.helpers.due import due_of
 from tests.helpers.models import CPU, small_config, small_job
 
 JOB = small_job("llama", small_config("llama"), checkpoint={"every": 2})
@@ -303,27 +304,27 @@ def vote(**flags: bool) -> Vote:
     ],
 )
 def test_what_is_due(given: Vote, step: int, wanted: Due) -> None:
-    assert due_after(JOB, given, Counters(step - 1, step - 1, step - 1)) == wanted
+    assert due_of(JOB, given, Counters(step - 1, step - 1, step - 1)) == wanted
 
 
 def test_what_only_evaluates_writes_no_last_one() -> None:
     was = Counters(2, 2, 2)
-    assert due_after(JOB, vote(), was, at_end=False) == Due()
-    assert due_after(JOB, vote(checkpoint=True), was, at_end=False) == Due(begins=True)
+    assert due_of(JOB, vote(), was, at_end=False) == Due()
+    assert due_of(JOB, vote(checkpoint=True), was, at_end=False) == Due(begins=True)
 
 
 def test_a_step_that_is_repeated_is_not_written_again() -> None:
     was = Counters(1, 2, 2)
-    assert due_after(JOB, Vote({}, {}, overflow=True), was) == Due()
-    assert due_after(JOB, Vote({}, {}, overflow=True, flags=Flags(checkpoint=True)), was) == Due(begins=True)
+    assert due_of(JOB, Vote({}, {}, overflow=True), was) == Due()
+    assert due_of(JOB, Vote({}, {}, overflow=True, flags=Flags(checkpoint=True)), was) == Due(begins=True)
 
 
 def due_steps(job: Job, skipped: Collection[int]) -> list[int]:
     """After how many steps a checkpoint begins, where these steps, numbered from 0, are skipped."""
     counters, found = Counters(), []
-    while counters.step < job.train.steps and not job.stopped_by(counters.skipped_in_row):
+    while counters.step < job.train.steps and not job.stopped_by(counters):
         given = Vote({}, {}, nan=counters.step in skipped)
-        due, counters = due_after(job, given, counters), counters.after(outcome_of(given))
+        due, counters = due_of(job, given, counters), counters.after(outcome_of(given))
         found += [counters.step] if due.begins else []
     return found
 

@@ -1,0 +1,124 @@
+"""``submit --resume JOB[@STEP]``: a job goes on from a checkpoint of another one, or of its own.
+
+Owns which checkpoint that is, what a person is told of the difference, and what is refused: another model,
+and other samples where nobody said so. A folder, or the newest of the same name, is ``submit``'s own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from oobleckd.client import Client
+from oobleckd.ctl.output import USAGE, fail, note
+from oobleckd.protocol.api import JobView
+from oobleckd.protocol.branching import Changed, changes, keeps_alike, same_rates
+from oobleckd.protocol.job import Job
+from oobleckd.unixhttp import ApiProblem
+from oobleckd.words import being, count
+
+LATEST = "latest"
+_NOT_FOUND = 404
+_named = re.compile(r"(?P<job>[a-z0-9][a-z0-9._-]*)(@(?P<step>[0-9]{1,18}))?")
+_ORDER_HINT = "where that is meant, say so: --set {key}=…"
+
+
+class Origin(NamedTuple):
+    """The checkpoint ``place`` of ``job`` (of the id ``id``) after ``step`` steps."""
+
+    id: str
+    job: Job
+    step: int
+    place: str
+
+
+def origin_of(client: Client, resume: str) -> Origin | None:
+    """What ``--resume`` names; None where it is the newest of the same name, or a folder. Raises Failure with
+    exit code 2.
+    """
+    named = _named.fullmatch(resume)
+    if resume in {"", LATEST} or named is None or Path(resume).is_dir():
+        return None
+    try:
+        view = client.job(named["job"], unique=True)
+    except ApiProblem as problem:
+        if problem.status != _NOT_FOUND:
+            raise
+        fail(f"--resume: {resume} is no job, and no folder", "`oobleckctl get jobs` lists the jobs", USAGE)
+    return _kept(view, None if named["step"] is None else int(named["step"]))
+
+
+def _kept(view: JobView, step: int | None) -> Origin:
+    """The newest checkpoint of it, or that after ``step`` steps."""
+    if not view.kept:
+        hint = (
+            "it has nothing to go on from"
+            if view.finished_at is not None
+            else f"`oobleckctl checkpoint {view.id} --wait` has it write one"
+        )
+        fail(f"--resume: {view.id} {being(view.state)} and has no checkpoint", hint, USAGE)
+    found = [kept for kept in view.kept if step in {None, kept.step}]
+    if not found:
+        steps = ", ".join(f"{kept.step:,}" for kept in view.kept)
+        keep = view.spec.checkpoint.keep
+        fail(
+            f"--resume: {view.id} has no checkpoint after {step:,} steps; there are those after {steps}",
+            f"checkpoint.keep = {keep}: no more than the newest {keep} stay, so set it higher where a job is "
+            "to be branched",
+            USAGE,
+        )
+    return Origin(view.id, view.spec, found[-1].step, found[-1].directory)
+
+
+def check(origin: Origin, job: Job, said: Sequence[str]) -> None:
+    """Refuse what cannot go on, and tell what ``job`` changes. ``said``: texts of ``--set``. Raises Failure
+    with exit code 2.
+    """
+    found = changes(origin.job, job)
+    for each in found:
+        if each.effect == "model":
+            hint = "export the checkpoint and start from its folder, with model.checkpoint"
+            fail(f"{each}: the checkpoint of {origin.id} is of another model", hint, USAGE)
+        if each.effect == "order" and not _is_said(each.key, said):
+            key = each.key
+            problem = f"{each}: other samples than those with which {origin.id} would go on"
+            fail(problem, _ORDER_HINT.format(key=key), USAGE)
+    if not keeps_alike(origin.job.optimizer, job.optimizer):
+        hint = "export the checkpoint and start from its weights, with model.checkpoint"
+        fail(f"optimizer: another state is kept than the checkpoint of {origin.id} has", hint, USAGE)
+    if job.train.steps <= origin.step:
+        more = "ask for more: --set train.steps=…, or go on from an earlier one, JOB@STEP"
+        steps = count(origin.step, "step")
+        fail(f"train.steps = {job.train.steps}: the checkpoint has {steps} already", more, USAGE)
+    note(f"goes on from {origin.id} after step {origin.step:,}, {origin.place}")
+    for line in consequences(origin, job, found):
+        note(line)
+
+
+def consequences(origin: Origin, job: Job, found: Sequence[Changed]) -> list[str]:
+    """What is changed, by what follows of it, for people."""
+    later = f"changes the bits from step {origin.step + 1:,} on"
+    lines = []
+    for effects, follows in (
+        (("order",), f"other samples from step {origin.step + 1:,} on"),
+        (("rate", "bits"), later),
+        (("none",), "shows in no bit"),
+    ):
+        these = [str(each) for each in found if each.effect in effects]
+        if these:
+            lines.append(f"{', '.join(these)}: {follows}")
+    if all(each.effect in {"rate", "none"} for each in found):
+        lines.append(
+            "the same bits as a run of this job from its first step"
+            if same_rates(origin.job, job, origin.step)
+            else f"another run than this job from its first step: the first {count(origin.step, 'step')} had "
+            "other learning rates (docs/recipe.md)"
+        )
+    return lines
+
+
+def _is_said(key: str, said: Sequence[str]) -> bool:
+    keys = [text.partition("=")[0] for text in said]
+    return any(key == each or key.startswith(f"{each}.") or each.startswith(f"{key}.") for each in keys)
