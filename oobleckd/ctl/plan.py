@@ -17,6 +17,7 @@ from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobfiles import loaded
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
+from oobleckd.ctl.parameters import show_parameters
 
 if TYPE_CHECKING:
     from oobleckd.ctl.forecast import ForecastQuestion
@@ -40,7 +41,13 @@ def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--nodes", "num_nodes", type=click.IntRange(min=1), required=True, metavar="N", help="Nodes.")
+@click.option(
+    "--nodes",
+    "num_nodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Nodes; needed but with --parameters.",
+)
 @click.option(
     "--devices", "devices_per_node", type=click.IntRange(min=1), default=1, show_default=True, metavar="D",
     help="Devices of each node.",
@@ -56,14 +63,19 @@ def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 @click.option(
     "--without", multiple=True, metavar="NODE", help="Plan after the loss of this node (repeat for more)."
 )
+@click.option(
+    "--parameters", is_flag=True,
+    help="List each parameter's group, rule and bytes instead (docs/optimizers.md).",
+)  # fmt: skip
 @output_option
 def plan(
     file: Path,
-    num_nodes: int,
+    num_nodes: int | None,
     devices_per_node: int,
     device: str,
     profile: Path | None,
     without: tuple[str, ...],
+    parameters: bool,
 ) -> None:
     """Plan the job of FILE, a job.toml, for nodes that need not be there. Asks no daemon.
 
@@ -76,6 +88,11 @@ def plan(
     from oobleckd.planner.policy import PlanError
 
     job = loaded(file)
+    if parameters:
+        show_parameters(job, file, as_json=wants_json())
+        return
+    if num_nodes is None:
+        fail("--nodes: for how many is missing", "write --nodes 8, or --parameters for those alone", USAGE)
     lost = _known(without, num_nodes)
     look(job, file)
     question = _question(job, num_nodes, devices_per_node, device, profile, lost)

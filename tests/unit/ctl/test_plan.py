@@ -71,6 +71,32 @@ def test_text() -> None:
     assert golden() == GOLDEN.read_text(encoding="utf-8")
 
 
+def test_parameters_are_listed_with_group_rule_and_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(
+        """name = "p"
+        train = { steps = 1, global_batch = 2, micro_batch = 2, sequence = 8 }
+        model = { family = "gpt2", config = { n_layer = 1, n_embd = 16, n_head = 2, vocab_size = 64 } }
+        [optimizer]
+        name = "muon"
+        group = [{ match = "*.wpe.*", frozen = true }, { match = "*.none", lr_scale = 2 }]
+        """,
+        encoding="utf-8",
+    )
+    done = ctl(str(file), "--parameters")
+    assert done.exit_code == 0, done.output
+    rows = {line.split()[0]: line for line in done.output.splitlines() if line.startswith("transformer.")}
+    assert re.search(r"1024 x 16 +\*\.wpe\.\* +frozen +- +- +64 KiB", rows["transformer.wpe.weight"])
+    assert re.search(r"16 x 64 +- +muon +1 +0.01 +8 KiB", rows["transformer.h.0.mlp.c_fc.weight"])
+    assert re.search(r"64 x 16 +- +adamw +1 +0.01 +12 KiB", rows["transformer.wte.weight"])
+    assert "optimizer.group[1].match: '*.none' has no parameters; nodes would refuse it" in done.stderr
+
+
+def test_nodes_are_needed_for_a_plan() -> None:
+    done = ctl(EXAMPLE)
+    assert (done.exit_code, "--nodes: how many is not said" in done.stderr) == (2, True)
+
+
 def test_document() -> None:
     document = json.loads(ctl(EXAMPLE, "--nodes", "7", "-o", "json").stdout)
     assert (document["apiVersion"], document["kind"]) == ("oobleck/v1", "Forecast")
