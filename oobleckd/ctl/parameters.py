@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_items, emit_line, emit_table, fail
+from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_items, emit_line, emit_table, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.protocol.job import Job, table_of
 from oobleckd.protocol.paramgroups import ParameterRow
@@ -29,9 +29,11 @@ def show_parameters(job: Job, source: Path, *, as_json: bool) -> None:
     emit_table(columns, [_cells(row) for row in rows])
     emit_line()
     total, frozen = sum(row.state_bytes for row in rows), sum(row.frozen for row in rows)
-    emit_line(
-        f"{count(len(rows), 'parameter')}, {frozen} frozen: {size(total)} of weights and optimizer state"
-    )
+    what = f"{count(len(rows), 'parameter')}, {frozen} frozen"
+    emit_line(f"{what}: {size(total)} of weights and optimizer state")
+    for number, group in enumerate(job.optimizer.group):
+        if not any(row.group == group.match for row in rows):
+            note(f"optimizer.group[{number}].match: {group.match!r} has no parameters; nodes would refuse it")
 
 
 def _rows(job: Job, source: Path) -> list[ParameterRow]:

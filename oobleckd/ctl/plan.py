@@ -46,7 +46,7 @@ def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
     "num_nodes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Nodes; needed but with --parameters.",
+    help="Nodes; not with --parameters.",
 )
 @click.option(
     "--devices", "devices_per_node", type=click.IntRange(min=1), default=1, show_default=True, metavar="D",
@@ -92,7 +92,7 @@ def plan(
         show_parameters(job, file, as_json=wants_json())
         return
     if num_nodes is None:
-        fail("--nodes: for how many is missing", "write --nodes 8, or --parameters for those alone", USAGE)
+        fail("--nodes: how many is not said", "write --nodes 8, or --parameters", USAGE)
     lost = _known(without, num_nodes)
     look(job, file)
     question = _question(job, num_nodes, devices_per_node, device, profile, lost)
