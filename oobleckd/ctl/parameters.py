@@ -14,7 +14,7 @@ from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_items, emit_line, e
 from oobleckd.ctl.programs import run_worker
 from oobleckd.protocol.job import Job, table_of
 from oobleckd.protocol.paramgroups import ParameterRow
-from oobleckd.words import count, size
+from oobleckd.words import count, plain, size
 
 _NONE = "-"
 
@@ -62,5 +62,5 @@ def _cells(row: ParameterRow) -> tuple[str, ...]:
     shape = " x ".join(map(str, row.shape)) or "1"
     if row.frozen:
         return row.name, shape, row.group or _NONE, "frozen", _NONE, _NONE, size(row.state_bytes)
-    scale, decay = f"{row.lr_scale:g}", f"{row.weight_decay:g}"
+    scale, decay = plain(row.lr_scale), plain(row.weight_decay)
     return row.name, shape, row.group or _NONE, row.rule, scale, decay, size(row.state_bytes)

@@ -61,7 +61,7 @@ class RuleSheet(NamedTuple):
 
 
 # The first moment moves by a tenth in a step and survives eight bits. The second one moves by a thousandth,
-# which bfloat16 rounds away, so it stays where it was: it is never kept narrow. (D-training-010)
+# which bfloat16 rounds away, so it stays where it was: it is never kept narrow. (D-training-005)
 def _two_moments(shape: tuple[int, ...], _: Knobs) -> tuple[Slot, ...]:
     return Slot("exp_avg", shape, narrow=True), Slot("exp_avg_sq", shape)
 

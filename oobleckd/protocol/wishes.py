@@ -30,9 +30,10 @@ _EVAL = Wish(
 _LOGGER = Wish("there is no logger to set: figures are read from the daemon", _STEPS)
 _COMPILE = Wish("models are not compiled", _LOOP)
 _RECOMPUTE = Wish("activations are not recomputed", _PARALLEL)
-_ADAPTER = Wish("all parameters are trained: there are no adapters", _LOOP)
+_ADAPTER = Wish("there are no adapters: the model's own parameters are trained", _LOOP)
 _QUANTIZED = Wish("weights are float32 and are not quantized", _LOOP)
-_OPTIMIZER = Wish("the optimizer is AdamW, with decay of all parameters", _LOOP)
+_OPTIMIZER = Wish("optimizer.name says which rule updates parameters", "docs/optimizers.md")
+_FROZEN = Wish("[[optimizer.group]] says what is frozen, or updated otherwise", "docs/optimizers.md#groups")
 _RATE = Wish("optimizer.schedule says what the learning rate does behind its warm-up", "docs/recipe.md")
 _SPLIT = Wish("the planner splits the model by layers, and nothing else splits it", _PARALLEL)
 _PIPELINES = Wish("the planner chooses the pipelines", _PARALLEL)
@@ -69,11 +70,12 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
         gradient_checkpointing activation_checkpointing activation_checkpoint recompute
         recompute_activations cpu_offload offload
     """),
-    (_ADAPTER, "lora qlora peft adapter adapters lora_r lora_alpha freeze"),
+    (_ADAPTER, "lora qlora peft adapter adapters lora_r lora_alpha"),
     (_QUANTIZED, "quantization quantize load_in_8bit load_in_4bit fp8 fp16 amp scaler grad_scaler"),
     (_OPTIMIZER, """
-        optim optimizer_type optimizer_name param_groups no_decay muon adafactor adam momentum fused
+        optim optimizer_type optimizer_name muon adafactor adam adamw lion sgd fused
     """),
+    (_FROZEN, "param_groups no_decay freeze frozen frozen_parameters trainable"),
     (_RATE, "scheduler lr_scheduler lr_scheduler_type lr_schedule lr_decay_style wsd"),
     (_SPLIT, """
         tensor_parallel tensor_parallel_size tp tp_size tensor_model_parallel_size sequence_parallel
@@ -129,7 +131,7 @@ WISHES |= {key: _CHANGED._replace(problem=f"this is {name} here") for key, name 
 def wish_of(key: str, table: str = "") -> Wish | None:
     """What is known of a key that does not exist, in ``table``; None where nothing is."""
     plain = key.lower().replace("-", "_")
-    if table == "optimizer" and plain in {"name", "type"}:
+    if table == "optimizer" and plain in {"name", "type", "rule", "kind"}:
         return _OPTIMIZER
     if table == "data" and plain in {"type", "name", "split"}:
         return _SOURCES

@@ -29,6 +29,8 @@ class Muon:
         self, params: Sequence[Tensor], grads: Sequence[Tensor], slots: Slots, step: UpdateStep
     ) -> None:
         """As of any rule."""
+        # The original scale is of rows over columns, so a weight that is stored transposed would move
+        # otherwise; and the rest of the model would need a rate of its own. (D-training-009)
         muon(
             list(params),
             list(grads),

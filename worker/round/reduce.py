@@ -260,6 +260,6 @@ class Reducer:
             else exponents
         )
         # What is not trained counts in no norm, as in torch; its gradient is summed all the same, since what
-        # a block computes does not depend on what is done with it. (D-training-011)
+        # a block computes does not depend on what is done with it. (D-training-006)
         counted = tuple(0.0 if key in frozen else norm for key, norm in enumerate(norms)) if frozen else norms
         return Reduced(what, total, grads, counted, following)

@@ -18,6 +18,8 @@ from oobleckd.worker import sums
 from oobleckd.worker.optimizers.plan import UpdateBatch
 
 PARAM = "param"
+# At the next free number a key would be computed with by another kernel than in memory of its own: cuBLASLt
+# looks at pointers up to 256 bytes. (D-training-007)
 ALIGNED_BYTES = 256
 """Keys begin at multiples of it: so far libraries look at pointers when they choose a kernel, so a key in the
 middle of a storage is computed with as one in memory of its own.

@@ -24,7 +24,8 @@ TRAIN = {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 16}
         ("train", "gradient-accumulation-steps"), ("train", "epochs"), ("train", "batch_size"),
         ("train", "learning_rate"), ("train", "fsdp"), ("train", "tensor_parallel"), ("model", "moe"),
         ("model", "quantization"), ("model", "hidden_size"), ("optimizer", "scheduler"),
-        ("optimizer", "name"), ("optimizer", "learning_rate"), ("checkpoint", "save_steps"),
+        ("optimizer", "type"), ("optimizer", "learning_rate"),
+        ("optimizer", "freeze"), ("checkpoint", "save_steps"),
         ("resources", "gpus"),
     ],
 )  # fmt: skip
