@@ -72,3 +72,14 @@ def test_copies_of_sums(kind: str, exact: bool, share: float) -> None:
     )
     found = held_besides(job, msgspec.structs.replace(profile(6), device=kind))
     assert found.state_copies == pytest.approx(share)
+
+
+def test_of_a_smaller_state_copies_are_a_smaller_part() -> None:
+    """4 bytes of momentum in place of 8 of moments."""
+    job = make_job(schedule=Schedule(update="staggered"))
+    layers = [
+        msgspec.structs.replace(layer, param_bytes=400, slot_bytes=400, state_bytes=2800)
+        for layer in profile(6).layers
+    ]
+    found = held_besides(job, msgspec.structs.replace(profile(6), device="cuda", layers=tuple(layers)))
+    assert found.state_copies == pytest.approx(8 / 28)

@@ -189,3 +189,18 @@ def test_after_a_loss_there_is_a_meanwhile_only_where_the_job_goes_on(name: str,
     found = adapt(name, setup, prepare(name, setup), Situation(nodes, alive(plan, list(nodes)), running))
     assert found.transfers
     assert (found.precopy_s > 0) == goes_on
+
+
+@pytest.mark.parametrize(("slots", "state_copies"), [(-1, 3.0), (800, 3.0), (400, 2.0), (0, 1.0)])
+def test_of_a_smaller_state_updates_are_a_larger_part(slots: int, state_copies: float):
+    """What counts is how much of the link they take."""
+    profile = even_profile(4)
+    layers = [msgspec.structs.replace(layer, param_bytes=400, slot_bytes=slots) for layer in profile.layers]
+    smaller = msgspec.structs.replace(profile, layers=tuple(layers))
+    assert smaller.state_copies == state_copies
+    assert smaller.copied_bytes == 4 * 400 * state_copies
+    assert still_share(smaller) == pytest.approx(1 / state_copies)
+    longest_s = MAX_STEPS * state_copies / 3 * STEP_S
+    assert pays(longest_s, STEP_S, state_copies)
+    assert not pays(1.01 * longest_s, STEP_S, state_copies)
+    assert caught_up_s(longest_s, STEP_S, state_copies) == pytest.approx(3 * longest_s)

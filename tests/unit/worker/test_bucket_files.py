@@ -17,6 +17,7 @@ from oobleckd.host.checkpoint import checkpoints, complete, discard_partial, roo
 from oobleckd.host.folder import MARK, FolderMark, claim
 from oobleckd.host.hold import held
 from oobleckd.protocol.checkpoint import Manifest, manifest_of, model_digest
+from oobleckd.protocol.job import Optimizer
 from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.models import Bucket, ModelSpec, load_spec
@@ -434,3 +435,15 @@ def test_a_share_is_not_written_into_a_folder_of_another_journal(spec: ModelSpec
         enter_folder(foreign, FolderMark("ours", "job-1"))
     assert raised.value.hint
     assert [path.name for path in foreign.iterdir()] == [MARK]
+
+
+def test_a_checkpoint_of_another_optimizer_is_named(spec: ModelSpec, tmp_path: Path) -> None:
+    directory = write_all(tmp_path, spec)
+    bucket = spec.buckets[1]
+    shape = shape_of(bucket.shapes, Optimizer(name="sgd"))
+    with pytest.raises(
+        UserError, match="other optimizer: beside weights it has exp_avg, exp_avg_sq"
+    ) as raised:
+        read_bucket(directory, read_manifest(directory), bucket, shape, CPU)
+    assert not isinstance(raised.value, DamagedCheckpoint)
+    assert "[optimizer] table" in raised.value.hint
