@@ -18,6 +18,7 @@ from oobleckd.core.entries import Noted, noted
 from oobleckd.core.evaluations import EvalResult
 from oobleckd.core.membership import Node
 from oobleckd.core.nodecauses import Use
+from oobleckd.core.progress import progress_of
 from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.planner.plan import Layers, node_of
 from oobleckd.planner.policy import ROLLING_BACK
@@ -215,6 +216,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
     last = job.steps[-1] if job.steps else None
     run = core.run if core.run is not None and core.run.job is job else None
     at_data = preparing.view(run) if run else None
+    evaluation = _evaluation(job) if job.spec.eval.wanted else None
     return JobView(
         id=job.id,
         name=job.spec.name,
@@ -259,7 +261,8 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         start_step=job.start.step,
         checked_step=next((kept.counters.step for kept in reversed(job.kept) if kept.checked), 0),
         preparing=at_data,
-        evaluation=_evaluation(job) if job.spec.eval.wanted else None,
+        evaluation=evaluation,
+        progress=progress_of(core, job, step_s, evaluation),
     )
 
 
