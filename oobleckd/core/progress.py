@@ -47,7 +47,7 @@ def progress_of(
     time = watching.goodput_view(core, job)
     return ProgressView(
         elapsed_s=elapsed_s,
-        left_s=_left_s(job, step_s, evaluation),
+        left_s=time_left_s(job, step_s, evaluation),
         tokens=before + own,
         total_tokens=before + (job.spec.train.steps - job.start.step) * each,
         passes=_passes(job, before + own),
@@ -69,7 +69,7 @@ def _of_all(tokens: int, elapsed_s: float) -> float:
 # ---------------------------------------------------------------------- time
 
 
-def _left_s(job: JobRecord, step_s: float, evaluation: EvalSummary | None) -> float:
+def time_left_s(job: JobRecord, step_s: float, evaluation: EvalSummary | None) -> float:
     """Until the last step and the evaluation behind it, -1 where nothing tells."""
     if job.final:
         return 0.0 if job.state == "done" else -1.0

@@ -18,7 +18,7 @@ from oobleckd.core.entries import Noted, noted
 from oobleckd.core.evaluations import EvalResult
 from oobleckd.core.membership import Node
 from oobleckd.core.nodecauses import Use
-from oobleckd.core.progress import progress_of
+from oobleckd.core.progress import progress_of, time_left_s
 from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.planner.plan import Layers, node_of
 from oobleckd.planner.policy import ROLLING_BACK
@@ -42,7 +42,7 @@ from oobleckd.protocol.api import (
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
-from oobleckd.words import count, silence
+from oobleckd.words import count, seconds, silence
 
 _SAID_S = 7 * 86400.0
 
@@ -429,7 +429,7 @@ def _line(core: Core) -> str:
     if core.run is None:
         return ", ".join([nodes, "no job", *damage])
     job = core.run.job
-    words = [nodes, f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}"]
+    words = [nodes, f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}", *_far(job)]
     if job.counters.skipped:
         words.append(f"{job.counters.skipped} skipped ({job.counters.skipped_in_row} in a row)")
     words.append(f"generation {job.epoch}")
@@ -437,3 +437,11 @@ def _line(core: Core) -> str:
     if tolerance >= 0:
         words.append(f"can lose {tolerance}")
     return ", ".join([*words, *damage])
+
+
+def _far(job: JobRecord) -> list[str]:
+    """The share of its steps, and about how long the rest takes."""
+    words = [f"{100 * job.counters.step // job.spec.train.steps}%"]
+    evaluation = _evaluation(job) if job.spec.eval.wanted else None
+    left_s = time_left_s(job, statistics.median(job.step_s) if job.step_s else 0.0, evaluation)
+    return [*words, f"about {seconds(left_s)} left"] if left_s >= 0 and job.deployed_at is not None else words

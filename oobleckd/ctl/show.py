@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from oobleckd.client import Client
-from oobleckd.ctl import evaluations
+from oobleckd.ctl import evaluations, progress
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.names import described_names, steps_of_names
 from oobleckd.ctl.output import (
@@ -88,7 +88,7 @@ def _job_row(job: JobView) -> Row:
         job.id, job.name, job.state, f"{job.step}/{job.steps}", str(job.steps_skipped), _loss(job, 4),
         str(job.generation),
         tolerance(job.tolerance, job.f), str(len(job.nodes)), rate(job.samples_per_s),
-        since(job.submitted_at), job.reason,
+        *progress.cells(job), since(job.submitted_at), job.reason,
     )  # fmt: skip
 
 
@@ -143,6 +143,7 @@ _JOB_COLUMNS = (
     "CAN LOSE",
     "NODES",
     "SAMPLES/S",
+    *progress.COLUMNS,
     "AGE",
     "REASON",
 )
@@ -258,14 +259,13 @@ def _describe_job(client: Client, job: JobView) -> None:
         "job": f"{job.name} ({job.id})",
         "state": f"{job.state}{': ' if job.reason else ''}{job.reason}",
         "step": f"{job.step} of {job.steps}",
+        **progress.facts(job),
         "skipped": _skipped(job),
         "loss": _loss(job, 6) if job.step else "",
         **evaluations.facts(job),
         "generation": str(job.generation),
         "can lose": _can_lose(job),
         "policy": job.policy,
-        "step time": seconds(job.step_s) if job.step_s else "",
-        "throughput": f"{rate(job.samples_per_s)} samples/s" if job.samples_per_s else "",
         "submitted": when(job.submitted_at),
         "finished": "" if job.finished_at is None else when(job.finished_at),
         "incidents": f"{job.incidents:,}, {count(job.steps_lost, 'step')} lost",
