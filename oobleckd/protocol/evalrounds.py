@@ -64,10 +64,19 @@ class EvalRounds:
     @property
     def num_evaluations(self) -> int:
         """Of the whole job."""
-        if not self.total:
+        return self._num_from(0)
+
+    def num_left(self, counters: Counters) -> int:
+        """How many are to come, with the one under way."""
+        return self._num_from(counters.step if self.evaluates(counters) else counters.step + 1)
+
+    def _num_from(self, first: int) -> int:
+        """How many there are after ``first`` steps, or more."""
+        if not self.total or first > self.steps:
             return 0
-        inside = (self.steps - 1) // self.every if self.every else 0
-        return inside + self.due(0) + self.due(self.steps)
+        last, before = self.steps - 1, max(first, 1) - 1
+        inside = max(0, last // self.every - before // self.every) if self.every else 0
+        return inside + (self.due(0) if first == 0 else 0) + self.due(self.steps)
 
     def evaluates(self, counters: Counters) -> bool:
         """Whether the round that ``counters`` begin evaluates."""
