@@ -16,6 +16,7 @@ from oobleckd.core.apply import apply
 from oobleckd.core.entries import JobSubmitted, RolledBack, StepEntry
 from oobleckd.core.state import State
 from oobleckd.daemon import http, stepstore
+from oobleckd.daemon.curves import CurveQuestion
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.protocol.api import CurveBin, Items, StepView
 from oobleckd.protocol.parts import Counters
@@ -31,6 +32,7 @@ class Store:
     def __init__(self) -> None:
         self.state, self.rows = State(), dict[int, StepEntry]()
         self.asked: list[tuple[int, int, int]] = []
+        self.questions: list[CurveQuestion] = []
         self.meanwhile = lambda: None
         self.round = 0
         self.add(JobSubmitted(JOB, make_job(steps=10**6), "init", Counters(), 0.0, knows_on_nan=True))
@@ -54,8 +56,12 @@ class Store:
         self.meanwhile()
         return found
 
-    def curve(self, _job: str, until: int, num_bins: int) -> list[CurveBin]:
-        return [CurveBin(1, until, until, 0, 1.0, None, 3.0, 0.5, 0.5, 0.5, 0.1, 1.0)] * min(num_bins, 3)
+    def curve(self, question: CurveQuestion) -> list[CurveBin]:
+        self.questions.append(question)
+        until = question.until
+        return [CurveBin(1, until, until, 0, 1.0, None, 3.0, 0.5, 0.5, 0.5, 0.1, 1.0)] * min(
+            question.num_bins, 3
+        )
 
 
 @pytest.fixture
