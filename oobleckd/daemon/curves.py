@@ -35,7 +35,7 @@ class CurveQuestion:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundCurve:
     """The curve, and whole bins that were not stored, and should be."""
 
     bins: list[CurveBin]
@@ -95,10 +95,10 @@ def _after(at: int, first: int, part: int) -> int:
 # ---------------------------------------------------------------------- what is in them
 
 
-def curve(database: sqlite3.Connection, question: CurveQuestion) -> Found:
+def curve(database: sqlite3.Connection, question: CurveQuestion) -> FoundCurve:
     """What is known of the steps that are asked for; bins of which nothing is known are left out."""
     assert question.num_bins > 0
-    begins, found = starts(question), Found([])
+    begins, found = starts(question), FoundCurve([])
     spans = [range(*pair) for pair in pairwise([*begins, question.until])]
     parts: list[Bin] = []
     for is_stored, group in groupby(spans, lambda span: _is_stored(span, question.until)):

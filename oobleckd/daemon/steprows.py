@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oobleckd.daemon import curves
-from oobleckd.daemon.curves import CurveQuestion, Found
+from oobleckd.daemon.curves import CurveQuestion, FoundCurve
 from oobleckd.daemon.records import Row, Scan
 from oobleckd.daemon.segments import closed_segments
 from oobleckd.daemon.tables import intact, opened
@@ -90,7 +90,7 @@ class StepRows:
             found = database.execute(_OLD, (job, last or 0))
             return array("q", (seq for (seq,) in found))
 
-    def curve(self, question: CurveQuestion) -> Found:
+    def curve(self, question: CurveQuestion) -> FoundCurve:
         """The curve that is asked for."""
         with self._reading() as database:
             database.text_factory = _text
