@@ -128,6 +128,7 @@ def _draw(axes: Any, panel: Panel, marks: Sequence[CurveMark]) -> None:
             values,
             "o",
             color=_POINT,
+            clip_on=False,
             markersize=4,
             label=panel.point_name,
         )

@@ -11,7 +11,7 @@ import msgspec
 
 from oobleckd.words import loss, plain
 
-_STEPS = (1.0, 2.0, 5.0, 10.0)
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _DECADES = 4
 """Ticks between powers of ten are written where there are no more than so many of these."""
 
@@ -44,7 +44,7 @@ class Axis(msgspec.Struct, frozen=True):
 
 def written(value: float) -> str:
     """A value beside a tick."""
-    if value and abs(value) < 1e-3:
+    if value and abs(value) < 1e-4:
         head, _, exponent = f"{value:.2e}".partition("e")
         return f"{plain(float(head))}e{int(exponent)}"
     return f"{value:,.0f}" if abs(value) >= 1000 else plain(round(value, 6))

@@ -18,7 +18,7 @@ from oobleckd.words import seconds
 
 _WIDTH, _HEIGHT = 560, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 12, 44
-_ROW, _BAR = 26, 16
+_WIDE, _ROW, _BAR = 760, 26, 16
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -49,13 +49,13 @@ def curve_svg(panel: Panel, first: int, last: int, marks: Sequence[CurveMark], *
         *_line(panel, x, y),
         *(_tag("circle", cx=x.at(at), cy=y.at(value), r=3.2, class_="point") for at, value in panel.points),
     ]
-    return _picture(f"curve-{panel.key}", panel.title, _told(panel, marks), _HEIGHT, inside)
+    return _picture(f"curve-{panel.key}", panel.title, _told(panel, marks), (_WIDTH, _HEIGHT), inside)
 
 
 def bars_svg(key: str, title: str, told: str, bars: Sequence[Bar], written: Callable[[float], str]) -> Markup:
     """``bars`` over one axis from 0, whose ticks are ``written`` so."""
     longest = max((part.stop for bar in bars for part in bar.parts), default=0.0) or 1.0
-    axis = Axis(0.0, longest, 96, _WIDTH - 84)
+    axis = Axis(0.0, longest, 96, _WIDE - 84)
     height = _ROW * len(bars) + _BOTTOM - 12
     inside = []
     for value, _ in axis.ticks(4):
@@ -75,7 +75,7 @@ def bars_svg(key: str, title: str, told: str, bars: Sequence[Bar], written: Call
             )  # fmt: skip
         end = max((part.stop for part in bar.parts), default=0.0)
         inside.append(_text(bar.after, axis.at(end) + 6, top + 12, "tick"))
-    return _picture(key, title, told, height, inside)
+    return _picture(key, title, told, (_WIDE, height), inside)
 
 
 # ---------------------------------------------------------------------- parts of a curve
@@ -158,11 +158,11 @@ def _told(panel: Panel, marks: Sequence[CurveMark]) -> str:
 # ---------------------------------------------------------------------- SVG
 
 
-def _picture(key: str, title: str, told: str, height: float, inside: Sequence[Markup]) -> Markup:
+def _picture(key: str, title: str, told: str, size: tuple[int, float], inside: Sequence[Markup]) -> Markup:
     names = f"{key}-title {key}-told"
     return _tag(
         "svg", _tag("title", title, id=f"{key}-title"), _tag("desc", told, id=f"{key}-told"), *inside,
-        viewBox=f"0 0 {_WIDTH} {_number(height)}", role="img", **{"aria-labelledby": names},
+        viewBox=f"0 0 {size[0]} {_number(size[1])}", role="img", **{"aria-labelledby": names},
     )  # fmt: skip
 
 

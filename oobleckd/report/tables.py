@@ -245,7 +245,7 @@ def evaluation_table(evaluations: Sequence[EvaluationView], of: int) -> Table:
     """Loss and perplexity of each source."""
     shown = evaluations[-MOST_ROWS:]
     return Table(
-        f"Evaluations{newest('evaluation', len(shown), of)}",
+        f"Loss and perplexity of each source{newest('evaluation', len(shown), of)}",
         ("After step", "At (UTC)", "Source", "Loss", "Perplexity", "Targets", "Took"),
         tuple(
             (
