@@ -31,7 +31,7 @@ def check_free(path: Path, mark: str) -> None:
             ours = mark.encode() in file.read(_HEAD_BYTES)
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}", "name another file with --to", FAILED) from error
-    if not ours:
+    if not ours:  # the usual name may be of somebody's own picture (D-curves-003)
         fail(
             f"{path} is there, and not made by {mark}",
             "name another file with --to, or remove that one",

@@ -18,10 +18,11 @@ from oobleckd.ctl.made import check_free, usual_file, write_made
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import FAILED, NOT_FOUND, USAGE, emit_json, emit_line, fail
 from oobleckd.protocol.watch import CurveMark, CurveView, Scale
+from oobleckd.words import count
 
 if TYPE_CHECKING:
     from oobleckd.protocol.api import JobView
-    from oobleckd.report.panels import Panel
+    from oobleckd.report.panels import CurvePanel
 
 Format = Literal["svg", "png"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -103,15 +104,16 @@ def drawn(view: JobView, curve: CurveView, kind: Format) -> bytes:
         many[-1].set_xlim(first if curve.log else first - 1, max(curve.step, first + 1))
         if curve.log:
             many[-1].set_xscale("log")
-        figure.suptitle(_literal(f"{view.id}: {curve.step:,} of {view.steps:,} steps"), fontsize="medium")
-        data = io.BytesIO()
-        figure.savefig(
-            data, format=kind, dpi=150, metadata={"Creator" if kind == "svg" else "Software": MARK}
+        figure.suptitle(
+            _literal(f"{view.id}: {curve.step:,} of {count(view.steps, 'step')}"), fontsize="medium"
         )
+        data = io.BytesIO()
+        said = {"Creator": MARK, "Date": None} if kind == "svg" else {"Software": MARK}
+        figure.savefig(data, format=kind, dpi=150, metadata=said)
     return data.getvalue()
 
 
-def _draw(axes: Any, panel: Panel, marks: Sequence[CurveMark]) -> None:
+def _draw(axes: Any, panel: CurvePanel, marks: Sequence[CurveMark]) -> None:
     steps, low, line, high = panel.steps, *map(_gaps, (panel.low, panel.line, panel.high))
     axes.fill_between(steps, low, high, color=_LINE, alpha=0.2, linewidth=0, label="least to highest")
     axes.plot(steps, line, color=_LINE, linewidth=1.3, label="mean", marker="." if len(steps) == 1 else "")

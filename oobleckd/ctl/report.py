@@ -76,7 +76,7 @@ def material_of(client: Client, view: JobView, scale: Scale = "linear") -> Mater
         evaluations=evaluations,
         num_evaluations=max(len(evaluations), sum(1 for _ in num) if len(evaluations) == _EVALUATIONS else 0),
         story=client.story(f"job:{view.id}"),
-        config=to_toml(table_of(view.spec)),
+        config=to_toml(table_of(view.spec)).replace("\n[", "\n\n["),
         goodput=_goodput(client, view),
         manifest=_manifest(view),
     )

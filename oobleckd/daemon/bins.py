@@ -228,7 +228,7 @@ def _store(database: sqlite3.Connection, job: str, made: Bin) -> None:
 
 def width_at(step: int) -> int:
     """How many steps are in the bin that ``step`` is in."""
-    # With one width for all, a curve of a few thousand steps had a few columns. (D-daemon-034)
+    # With one width for all, a curve of a few thousand steps had a few columns. (D-curves-001)
     return next((width for before, width in _WIDTHS if step < before), BLOCK)
 
 

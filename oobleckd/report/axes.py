@@ -44,10 +44,9 @@ class Axis(msgspec.Struct, frozen=True):
 
 def written(value: float) -> str:
     """A value beside a tick."""
-    if value and abs(value) < 1e-4:
-        head, _, exponent = f"{value:.2e}".partition("e")
-        return f"{plain(float(head))}e{int(exponent)}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else plain(round(value, 6))
+    if abs(value) < 1000:
+        return plain(value if abs(value) < 1e-4 else round(value, 6))
+    return f"{value:,.0f}"
 
 
 def exact(value: float | None) -> str:
@@ -67,7 +66,7 @@ def _ticks(low: float, high: float, about: int) -> list[float]:
 
 def _log_ticks(low: float, high: float) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    parts = (1, 2, 5) if last - first <= _DECADES else (1,)
+    parts = (1, 2, 5) if high <= low * 10**_DECADES else (1,)
     every = max(1, (last - first) // 8)
     values = [part * 10.0**power for power in range(first, last + 1, every) for part in parts]
     return [value for value in values if low <= value <= high]

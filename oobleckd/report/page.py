@@ -81,7 +81,7 @@ class _Section(msgspec.Struct, frozen=True):
 
     picture: Markup
     kinds: tuple[str, ...]
-    tables: tuple[tables.Table, ...]
+    tables: tuple[tables.ReportTable, ...]
 
 
 def _incidents(material: Material) -> _Section | None:
@@ -114,7 +114,7 @@ def _time(material: Material) -> _Section | None:
 @functools.cache
 def _template() -> Template:
     # Names, paths and reasons are of whoever may submit a job: what is not escaped could run where somebody
-    # opens the page. (D-watching-024)
+    # opens the page. (D-curves-002)
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -19,7 +19,7 @@ _DECADES = 1.5
 _ROOM = 0.05  # above and below what is drawn, as a share of the axis
 
 
-class Panel(msgspec.Struct, frozen=True):
+class CurvePanel(msgspec.Struct, frozen=True):
     """One curve: at ``steps``, the middles of bins, the mean of each bin in ``line``, from its least to its
     highest in ``low`` and ``high`` (None: not known). ``points``: (steps, value) that are drawn by
     themselves, as ``point_name``. ``log``: whether the axis of the values, from ``bottom`` to ``top``, is
@@ -49,7 +49,7 @@ class Panel(msgspec.Struct, frozen=True):
 Values = Callable[[CurveBin], tuple[float | None, float | None, float | None]]
 
 
-def panels(curve: CurveView) -> tuple[Panel, ...]:
+def panels(curve: CurveView) -> tuple[CurvePanel, ...]:
     """Loss, learning rate, gradient norm and tokens a second, as far as any of it is known."""
     evaluated = [(float(each.step), each.loss) for each in curve.evaluations if each.loss is not None]
     found = (
@@ -88,7 +88,7 @@ def _panel(
     *,
     points: Sequence[tuple[float, float]] = (),
     from_zero: bool = False,
-) -> Panel | None:
+) -> CurvePanel | None:
     values = [of(each) for each in curve.bins]
     known = [value for three in values for value in three if value is not None]
     known += [value for _, value in points]
@@ -96,7 +96,7 @@ def _panel(
         return None
     log = not from_zero and min(known) > 0.0 and math.log10(max(known) / min(known)) > _DECADES
     bottom, top = _reach(known, log=log, from_zero=from_zero)
-    return Panel(
+    return CurvePanel(
         key, title, unit,
         tuple(_middle(each, log=curve.log) for each in curve.bins),
         tuple(low for low, _, _ in values),

@@ -13,15 +13,15 @@ from markupsafe import Markup, escape
 
 from oobleckd.protocol.watch import CurveMark
 from oobleckd.report.axes import Axis, exact
-from oobleckd.report.panels import Panel
+from oobleckd.report.panels import CurvePanel
 from oobleckd.words import seconds
 
 _WIDTH, _HEIGHT = 560, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 12, 12, 44
 _WIDE, _ROW, _BAR = 760, 26, 16
 
 
-class Part(msgspec.Struct, frozen=True):
+class BarPart(msgspec.Struct, frozen=True):
     """Of a bar: ``kind`` is its class, from ``start`` to ``stop`` in the bar's unit."""
 
     kind: str
@@ -34,11 +34,11 @@ class Bar(msgspec.Struct, frozen=True):
     """A line of a picture of bars. ``after``: written behind it."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     after: str
 
 
-def curve_svg(panel: Panel, first: int, last: int, marks: Sequence[CurveMark], *, log: bool) -> Markup:
+def curve_svg(panel: CurvePanel, first: int, last: int, marks: Sequence[CurveMark], *, log: bool) -> Markup:
     """``panel`` from step ``first`` to ``last``, with ``marks``; ``log``: steps are on a logarithmic axis."""
     x = Axis(max(first, 1) if log else first, max(last, first + 1), _LEFT, _WIDTH - _RIGHT, log)
     y = Axis(panel.bottom, panel.top, _HEIGHT - _BOTTOM, _TOP, panel.log)
@@ -96,7 +96,7 @@ def _grid(x: Axis, y: Axis, label: str) -> Iterator[Markup]:
     yield _text(f"step{', log scale' if x.log else ''}", (x.begin + x.end) / 2, _HEIGHT - 6, "name middle")
 
 
-def _pieces(panel: Panel) -> Iterator[list[tuple[float, float, float, float]]]:
+def _pieces(panel: CurvePanel) -> Iterator[list[tuple[float, float, float, float]]]:
     """(step, low, line, high) of bins between such as nothing is known of."""
     piece: list[tuple[float, float, float, float]] = []
     for step, low, line, high in zip(panel.steps, panel.low, panel.line, panel.high, strict=True):
@@ -109,14 +109,14 @@ def _pieces(panel: Panel) -> Iterator[list[tuple[float, float, float, float]]]:
         yield piece
 
 
-def _band(panel: Panel, x: Axis, y: Axis) -> Iterator[Markup]:
+def _band(panel: CurvePanel, x: Axis, y: Axis) -> Iterator[Markup]:
     for piece in _pieces(panel):
         there = [(x.at(step), y.at(high)) for step, _, _, high in piece]
         back = [(x.at(step), y.at(low)) for step, low, _, _ in reversed(piece)]
         yield _tag("polygon", points=_points([*there, *back]), class_="band")
 
 
-def _line(panel: Panel, x: Axis, y: Axis) -> Iterator[Markup]:
+def _line(panel: CurvePanel, x: Axis, y: Axis) -> Iterator[Markup]:
     for piece in _pieces(panel):
         points = [(x.at(step), y.at(line)) for step, _, line, _ in piece]
         if len(points) == 1:  # a line to nowhere is not drawn
@@ -143,7 +143,7 @@ def mark_words(mark: CurveMark) -> str:
     return f"{mark.id}{who} after step {mark.step:,}{took}"
 
 
-def _told(panel: Panel, marks: Sequence[CurveMark]) -> str:
+def _told(panel: CurvePanel, marks: Sequence[CurveMark]) -> str:
     """A picture for who cannot see it."""
     known = [value for value in panel.line if value is not None]
     if not known:

@@ -14,7 +14,7 @@ from oobleckd.protocol.checkpoint import Manifest
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.watch import GoodputView
 from oobleckd.report.axes import exact, written
-from oobleckd.report.svg import Bar, Part
+from oobleckd.report.svg import Bar, BarPart
 from oobleckd.words import being, count, loss, rate, seconds, size
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -24,7 +24,7 @@ MOST_BARS = 40
 _FEW_FILES = 64
 
 
-class Table(msgspec.Struct, frozen=True):
+class ReportTable(msgspec.Struct, frozen=True):
     """``caption`` says what it is of. The first cell of a row is its name. ``numbers``: columns of numbers,
     which stand at the right.
     """
@@ -95,7 +95,7 @@ def incident_bars(incidents: Sequence[IncidentView]) -> list[Bar]:
         Bar(
             each.id,
             tuple(
-                Part(
+                BarPart(
                     phase.phase, phase.start_s, phase.start_s + phase.duration_s,
                     f"{each.id}, {phase.phase}: {seconds(phase.duration_s)}",
                 )
@@ -107,10 +107,10 @@ def incident_bars(incidents: Sequence[IncidentView]) -> list[Bar]:
     ]  # fmt: skip
 
 
-def incident_table(incidents: Sequence[IncidentView]) -> Table:
+def incident_table(incidents: Sequence[IncidentView]) -> ReportTable:
     """When, who, why, what was done."""
     shown = incidents[-MOST_ROWS:]
-    return Table(
+    return ReportTable(
         f"What was lost, and what was done{newest('incident', len(shown), len(incidents))}",
         ("Incident", "At (UTC)", "Step", "Nodes", "Cause", "What was done", "Took", "Steps lost", "Copied"),
         tuple(
@@ -125,7 +125,7 @@ def incident_table(incidents: Sequence[IncidentView]) -> Table:
     )  # fmt: skip
 
 
-def phase_table(incidents: Sequence[IncidentView]) -> Table:
+def phase_table(incidents: Sequence[IncidentView]) -> ReportTable:
     """The numbers of the bars."""
     shown = incidents[-MOST_ROWS:]
     rows = []
@@ -135,7 +135,7 @@ def phase_table(incidents: Sequence[IncidentView]) -> Table:
             spent[phase.phase] += phase.duration_s
         committed = seconds(each.committed_s) if each.committed_s else "-"
         rows.append((each.id, *(seconds(spent[phase]) for phase in PHASES), seconds(each.total_s), committed))
-    return Table(
+    return ReportTable(
         "Time of each phase, and until the interrupted step was committed",
         ("Incident", *(phase.capitalize() for phase in PHASES), "All", "Step committed after"),
         tuple(rows),
@@ -143,7 +143,7 @@ def phase_table(incidents: Sequence[IncidentView]) -> Table:
     )
 
 
-def rejected_table(incidents: Sequence[IncidentView]) -> Table:
+def rejected_table(incidents: Sequence[IncidentView]) -> ReportTable:
     """What could have been done instead, and what it would have cost."""
     rows = []
     for each in incidents[-MOST_ROWS:]:
@@ -159,7 +159,7 @@ def rejected_table(incidents: Sequence[IncidentView]) -> Table:
             )
             for way in each.rejected
         ]
-    return Table(
+    return ReportTable(
         "Ways that the policy compared, by their modelled cost until the next loss is expected",
         ("Incident", "", "Way", "Modelled cost", "Why not"),
         tuple(rows),
@@ -170,7 +170,7 @@ def rejected_table(incidents: Sequence[IncidentView]) -> Table:
 # ---------------------------------------------------------------------- plans and time
 
 
-def plan_table(story: Sequence[Change]) -> Table:
+def plan_table(story: Sequence[Change]) -> ReportTable:
     """The plans that were in force, each with why it was chosen."""
     rows, why = [], ""
     for change in story:
@@ -183,7 +183,7 @@ def plan_table(story: Sequence[Change]) -> Table:
             rows.append((str(plan.generation), day(change.at), pipelines, copied, why_now or "-"))
             why = ""
     shown = rows[-MOST_ROWS:]
-    return Table(
+    return ReportTable(
         f"Plans that were in force, as far as events are kept{newest('plan', len(shown), len(rows))}",
         ("Generation", "From (UTC)", "Pipelines (nodes)", "Copied", "Why"),
         tuple(shown),
@@ -202,17 +202,17 @@ def time_bar(goodput: GoodputView) -> Bar:
     parts, at = [], 0.0
     for name, spent_s in time_parts(goodput):
         share = spent_s / goodput.total_s
-        parts.append(Part(name, at, at + share, f"{name}: {share:.1%}"))
+        parts.append(BarPart(name, at, at + share, f"{name}: {share:.1%}"))
         at += share
     return Bar("time", tuple(parts), "")
 
 
-def time_table(goodput: GoodputView) -> Table:
+def time_table(goodput: GoodputView) -> ReportTable:
     """The numbers of the bar."""
     rows = [
         (name, seconds(spent_s), f"{spent_s / goodput.total_s:.2%}") for name, spent_s in time_parts(goodput)
     ]
-    return Table(
+    return ReportTable(
         "Device time since the first plan was in force",
         ("Went to", "Device time", "Share"),
         (*rows, ("all", seconds(goodput.total_s), "100%")),
@@ -223,9 +223,9 @@ def time_table(goodput: GoodputView) -> Table:
 # ---------------------------------------------------------------------- curves and evaluations
 
 
-def bin_table(bins: Sequence[CurveBin]) -> Table:
+def bin_table(bins: Sequence[CurveBin]) -> ReportTable:
     """The numbers of the curves."""
-    return Table(
+    return ReportTable(
         "Curves by bins of steps: mean, and from the least to the highest",
         ("Steps", "Loss", "Least to highest", "Learning rate", "Gradient norm", "Tokens/s", "Skipped"),
         tuple(
@@ -241,10 +241,10 @@ def bin_table(bins: Sequence[CurveBin]) -> Table:
     )  # fmt: skip
 
 
-def evaluation_table(evaluations: Sequence[EvaluationView], of: int) -> Table:
+def evaluation_table(evaluations: Sequence[EvaluationView], of: int) -> ReportTable:
     """Loss and perplexity of each source."""
     shown = evaluations[-MOST_ROWS:]
-    return Table(
+    return ReportTable(
         f"Loss and perplexity of each source{newest('evaluation', len(shown), of)}",
         ("After step", "At (UTC)", "Source", "Loss", "Perplexity", "Targets", "Took"),
         tuple(
@@ -262,19 +262,19 @@ def evaluation_table(evaluations: Sequence[EvaluationView], of: int) -> Table:
 # ---------------------------------------------------------------------- environment and digests
 
 
-def environment_table(kinds: Sequence[dict[str, str]]) -> Table:
+def environment_table(kinds: Sequence[dict[str, str]]) -> ReportTable:
     """What decides the bits of those that trained it, by name."""
     names = {name: None for kind in kinds for name in kind}
-    return Table(
+    return ReportTable(
         "Devices that trained it, those that are alike once",
         ("Trait", *(f"Kind {number}" for number in range(1, len(kinds) + 1))),
         tuple((name, *(kind.get(name, "none") for kind in kinds)) for name in names),
     )
 
 
-def inputs_table(inputs: Inputs) -> Table:
+def inputs_table(inputs: Inputs) -> ReportTable:
     """What it reads, by its identity."""
-    return Table(
+    return ReportTable(
         "What the job reads",
         ("Kind", "Place", "Files", "Size", "Digest"),
         tuple(
@@ -285,7 +285,7 @@ def inputs_table(inputs: Inputs) -> Table:
     )
 
 
-def checkpoint_table(manifest: Manifest) -> Table:
+def checkpoint_table(manifest: Manifest) -> ReportTable:
     """The files of its last checkpoint."""
     shown = manifest.buckets[:_FEW_FILES]
     more = (
@@ -293,7 +293,7 @@ def checkpoint_table(manifest: Manifest) -> Table:
         if len(shown) < len(manifest.buckets)
         else ""
     )
-    return Table(
+    return ReportTable(
         f"Files of its last checkpoint, of step {manifest.counters.step:,}{more}",
         ("File", "Size", "SHA-256"),
         tuple((each.file, size(each.num_bytes), each.sha256) for each in shown),
