@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
-from oobleckd.ctl.connect import client as connect
-from oobleckd.ctl.connect import socket_option, translated, wants_json
+from oobleckd.client import Client
+from oobleckd.ctl.connect import connected_with, output_format, wants_json
 from oobleckd.ctl.made import check_free, usual_file, write_made
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import FAILED, NOT_FOUND, USAGE, emit_json, emit_line, fail
@@ -33,32 +33,28 @@ _LINE, _POINT, _INCIDENT, _ROLLBACK = "#0b5cad", "#b3400f", "#b3261e", "#7b3fb5"
 
 @click.command()
 @click.argument("job", shell_complete=job_names)
-@click.option(
-    "-o", "--output", "kind", type=click.Choice(FORMATS), help="What to write (default: by FILE, or svg)."
-)
 @click.option("--to", "file", type=click.Path(path_type=Path), metavar="FILE",
               help="The file to write (default: JOB.svg here).")  # fmt: skip
 @click.option(
     "--scale", type=click.Choice(["linear", "log"]), default="linear", show_default=True,
     help="Of the axis of steps: log shows the beginning of a long run as well as its end.",
 )  # fmt: skip
-@socket_option
-def plot(job: str, kind: Format | None, file: Path | None, scale: Scale) -> None:
+@connected_with(*FORMATS)
+def plot(client: Client, job: str, file: Path | None, scale: Scale) -> None:
     """Draw the whole run of JOB: loss with evaluations, learning rate, gradient norm and tokens/s, with
     incidents and rollbacks marked. Prints the file.
 
-    Lines are means of bins of steps, bands their least to highest. Needs the extra oobleckd[plot]. A file is
-    replaced only where it is such a plot.
+    -o svg and -o png say what is drawn; without them the ending of FILE does, or it is an SVG. Lines are
+    means of bins of steps, bands their least to highest. Needs the extra oobleckd[plot]. A file is replaced
+    only where it is such a plot.
     """
     if find_spec("matplotlib") is None:
         fail("plot needs matplotlib", "install the extra: pip install 'oobleckd[plot]'", FAILED)
-    kind = _kind(kind, file)
-    with translated():
-        client = connect()
-        view = client.job(job)
-        file = (file or usual_file(view.id, kind)).expanduser()
-        check_free(file, MARK)
-        curve = client.curve(view.id, _BINS, scale)
+    kind = _kind(next((each for each in FORMATS if each == output_format()), None), file)
+    view = client.job(job)
+    file = (file or usual_file(view.id, kind)).expanduser()
+    check_free(file, MARK)
+    curve = client.curve(view.id, _BINS, scale)
     if not curve.bins:
         fail(
             f"{view.id} has no step to draw",
