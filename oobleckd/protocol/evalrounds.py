@@ -56,6 +56,14 @@ class EvalRounds:
             if first <= step <= last and self.due(step):
                 yield step
 
+    def newest_due(self, first: int, last: int) -> int:
+        """After how many steps the newest evaluation is of those from ``first`` to ``last``; -1: there is
+        none.
+        """
+        inside = (min(last, self.steps - 1) // self.every * self.every,) if self.every else ()
+        found = (step for step in (self.steps, *inside, 0) if first <= step <= last and self.due(step))
+        return next(found, -1)
+
     def next_due(self, counters: Counters) -> int:
         """After how many steps the next evaluation is, or the one under way; -1: none is to come."""
         first = counters.step if self.evaluates(counters) else counters.step + 1
