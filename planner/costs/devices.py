@@ -107,6 +107,7 @@ SHEETS: dict[str, DeviceSheet] = {
 }
 """By the name that ``oobleckctl plan --device`` knows."""
 
+# A name that only resembles these is another board's, with another peak. (D-progress-003)
 CARDS: dict[str, str] = {
     "NVIDIA A40": "a40",
     "NVIDIA A100-SXM4-40GB": "a100",
@@ -118,6 +119,12 @@ CARDS: dict[str, str] = {
 same chips have others, and a CPU's follow from its clock, its cores and what else runs there: of these
 no peak is known.
 """
+
+
+def has_peak(sheet: DeviceSheet) -> bool:
+    """Whether the sheet's peaks are a maker's, and not what is assumed of a core of any CPU."""
+    core = SHEETS["cpu"]
+    return (sheet.fp32_flops, sheet.bf16_flops) != (core.fp32_flops, core.bf16_flops)
 
 
 def sheet_of(card: str) -> DeviceSheet | None:
