@@ -44,7 +44,6 @@ def progress_of(
     tokens_per_s = _of_all(own, elapsed_s) if job.final else each / step_s if step_s else 0.0
     flops_per_token = _flops_per_token(core, job)
     peak_flops, peak_of = _peak(core, job, elapsed_s)
-    time = watching.goodput_view(core, job)
     return ProgressView(
         elapsed_s=elapsed_s,
         left_s=time_left_s(job, step_s, evaluation),
@@ -56,7 +55,7 @@ def progress_of(
         peak_flops=peak_flops,
         peak_of=peak_of,
         mfu=flops_per_token * tokens_per_s / peak_flops if peak_flops else 0.0,
-        goodput=time.useful_s / time.total_s if time.total_s else 0.0,
+        goodput=_goodput(core, job),
         step_times=_step_times(core, job),
     )
 
@@ -64,6 +63,14 @@ def progress_of(
 def _of_all(tokens: int, elapsed_s: float) -> float:
     """The mean rate of a job that is over."""
     return max(0.0, tokens / elapsed_s) if elapsed_s else 0.0
+
+
+def _goodput(core: Core, job: JobRecord) -> float:
+    time = watching.goodput_view(core, job)
+    # Every pipeline has its bubble, whatever fails, and MFU shows it; that of a daemon that restarts is not
+    # known again before a step is told. (D-progress-004)
+    lost_s = sum(time.lost_s.values()) - time.lost_s["bubble"]
+    return max(0.0, 1 - lost_s / time.total_s) if time.total_s else 0.0
 
 
 # ---------------------------------------------------------------------- time

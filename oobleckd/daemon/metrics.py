@@ -206,7 +206,7 @@ def _of_progress(core: Core, jobs: Mapping[str, ProgressView]) -> Iterator[Metri
         ),
         (
             "oobleck_job_goodput_ratio",
-            "Share of its devices' time that was useful, since the first plan.",
+            "Share of its devices' time that was not lost, since the first plan.",
             {job: found.goodput for job, found in jobs.items()},
         ),
     ):
