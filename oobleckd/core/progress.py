@@ -178,11 +178,9 @@ def _writer(core: Core, job: JobRecord) -> JobRecord | None:
 
 
 def _passes(job: JobRecord, tokens: int) -> float:
-    """Over the job's data, where its tokens are bytes: of how many tokens others are nobody here knows."""
-    if not job.spec.data.is_bytes:
-        return 0.0
-    num_bytes = next((each.num_bytes for each in job.inputs if each.kind == "data"), 0)
-    return tokens / num_bytes if num_bytes else 0.0
+    """Over the job's data, as far as its devices said how many tokens that has."""
+    of_data = next((each.tokens for each in job.inputs if each.kind == "data"), 0)
+    return tokens / of_data if of_data else 0.0
 
 
 # ---------------------------------------------------------------------- FLOPs

@@ -61,7 +61,7 @@ def test_tokens_and_time_by_hand() -> None:
     assert found.elapsed_s == pytest.approx(world.now - job.deployed_at)
     assert found.left_s == pytest.approx(75 * step_s)
     assert found.tokens_per_s == pytest.approx(EACH / step_s)
-    assert found.passes == 25 * EACH / 100, "the simulated text has 100 bytes"
+    assert found.passes == 25 * EACH / 640, "as many tokens as the simulated text has"
     assert found.goodput > 0.99, "nothing has failed, and a bubble is no loss"
 
 
@@ -152,6 +152,13 @@ def test_how_long_it_takes_is_not_known_before_the_first_step() -> None:
     found = progress_of(core_of(world), world.job(), 0.0, None)
     assert found is not None
     assert (found.left_s, found.tokens_per_s, found.mfu) == (-1.0, 0.0, 0.0)
+
+
+def test_passes_are_not_known_before_a_device_has_said_how_much_data_there_is() -> None:
+    world = running()
+    job = world.job()
+    job.inputs = (msgspec.structs.replace(job.inputs[0], tokens=0),)  # as devices of before have it
+    assert seen(world).passes == 0.0
 
 
 # --------------------------------------------------------------------------- FLOPs
