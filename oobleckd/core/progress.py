@@ -11,16 +11,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from oobleckd.core import room, shapes, watching
+from oobleckd.core import room, watching
 from oobleckd.core.context import Core
 from oobleckd.core.figures import KnownTimes
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.costs import flops
-from oobleckd.planner.costs.analytic import FULL, Shape
 from oobleckd.planner.costs.devices import DeviceSheet, sheet_of
-from oobleckd.planner.profile import Profile
 from oobleckd.protocol.api import EvalSummary, ProgressView, StepTimes
-from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.traits import KIND
 
 TIMED_STEPS = 1000
@@ -187,31 +184,11 @@ def _passes(job: JobRecord, tokens: int) -> float:
 
 
 def _flops_per_token(core: Core, job: JobRecord) -> float:
+    """Of a job that is over and planned no more as it was last known."""
     known = core.figures.flops.get(job.id, 0.0)
-    if not known and (found := _by_formula(job)):
-        known = core.figures.flops[job.id] = found
+    if not known and job.setup is not None:
+        known = core.figures.flops[job.id] = flops.of_profile(job.setup.profile)
     return known
-
-
-def _by_formula(job: JobRecord) -> float:
-    """By the shape that the job says, where that is the model's: a folder may have another one. Else by the
-    sizes of its layers; 0 where these are not known either.
-    """
-    profile = job.setup.profile if job.setup is not None else None
-    try:
-        shape = shapes.shape_of(job.spec)
-    except JobError:
-        shape = None
-    # A wrong figure is worse than a low one: what a folder says is read on nodes, and the core sees its
-    # layers' sizes alone. (D-progress-001)
-    if shape is not None and (_fits(shape, profile) if profile else not job.spec.model.checkpoint):
-        return flops.of_shape(shape, job.spec.train.sequence)
-    return flops.of_profile(profile) if profile is not None else 0.0
-
-
-def _fits(shape: Shape, profile: Profile) -> bool:
-    sizes = [shape.embedding_params, *[shape.block_params] * shape.num_blocks, shape.head_params]
-    return [layer.param_bytes for layer in profile.layers] == [FULL * size for size in sizes]
 
 
 def _peak(core: Core, job: JobRecord, elapsed_s: float) -> tuple[float, str]:

@@ -100,7 +100,8 @@ def _question(
     without: tuple[str, ...],
 ) -> ForecastQuestion:
     from oobleckd.ctl.forecast import ForecastQuestion
-    from oobleckd.ctl.profiles import analytic, device_sheet, flops_per_token, limit_bytes, measured
+    from oobleckd.ctl.profiles import analytic, device_sheet, limit_bytes, measured
+    from oobleckd.planner.costs import flops
     from oobleckd.planner.costs.devices import has_peak, sheet_of
 
     sheet = device_sheet(device or _DEFAULT) if device or profile is None else None
@@ -113,7 +114,7 @@ def _question(
     made_of = sheet or sheet_of(costs.device)
     return ForecastQuestion(
         job, costs, profile is not None, limit, num_nodes, devices_per_node, without,
-        flops_per_token=flops_per_token(job, costs),
+        flops_per_token=flops.of_profile(costs),
         sheet=made_of if made_of is not None and has_peak(made_of) else None,
     )  # fmt: skip
 

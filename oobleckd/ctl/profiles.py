@@ -19,7 +19,6 @@ from oobleckd.core.jobs import as_linked, profile_key
 from oobleckd.ctl.output import USAGE, Failure
 from oobleckd.ctl.shapes import shape_of
 from oobleckd.host import anyfile
-from oobleckd.planner.costs import flops
 from oobleckd.planner.costs.analytic import Workload, analytic_profile
 from oobleckd.planner.costs.devices import SHEETS, DeviceSheet
 from oobleckd.planner.profile import Profile, state_bytes_per_param
@@ -55,16 +54,6 @@ def analytic(job: Job, sheet: DeviceSheet) -> Profile:
         return as_linked(analytic_profile(shape_of(job), workload_of(job), sheet), job)
     except JobError as error:
         raise Failure(str(error), error.hint, USAGE) from error
-
-
-def flops_per_token(job: Job, profile: Profile) -> float:
-    """Of a token of ``job``, whose layers are those of ``profile``: by the shape of its model, else by the
-    sizes of its layers.
-    """
-    try:
-        return flops.of_shape(shape_of(job), job.train.sequence)
-    except JobError:
-        return flops.of_profile(profile)
 
 
 def workload_of(job: Job) -> Workload:

@@ -15,19 +15,21 @@ FLOPs utilisation.
 
 from __future__ import annotations
 
-from oobleckd.planner.costs.analytic import FULL, Shape
 from oobleckd.planner.profile import Profile
 
+_FLOAT = 4  # bytes of a parameter
 
-def of_shape(shape: Shape, sequence: int) -> float:
-    """A token of a model of ``shape`` in sequences of so many tokens."""
-    weights = shape.num_blocks * shape.projections + shape.hidden * shape.vocab
-    return 6.0 * weights + 12.0 * shape.num_blocks * shape.attention * sequence
+
+def per_token(weights: int, num_blocks: int, attention: int, sequence: int) -> float:
+    """N, L, a and s as above."""
+    return 6.0 * weights + 12.0 * num_blocks * attention * sequence
 
 
 def of_profile(profile: Profile) -> float:
-    """A token of a model of which the sizes of its layers are all that is known: 6 a parameter, without those
-    of the embedding, its first layer. Attention's own products are left out, so it is never too much by
-    more than norms and biases (below 0.1 % of a model that is worth a cluster); 0 of a model without blocks.
+    """A token of the model that ``profile`` is of. One that an older version measured does not say: then 6 a
+    parameter, without those of the embedding, its first layer. Attention's own products are left out of that,
+    so it is more than the formula by norms and biases at most (below 0.1 % of a model that is worth a
+    cluster); 0 of a model without blocks.
     """
-    return 6.0 * sum(layer.param_bytes for layer in profile.layers[1:]) / FULL
+    known = profile.flops_per_token
+    return known or 6.0 * sum(layer.param_bytes for layer in profile.layers[1:]) / _FLOAT

@@ -8,13 +8,9 @@ import msgspec
 import pytest
 
 from oobleckd.core.progress import progress_of, step_times
-from oobleckd.core.shapes import shape_of
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.costs import flops
-from oobleckd.planner.costs.analytic import Workload, analytic_profile
-from oobleckd.planner.costs.devices import SHEETS
 from oobleckd.protocol.api import Control, ProgressView, Submit
-from oobleckd.protocol.job import Model
 from tests.helpers.simjobs import evaluation, make_job
 from tests.helpers.world import World
 
@@ -164,52 +160,47 @@ def test_passes_are_not_known_before_a_device_has_said_how_much_data_there_is() 
 # --------------------------------------------------------------------------- FLOPs
 
 
-def on_cards(world: World, *traits: dict[str, str], model: Model | None = None) -> JobRecord:
-    """The job as if its devices were these, and its layers those of ``model``."""
+GPT2_TOKEN = 6 * (12 * (4 * 768 * 768 + 2 * 768 * 3072) + 768 * 50257) + 12 * 12 * 768 * 1024
+"""FLOPs of GPT-2 124M in sequences of 1,024."""
+
+
+def on_cards(world: World, *traits: dict[str, str], flops_per_token: float = GPT2_TOKEN) -> JobRecord:
+    """The job as if its devices were these, and its profile said that a token takes as much."""
     job: JobRecord = world.job()
     job.kinds = list(traits)
-    if model is not None:
-        job.spec = msgspec.structs.replace(job.spec, model=model)
-        profile = analytic_profile(
-            shape_of(msgspec.structs.replace(job.spec, model=Model(model.family, model.config))),
-            Workload(1, 8, "fp32", 32), SHEETS["h100"],
-        )  # fmt: skip
-        assert job.setup is not None
-        job.setup = msgspec.structs.replace(job.setup, profile=profile)
+    assert job.setup is not None
+    profile = msgspec.structs.replace(job.setup.profile, flops_per_token=flops_per_token)
+    job.setup = msgspec.structs.replace(job.setup, profile=profile)
     core_of(world).figures.flops.clear()
     return job
 
 
 def test_mfu_by_hand() -> None:
     world = running()
-    on_cards(world, H100, model=Model("gpt2"))
+    on_cards(world, H100)
     found, step_s = seen(world), world.view().step_s
-    weights = 12 * (4 * 768 * 768 + 2 * 768 * 3072) + 768 * 50257
-    assert found.flops_per_token == 6 * weights + 12 * 12 * 768 * 8
+    assert found.flops_per_token == 854_438_400
     assert found.peak_flops == 6 * 67e12
     assert found.peak_of == "NVIDIA H100 SXM, fp32"
-    assert found.mfu == pytest.approx(EACH / step_s * found.flops_per_token / (6 * 67e12))
+    assert found.mfu == pytest.approx(EACH / step_s * 854_438_400 / (6 * 67e12))
 
 
-def test_of_a_folder_whose_model_is_another_one_the_sizes_of_its_layers_count() -> None:
+def test_by_a_profile_of_before_the_sizes_of_its_layers_count() -> None:
     world = running()
-    config = {"n_layer": 3, "n_embd": 96}
-    job = on_cards(world, H100, model=Model("gpt2", config))
+    job = on_cards(world, H100, flops_per_token=0.0)
     assert job.setup is not None
-    sizes = flops.of_profile(job.setup.profile)
-    assert seen(world).flops_per_token == flops.of_shape(shape_of(job.spec), 8) > sizes
-    job.spec = msgspec.structs.replace(job.spec, model=Model("gpt2", checkpoint="/models/other"))
-    core_of(world).figures.flops.clear()
-    assert seen(world).flops_per_token == sizes
+    assert seen(world).flops_per_token == flops.of_profile(job.setup.profile) == 6 * 5 * 25 / 4
 
 
-def test_of_a_folder_whose_layers_nobody_knows_nothing_is_said() -> None:
-    world = running()
+def test_of_a_job_that_is_over_flops_stay_known_when_its_plan_is_let_go() -> None:
+    world = running(steps=30)
+    world.until_state("done")
     job = on_cards(world, H100)
-    job.spec = msgspec.structs.replace(job.spec, model=Model("gpt2", checkpoint="/models/other"))
-    job.setup = None
-    assert seen(world).flops_per_token == 0.0
-    assert seen(world).mfu == 0.0
+    before = seen(world)
+    job.shelve(whole=False)
+    assert seen(world).mfu == before.mfu > 0
+    core_of(world).figures.flops.clear()  # the daemon has restarted
+    assert (seen(world).flops_per_token, seen(world).mfu) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +208,7 @@ def test_of_a_folder_whose_layers_nobody_knows_nothing_is_said() -> None:
 )
 def test_where_a_peak_is_not_known_there_is_no_mfu(kinds: list[dict[str, str]]) -> None:
     world = running()
-    on_cards(world, *kinds, model=Model("gpt2"))
+    on_cards(world, *kinds)
     found = seen(world)
     assert found.flops_per_token > 0
     assert (found.peak_flops, found.peak_of, found.mfu) == (0.0, "", 0.0)
@@ -225,7 +216,7 @@ def test_where_a_peak_is_not_known_there_is_no_mfu(kinds: list[dict[str, str]]) 
 
 def test_devices_of_two_kinds_count_each_by_its_own_sheet() -> None:
     world = running()
-    on_cards(world, H100, {"device": "NVIDIA A40"}, model=Model("gpt2"))
+    on_cards(world, H100, {"device": "NVIDIA A40"})
     for number, node in enumerate(core_of(world).members.nodes.values()):
         traits = {"device": "NVIDIA A40"} if number < 2 else H100
         node.devices = tuple(msgspec.structs.replace(each, traits=traits) for each in node.devices)
@@ -237,7 +228,7 @@ def test_devices_of_two_kinds_count_each_by_its_own_sheet() -> None:
 def test_of_a_job_that_is_done_mfu_is_that_of_all_its_time() -> None:
     world = running(steps=30)
     world.until_state("done")
-    job = on_cards(world, H100, model=Model("gpt2"))
+    job = on_cards(world, H100)
     found = seen(world)
     done = 30 * EACH * found.flops_per_token
     assert found.mfu == pytest.approx(done / (67e12 * job.book.total_s))

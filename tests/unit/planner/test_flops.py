@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from oobleckd.core.shapes import shape_of
+from oobleckd.ctl.shapes import shape_of
 from oobleckd.planner.costs import flops
 from oobleckd.planner.costs.analytic import Workload, analytic_profile
 from oobleckd.planner.costs.devices import CARDS, SHEETS, sheet_of
@@ -17,7 +18,8 @@ TRAIN = {"steps": 1, "global_batch": 1, "micro_batch": 1, "sequence": 16}
 
 def per_token(family: str, sequence: int, **config: Any) -> float:
     job = parse_job({"name": "x", "model": {"family": family, "config": config}, "train": TRAIN})
-    return flops.of_shape(shape_of(job), sequence)
+    work = Workload(1, sequence, "bf16", 32)
+    return flops.of_profile(analytic_profile(shape_of(job), work, SHEETS["h100"]))
 
 
 def test_gpt2_124m() -> None:
@@ -65,13 +67,14 @@ def test_tied_embeddings_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2"])
-def test_by_sizes_of_layers_it_is_the_same_without_attention(family: str) -> None:
+def test_of_an_older_profile_the_sizes_of_layers_tell_all_but_attention(family: str) -> None:
     job = parse_job({"name": "x", "model": {"family": family}, "train": TRAIN})
     shape = shape_of(job)
     profile = analytic_profile(shape, Workload(1, 1024, "bf16", 32), SHEETS["h100"])
-    attention = 12 * shape.num_blocks * shape.attention * 1024
-    assert flops.of_profile(profile) == pytest.approx(flops.of_shape(shape, 1024) - attention, rel=2e-3)
-    assert flops.of_profile(profile) >= flops.of_shape(shape, 1024) - attention
+    older = msgspec.structs.replace(profile, flops_per_token=0.0)
+    weights = 6 * shape.weights
+    assert weights <= flops.of_profile(older) <= 1.002 * weights
+    assert profile.flops_per_token == weights + 12 * shape.num_blocks * shape.attention * 1024
 
 
 def test_a_share_of_the_peak_by_hand() -> None:
