@@ -94,12 +94,11 @@ def drawn(view: JobView, curve: CurveView, kind: Format) -> bytes:
         figure = Figure(figsize=(9, 1.2 + 2.1 * len(made)), layout="constrained")
         many = figure.subplots(len(made), 1, sharex=True, squeeze=False)[:, 0]
         for axes, panel in zip(many, made, strict=True):
+            axes.set_xscale("log" if curve.log else "linear")  # which gives it labels of its own
             _draw(axes, panel, curve.marks)
         many[-1].set_xlabel(f"step{', log scale' if curve.log else ''}")
         first = curve.bins[0].first
         many[-1].set_xlim(first if curve.log else first - 1, max(curve.step, first + 1))
-        if curve.log:
-            many[-1].set_xscale("log")
         figure.suptitle(
             _literal(f"{view.id}: {curve.step:,} of {count(view.steps, 'step')}"), fontsize="medium"
         )
@@ -110,33 +109,40 @@ def drawn(view: JobView, curve: CurveView, kind: Format) -> bytes:
 
 
 def _draw(axes: Any, panel: CurvePanel, marks: Sequence[CurveMark]) -> None:
+    from oobleckd.report.axes import written
+
     steps, low, line, high = panel.steps, *map(_gaps, (panel.low, panel.line, panel.high))
+    _mark(axes, marks, steps[0])
     axes.fill_between(steps, low, high, color=_LINE, alpha=0.2, linewidth=0, label="least to highest")
     axes.plot(steps, line, color=_LINE, linewidth=1.3, label="mean", marker="." if len(steps) == 1 else "")
-    for kind, colour, style in (("incident", _INCIDENT, "--"), ("rollback", _ROLLBACK, ":")):
-        for number, mark in enumerate(each for each in marks if each.kind == kind):
-            axes.axvline(
-                max(mark.step, steps[0]), color=colour, linestyle=style, linewidth=0.9,
-                label="_" if number else kind if kind == "incident" else "rollback to here",
-            )  # fmt: skip
     if panel.points:
-        at, values = zip(*panel.points, strict=True)
-        axes.plot(
-            [max(step, steps[0]) for step in at],
-            values,
-            "o",
-            color=_POINT,
-            clip_on=False,
-            markersize=4,
-            label=panel.point_name,
-        )
-    if panel.log:
-        axes.set_yscale("log")
+        at = [max(step, steps[0]) for step, _ in panel.points]  # a logarithmic axis has no step 0
+        values = [value for _, value in panel.points]
+        axes.plot(at, values, "o", color=_POINT, clip_on=False, markersize=4, label=panel.point_name)
+    axes.set_yscale("log" if panel.log else "linear")
     axes.set_ylim(panel.bottom, panel.top)
-    axes.set_ylabel(panel.title + (f"\n({panel.unit})" if panel.unit else ""))
+    axes.set_ylabel(panel.label.replace(" (", "\n(").replace(", ", ",\n"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: written(value))
     axes.grid(alpha=0.3)
     if panel.key == "loss":
         axes.legend(loc="upper right", fontsize="small")
+
+
+def _mark(axes: Any, marks: Sequence[CurveMark], first: float) -> None:
+    """A line for each incident and rollback, behind the curve; faint where there are many."""
+    from oobleckd.report.svg import MANY
+
+    alpha = 0.3 if len(marks) > MANY else 0.9
+    for kind, name, colour, style in (
+        ("incident", "incident", _INCIDENT, "--"), ("rollback", "rollback to here", _ROLLBACK, ":")
+    ):  # fmt: skip
+        steps = [max(mark.step, first) for mark in marks if mark.kind == kind]
+        for number, step in enumerate(steps):
+            label = "_" if number else name  # one line of the legend for all of them
+            axes.axvline(
+                step, color=colour, linestyle=style, linewidth=0.9, alpha=alpha, label=label, zorder=1
+            )
 
 
 def _gaps(values: Sequence[float | None]) -> list[float]:

@@ -17,7 +17,9 @@ from oobleckd.report.panels import CurvePanel
 from oobleckd.words import seconds
 
 _WIDTH, _HEIGHT = 560, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 12, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 80, 26, 12, 44
+MANY = 16
+"""Marks: of more the lines are faint, or a curve could not be seen for them."""
 _WIDE, _ROW, _BAR = 760, 26, 16
 
 
@@ -45,7 +47,7 @@ def curve_svg(panel: CurvePanel, first: int, last: int, marks: Sequence[CurveMar
     inside = [
         *_grid(x, y, panel.label),
         *_band(panel, x, y),
-        *(_mark(mark, x) for mark in marks),
+        *(_mark(mark, x, many=len(marks) > MANY) for mark in marks),
         *_line(panel, x, y),
         *(_tag("circle", cx=x.at(at), cy=y.at(value), r=3.2, class_="point") for at, value in panel.points),
     ]
@@ -125,9 +127,16 @@ def _line(panel: CurvePanel, x: Axis, y: Axis) -> Iterator[Markup]:
             yield _tag("polyline", points=_points(points), class_="line")
 
 
-def _mark(mark: CurveMark, x: Axis) -> Markup:
+def _mark(mark: CurveMark, x: Axis, *, many: bool) -> Markup:
     at = x.at(mark.step)
-    line = _tag("line", x1=at, x2=at, y1=_TOP, y2=_HEIGHT - _BOTTOM, class_=f"mark {mark.kind}")
+    line = _tag(
+        "line",
+        x1=at,
+        x2=at,
+        y1=_TOP,
+        y2=_HEIGHT - _BOTTOM,
+        class_=f"mark {mark.kind}{' many' if many else ''}",
+    )
     sign = "M {0} {1} l -4 -8 h 8 z" if mark.kind == "incident" else "M {0} {1} l 8 -4 v 8 z"
     head = _tag("path", d=sign.format(_number(at), _TOP + 4), class_=f"sign {mark.kind}")
     return _tag("g", _titled(mark_words(mark)), line, head)

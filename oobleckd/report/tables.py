@@ -20,7 +20,7 @@ from oobleckd.words import being, count, loss, rate, seconds, size
 PHASES: tuple[Phase, ...] = get_args(Phase)
 MOST_ROWS = 200
 """Of a table: the newest are shown, and it says so."""
-MOST_BARS = 40
+MOST_BARS = 24
 _FEW_FILES = 64
 
 
