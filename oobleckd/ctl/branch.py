@@ -117,9 +117,10 @@ def consequences(origin: Origin, job: Job, found: Sequence[Changed]) -> list[str
 def _beside_a_whole_run(origin: Origin, job: Job) -> str:
     """Whether the result is that of a run of ``job`` from its first step, where only rates are changed."""
     if not same_rates(origin.job, job, origin.step):
+        before = count(origin.step, "step")
         return (
-            f"another run than this job from its first step: the first {count(origin.step, 'step')} had other "
-            "learning rates (docs/recipe.md)"
+            f"another run than this job from its first step: the first {before} had other learning rates "
+            "(docs/recipe.md)"
         )
     if origin.start_step:
         return (
