@@ -43,6 +43,7 @@ from oobleckd.protocol.watch import (
     LayerView,
     Past,
     SampledSteps,
+    Scale,
     ScheduleView,
 )
 from oobleckd.unixhttp import (
@@ -142,9 +143,11 @@ class Client:
         query: dict[str, int] = {"since": since} | ({"last": last} if last is not None else {})
         return self._list(f"/v1/jobs/{quote(job, safe='')}/evaluations", EvaluationView, **query)
 
-    def curve(self, job: str, bins: int = 200) -> CurveView:
-        """All steps of a job in so many parts at most, however long it has run."""
-        return self._get(f"/v1/jobs/{quote(job, safe='')}/curve", CurveView, bins=bins)
+    def curve(self, job: str, bins: int = 200, scale: Scale = "linear") -> CurveView:
+        """All steps of a job in so many parts at most, however long it has run: of equal width, or with the
+        scale "log" of widths that grow from its first step on.
+        """
+        return self._get(f"/v1/jobs/{quote(job, safe='')}/curve", CurveView, bins=bins, scale=scale)
 
     def nodes(self) -> tuple[NodeView, ...]:
         """All nodes the daemon has ever heard of, by name."""

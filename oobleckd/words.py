@@ -21,6 +21,7 @@ _IRREGULAR = {"epoch": "epochs", "is": "are", "has": "have", "was": "were", "doe
 _AGES = ((2 * _MINUTE_S, 1, 0), (10 * _MINUTE_S, _MINUTE_S, 1), (3 * _HOUR_S, _MINUTE_S, 0),
     (8 * _HOUR_S, _HOUR_S, _MINUTE_S), (2 * _DAY_S, _HOUR_S, 0), (8 * _DAY_S, _DAY_S, _HOUR_S),
     (2 * _YEAR_S, _DAY_S, 0), (math.inf, _YEAR_S, _DAY_S))  # fmt: skip
+_AMOUNTS = {1.0: "", 1e6: " M", 1e9: " B", 1e12: " T"}
 _UNITS = {1: "s", _MINUTE_S: "m", _HOUR_S: "h", _DAY_S: "d", _YEAR_S: "y"}
 """Below the first so many seconds an age is told in the second, and what is left of it in the third."""
 
@@ -115,6 +116,14 @@ def loss(value: float) -> str:
 def rate(value: float) -> str:
     """``"812.4"``, ``"4,118"``."""
     return f"{value:,.1f}" if value < 999.95 else f"{value:,.0f}"
+
+
+def many(value: float) -> str:
+    """``"950"``, ``"12.4 M"``, ``"300 B"``, ``"1.98 P"``: an amount whose first three digits say enough."""
+    for limit, unit in ((1e6, 1.0), (999.5e6, 1e6), (999.5e9, 1e9), (999.5e12, 1e12)):
+        if abs(value) < limit:
+            return f"{short(value / unit)}{_AMOUNTS[unit]}"
+    return f"{short(value / 1e15)} P"
 
 
 def _not_finite(value: float) -> str:

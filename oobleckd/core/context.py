@@ -17,6 +17,7 @@ from oobleckd.core.apply import apply
 from oobleckd.core.config import CoreConfig
 from oobleckd.core.entries import AnyEntry, JobStateChanged, as_shown, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
+from oobleckd.core.figures import Figures
 from oobleckd.core.membership import Membership
 from oobleckd.core.run import Run
 from oobleckd.core.samples import Samples
@@ -51,6 +52,7 @@ class Core:
     queue_reason: str = ""
     num_unkept: int = 0
     samples: Samples = field(default_factory=Samples)
+    figures: Figures = field(default_factory=Figures)
     outbox: list[Command] = field(default_factory=list)
     usable: Usable = field(init=False)
 

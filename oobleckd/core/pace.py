@@ -35,6 +35,7 @@ class Paces:
     telling: dict[int, dict[str, float]] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     turning: dict[str, float] = field(default_factory=dict)
+    _slowest: tuple[dict[str, float] | None, str, float] = (None, "", 0.0)
 
     @classmethod
     def of(cls, layout: Layout, layers: tuple[LayerCost, ...]) -> Paces:
@@ -67,6 +68,15 @@ class Paces:
         typical = {d: statistics.median(paces[d] for paces in self.rounds) for d in sorted(self.work_s)}
         return {d: news for d in typical if (news := self._judge(d, typical, at))}
 
+    def slowest(self) -> tuple[str, float]:
+        """The device that took longest for its work in the newest round that all told of, and for how many
+        times the median of its peers; ("", 0) where it has none. Found once a round, for all who ask.
+        """
+        newest = self.rounds[-1] if self.rounds else None
+        if newest is not None and newest is not self._slowest[0]:
+            self._slowest = (newest, *_slowest_in(newest))
+        return self._slowest[1:]
+
     def _judge(self, device: str, typical: dict[str, float], at: float) -> str:
         peers = [pace for other, pace in typical.items() if other != device]
         if not peers or statistics.median(peers) <= 0.0:
@@ -84,3 +94,9 @@ class Paces:
             return "" if was_slow else f"is slow: {factor:.1f} times its peers"
         self.slow.pop(device, None)
         return "is as fast as its peers again" if was_slow else ""
+
+
+def _slowest_in(paces: dict[str, float]) -> tuple[str, float]:
+    slowest = min(paces, key=lambda device: (-paces[device], device))
+    typical = statistics.median([pace for device, pace in paces.items() if device != slowest] or [0.0])
+    return (slowest, paces[slowest] / typical) if typical > 0 else ("", 0.0)

@@ -18,6 +18,7 @@ from oobleckd.core.entries import Noted, noted
 from oobleckd.core.evaluations import EvalResult
 from oobleckd.core.membership import Node
 from oobleckd.core.nodecauses import Use
+from oobleckd.core.progress import progress_of, time_left_s
 from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.planner.plan import Layers, node_of
 from oobleckd.planner.policy import ROLLING_BACK
@@ -43,7 +44,7 @@ from oobleckd.protocol.canonical import canonical
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Spare
-from oobleckd.words import count, silence
+from oobleckd.words import count, seconds, silence
 
 _SAID_S = 7 * 86400.0
 
@@ -217,6 +218,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
     last = job.steps[-1] if job.steps else None
     run = core.run if core.run is not None and core.run.job is job else None
     at_data = preparing.view(run) if run else None
+    evaluation = _evaluation(job) if job.spec.eval.wanted else None
     return JobView(
         id=job.id,
         name=job.spec.name,
@@ -263,7 +265,8 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         start_step=job.start.step,
         checked_step=next((kept.counters.step for kept in reversed(job.kept) if kept.checked), 0),
         preparing=at_data,
-        evaluation=_evaluation(job) if job.spec.eval.wanted else None,
+        evaluation=evaluation,
+        progress=progress_of(core, job, step_s, evaluation),
     )
 
 
@@ -442,7 +445,7 @@ def _line(core: Core) -> str:
     if core.run is None:
         return ", ".join([nodes, "no job", *damage])
     job = core.run.job
-    words = [nodes, f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}"]
+    words = [nodes, f"{job.id} {job.state}", f"step {job.counters.step}/{job.spec.train.steps}", *_far(job)]
     if job.counters.skipped:
         words.append(f"{job.counters.skipped} skipped ({job.counters.skipped_in_row} in a row)")
     words.append(f"generation {job.epoch}")
@@ -450,3 +453,11 @@ def _line(core: Core) -> str:
     if tolerance >= 0:
         words.append(f"can lose {tolerance}")
     return ", ".join([*words, *damage])
+
+
+def _far(job: JobRecord) -> list[str]:
+    """The share of its steps, and about how long the rest takes."""
+    words = [f"{100 * job.counters.step // job.spec.train.steps}%"]
+    evaluation = _evaluation(job) if job.spec.eval.wanted else None
+    left_s = time_left_s(job, statistics.median(job.step_s) if job.step_s else 0.0, evaluation)
+    return [*words, f"about {seconds(left_s)} left"] if left_s >= 0 and job.deployed_at is not None else words

@@ -26,12 +26,15 @@ _ORDER_HINT = "where that is meant, say so: --set {key}=…"
 
 
 class Origin(NamedTuple):
-    """The checkpoint ``place`` of ``job`` (of the id ``id``) after ``step`` steps."""
+    """The checkpoint ``place`` of ``job`` (of the id ``id``) after ``step`` steps, which itself began after
+    ``start_step``.
+    """
 
     id: str
     job: Job
     step: int
     place: str
+    start_step: int = 0
 
 
 def origin_of(client: Client, resume: str) -> Origin | None:
@@ -62,14 +65,14 @@ def _kept(view: JobView, step: int | None) -> Origin:
     found = [kept for kept in view.kept if step in {None, kept.step}]
     if not found:
         steps = ", ".join(f"{kept.step:,}" for kept in view.kept)
-        keep = view.spec.checkpoint.keep
+        table = view.spec.checkpoint
         fail(
-            f"--resume: {view.id} has no checkpoint after {step:,} steps; there are those after {steps}",
-            f"checkpoint.keep = {keep}: no more than the newest {keep} stay, so set it higher where a job is "
-            "to be branched",
+            f"--resume: {view.id} has no checkpoint after {step:,} steps, only after {steps}",
+            f"of those that checkpoint.every = {table.every} has written, the newest {table.keep} stay "
+            "(checkpoint.keep): set it higher where a job is to be branched",
             USAGE,
         )
-    return Origin(view.id, view.spec, found[-1].step, found[-1].directory)
+    return Origin(view.id, view.spec, found[-1].step, found[-1].directory, view.start_step)
 
 
 def check(origin: Origin, job: Job, said: Sequence[str]) -> None:
@@ -109,14 +112,24 @@ def consequences(origin: Origin, job: Job, found: Sequence[Changed]) -> list[str
         these = [str(each) for each in found if each.effect in effects]
         if these:
             lines.append(f"{', '.join(these)}: {follows}")
-    if all(each.effect in {"rate", "none"} for each in found):
-        lines.append(
-            "the same bits as a run of this job from its first step"
-            if same_rates(origin.job, job, origin.step)
-            else f"another run than this job from its first step: the first {count(origin.step, 'step')} had "
-            "other learning rates (docs/recipe.md)"
-        )
+    if job.train.exact and all(each.effect in {"rate", "none"} for each in found):
+        lines.append(_beside_a_whole_run(origin, job))
     return lines
+
+
+def _beside_a_whole_run(origin: Origin, job: Job) -> str:
+    """Whether the result is that of a run of ``job`` from its first step, where only rates are changed."""
+    if not same_rates(origin.job, job, origin.step):
+        before = count(origin.step, "step")
+        return (
+            f"another run than this job from its first step: the first {before} had other learning rates "
+            "(docs/recipe.md)"
+        )
+    if origin.start_step:
+        return (
+            f"{origin.id} itself went on from a checkpoint, so `verify` says whether this is a run of its own"
+        )
+    return "the same bits as a run of this job from its first step"
 
 
 def _is_said(key: str, said: Sequence[str]) -> bool:

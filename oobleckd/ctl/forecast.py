@@ -17,6 +17,7 @@ import msgspec
 
 from oobleckd.core.evaluations import planned_s, planned_share
 from oobleckd.ctl.world import Loss, PlannedWorld
+from oobleckd.planner.costs.devices import DeviceSheet
 from oobleckd.planner.costs.makespan import busy_s, one_f_one_b_s
 from oobleckd.planner.costs.work import stage_works
 from oobleckd.planner.plan import Pipeline, Plan
@@ -52,7 +53,9 @@ MAX_DRAWN = 16
 
 @dataclass(frozen=True, slots=True)
 class ForecastQuestion:
-    """A job, what its layers cost, and the nodes in question. ``limit_bytes`` of a device, 0: none known."""
+    """A job, what its layers cost, and the nodes in question. ``limit_bytes`` of a device, 0: none known.
+    ``flops_per_token`` of its model, 0: not known; ``sheet``: of its devices, whose peak is known.
+    """
 
     job: Job
     profile: Profile
@@ -61,6 +64,8 @@ class ForecastQuestion:
     num_nodes: int
     devices_per_node: int
     without: tuple[str, ...] = ()
+    flops_per_token: float = 0.0
+    sheet: DeviceSheet | None = None
 
 
 def forecast(question: ForecastQuestion) -> Forecast:
@@ -69,7 +74,9 @@ def forecast(question: ForecastQuestion) -> Forecast:
     world = PlannedWorld(
         job, question.profile, question.limit_bytes, question.num_nodes, question.devices_per_node
     )
-    teller = _Teller(job, world)
+    precision, sheet = job.train.precision, question.sheet
+    of_peak = question.flops_per_token / sheet.peak(precision) if sheet is not None else 0.0
+    teller = _Teller(job, world, of_peak)
     plan, change = world.start(), None
     if question.without:
         loss = world.lose(plan, frozenset(question.without))
@@ -98,6 +105,8 @@ def forecast(question: ForecastQuestion) -> Forecast:
         standby=len(world.nodes) - len(gone) - len(plan.nodes()) - len(plan.idle),
         without=question.without,
         change=change,
+        flops_per_token=question.flops_per_token,
+        peak_of=f"{sheet.name}, {precision}" if sheet is not None else "",
     )
 
 
@@ -120,10 +129,13 @@ def _possible_losses(world: PlannedWorld, plan: Plan) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Teller:
-    """Plans and losses of a world in numbers for people."""
+    """Plans and losses of a world in numbers for people. ``of_peak``: seconds of a device's peak that a token
+    takes, 0: not known.
+    """
 
     job: Job
     world: PlannedWorld
+    of_peak: float = 0.0
 
     def templates(self, plan: Plan) -> tuple[TemplateForecast, ...]:
         """All templates, and how often ``plan`` has each."""
@@ -150,6 +162,7 @@ class _Teller:
         largest = max(stage.memory_bytes for size in sizes for stage in by_size[size].stages)
         groups = groups_of(plan)
         samples_per_s = self.job.train.global_batch / plan.step_s
+        tokens_per_s = samples_per_s * self.job.train.sequence
         rounds = self.job.eval_rounds
         evaluation_s = planned_s(rounds, plan, self.world.setup.profile) if rounds.total else 0.0
         return PlanForecast(
@@ -159,11 +172,12 @@ class _Teller:
             idle_reason=self._why_idle(plan),
             step_s=plan.step_s,
             samples_per_s=samples_per_s,
-            tokens_per_s=samples_per_s * self.job.train.sequence,
+            tokens_per_s=tokens_per_s,
             bubble=self._bubble(groups) if not plan.vacant else self._bubble_around(plan),
             memory_bytes=largest,
             evaluation_s=evaluation_s,
             evaluation_share=planned_share(rounds, evaluation_s, plan.step_s),
+            mfu=self.of_peak * tokens_per_s / (len(plan.holdings()) or 1),
         )
 
     def loss(self, loss: Loss, alike: int) -> LossForecast:

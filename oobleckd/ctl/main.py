@@ -45,6 +45,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "status": ("show", "Show the daemon's headline."),
     "get": ("get.verb", "List jobs, nodes, incidents, pipelines, templates, layers, steps or goodput."),
     "describe": ("show", "Show everything about one job, node, incident or schedule."),
+    "plot": ("plot", "Draw the curves of a job's whole run."),
+    "report": ("report", "Write a report of a job as one HTML file."),
     "what-if": ("watch", "Say what would follow if nodes died now."),
     "export-incident": ("watch", "Write an incident to a file, with the past around it."),
     "events": ("stream", "Show what happens."),

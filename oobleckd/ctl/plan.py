@@ -118,6 +118,8 @@ def _question(
 ) -> ForecastQuestion:
     from oobleckd.ctl.forecast import ForecastQuestion
     from oobleckd.ctl.profiles import analytic, device_sheet, limit_bytes, measured
+    from oobleckd.planner.costs import flops
+    from oobleckd.planner.costs.devices import has_peak, sheet_of
 
     sheet = device_sheet(device or _DEFAULT) if device or profile is None else None
     if profile is not None:
@@ -126,7 +128,12 @@ def _question(
         assert sheet is not None
         costs = analytic(job, sheet)
     limit = limit_bytes(job, costs, sheet)
-    return ForecastQuestion(job, costs, profile is not None, limit, num_nodes, devices_per_node, without)
+    made_of = sheet or sheet_of(costs.device)
+    return ForecastQuestion(
+        job, costs, profile is not None, limit, num_nodes, devices_per_node, without,
+        flops_per_token=flops.of_profile(costs),
+        sheet=made_of if made_of is not None and has_peak(made_of) else None,
+    )  # fmt: skip
 
 
 def _known(without: Sequence[str], num_nodes: int) -> tuple[str, ...]:

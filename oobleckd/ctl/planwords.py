@@ -116,6 +116,7 @@ def _plan(found: Forecast) -> dict[str, str]:
     return {
         "pipelines": "; ".join(_group(group) for group in plan.groups),
         "step": f"{seconds(plan.step_s)}: {_speed(plan)}, {rate(plan.tokens_per_s)} tokens/s",
+        **({"MFU": f"{plan.mfu:.1%} of {found.peak_of}"} if plan.mfu else {}),
         **({"evaluation": _evaluation(plan)} if plan.evaluation_s else {}),
         "waiting": f"{plan.bubble:.1%} of the devices' time (bubble)",
         "memory": f"up to {size(plan.memory_bytes)}{of} a device",

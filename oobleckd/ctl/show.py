@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from oobleckd.client import Client
-from oobleckd.ctl import evaluations
+from oobleckd.ctl import evaluations, progress
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.get import columns
 from oobleckd.ctl.names import described_names
@@ -29,7 +29,7 @@ from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.traits import NONE, between, words
-from oobleckd.words import count, layers, noun, rate, seconds, size, why_skipped
+from oobleckd.words import count, layers, noun, seconds, size, why_skipped
 
 
 @click.command()
@@ -103,14 +103,13 @@ def _describe_job(client: Client, job: JobView) -> None:
         "job": f"{job.name} ({job.id})",
         "state": f"{job.state}{': ' if job.reason else ''}{job.reason}",
         "step": f"{job.step} of {job.steps}",
+        **progress.facts(job),
         "skipped": _skipped(job),
         "loss": columns.job_loss(job, 6) if job.step else "",
         **evaluations.facts(job),
         "generation": str(job.generation),
         "can lose": _can_lose(job),
         "policy": job.policy,
-        "step time": seconds(job.step_s) if job.step_s else "",
-        "throughput": f"{rate(job.samples_per_s)} samples/s" if job.samples_per_s else "",
         "submitted": when(job.submitted_at),
         "finished": "" if job.finished_at is None else when(job.finished_at),
         "incidents": f"{job.incidents:,}, {count(job.steps_lost, 'step')} lost",

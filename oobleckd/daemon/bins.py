@@ -1,14 +1,15 @@
-"""Curves of whole runs: bins of a thousand steps, kept as these are written.
+"""Bins of steps, which curves are made of (``curves``), kept as the steps are written.
 
-Owns the table of bins, what is in one, and that it says what the steps of the history that goes on say. All
-of it is derived: a bin that is missing or damaged is made anew from the rows of its steps. Bins outlive
-those.
+Owns the table of bins, how wide they are, what is in one, and that it says what the steps of the history that
+goes on say. All of it is derived: a bin that is missing or damaged is made anew from the rows of its steps.
+Bins outlive those.
 """
 
 from __future__ import annotations
 
 import math
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -16,8 +17,10 @@ import msgspec
 from oobleckd.daemon.records import Row, seal
 from oobleckd.protocol.api import CurveBin
 
-WIDTH = 1000
-_FEW = 10_000  # steps: as many are read one by one
+BLOCK = 1000
+"""The widest bin. A version before had all so wide, so no bin lies in two blocks of that many steps."""
+_WIDTHS = ((10_000, 20), (100_000, 100))  # of bins before that step
+_FORM = 1  # of what is in a bin; 0: all were ``BLOCK`` wide, without samples and the spread of learning rates
 _STORED = "bins"
 _nan = math.nan
 
@@ -29,6 +32,7 @@ class _Measured(msgspec.Struct):
     step_s: float = _nan
     lr: float = _nan
     grad_norm: float = _nan
+    samples: int = 0
 
 
 _measured = msgspec.msgpack.Decoder(_Measured).decode
@@ -71,7 +75,9 @@ class Spread(msgspec.Struct, array_like=True):
 
 
 class Bin(msgspec.Struct, array_like=True):
-    """Steps ``first`` to ``last`` of a job, of which ``count`` are known."""
+    """Steps ``first`` to ``last`` of a job, of which ``count`` are known. ``lr``: of the last one;
+    ``samples``: of steps whose time is known; ``samples_per_s``: of single steps.
+    """
 
     first: int
     last: int = -1
@@ -81,6 +87,20 @@ class Bin(msgspec.Struct, array_like=True):
     step_s: Spread = msgspec.field(default_factory=Spread)
     grad_norm: Spread = msgspec.field(default_factory=Spread)
     lr: float = 0.0
+    lrs: Spread = msgspec.field(default_factory=Spread)
+    samples: int = 0
+    samples_per_s: Spread = msgspec.field(default_factory=Spread)
+    form: int = 0
+
+    @classmethod
+    def at(cls, first: int) -> Bin:
+        """One with nothing in it."""
+        return cls(first, form=_FORM)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether an earlier version wrote it: all of a block, and not all of what a curve shows."""
+        return self.form < _FORM
 
     def add(self, step: int, outcome: str, data: bytes) -> None:
         """One more step, which comes after all in it."""
@@ -90,23 +110,30 @@ class Bin(msgspec.Struct, array_like=True):
         self.loss.add(told.loss)
         self.step_s.add(told.step_s)
         self.grad_norm.add(told.grad_norm)
+        self.lrs.add(told.lr)
         self.lr = told.lr if math.isfinite(told.lr) else self.lr
+        if told.samples and 0.0 < told.step_s < math.inf:
+            self.samples += told.samples
+            self.samples_per_s.add(told.samples / told.step_s)
 
     def join(self, later: Bin) -> None:
         """The steps of a later one, too."""
-        self.last, self.count, self.skipped = (
+        self.last, self.count, self.skipped, self.samples = (
             later.last,
             self.count + later.count,
             self.skipped + later.skipped,
+            self.samples + later.samples,
         )
         for mine, other in (
-            (self.loss, later.loss), (self.step_s, later.step_s), (self.grad_norm, later.grad_norm)
+            (self.loss, later.loss), (self.step_s, later.step_s), (self.grad_norm, later.grad_norm),
+            (self.lrs, later.lrs), (self.samples_per_s, later.samples_per_s),
         ):  # fmt: skip
             mine.join(other)
         self.lr = later.lr
 
-    def shown(self) -> CurveBin:
-        """For the API, which counts steps from 1."""
+    def shown(self, sequence: int) -> CurveBin:
+        """For the API, which counts steps from 1. ``sequence``: tokens of a sample."""
+        rates = self.samples_per_s
         return CurveBin(
             first=self.first + 1,
             last=self.last + 1,
@@ -120,6 +147,13 @@ class Bin(msgspec.Struct, array_like=True):
             step_s_max=self.step_s.max or 0.0,
             lr=self.lr,
             grad_norm=self.grad_norm.mean,
+            grad_norm_min=self.grad_norm.min,
+            grad_norm_max=self.grad_norm.max,
+            lr_min=self.lrs.min,
+            lr_max=self.lrs.max,
+            tokens_per_s=self.samples * sequence / self.step_s.sum if self.samples else 0.0,
+            tokens_per_s_min=(rates.min or 0.0) * sequence,
+            tokens_per_s_max=(rates.max or 0.0) * sequence,
         )
 
 
@@ -146,16 +180,16 @@ class Bins:
         if outcome in {"repeated", "evaluated"}:
             return
         known = self._open.get(job)
-        if known is not None and step == known.last + 1 and step < known.first + WIDTH:
+        if known is not None and step == known.last + 1 and step < known.first + width_at(known.first):
             known.add(step, outcome, data)
         elif known is not None and step == known.last + 1:
             self._write(database, job)
-            self._open[job] = Bin(step - step % WIDTH)
+            self._open[job] = Bin.at(start_of(step))
             self._open[job].add(step, outcome, data)
         # The first since the start, or after a rollback: what was drawn of later steps does not count. Rows
         # say it, so no other record need be understood here. (D-daemon-023)
         else:
-            first = step - step % WIDTH
+            first = start_of(step)
             database.execute("DELETE FROM bins WHERE job = ? AND first > ?", (job, first))
             self._open[job] = of_rows(database, job, first, step + 1)
         self._changed.add(job)
@@ -165,6 +199,17 @@ class Bins:
         for job in sorted(self._changed):
             self._write(database, job)
         self._changed.clear()
+
+    def renew(self, database: sqlite3.Connection, job: str, made: Iterable[Bin]) -> None:
+        """Write whole bins of a job that were ``made`` from its rows, where there are none of this form."""
+        known = self._open.get(job)
+        for each in made:
+            # Since they were made the job may have gone back: what was drawn of later steps does not count.
+            if known is not None and each.first >= known.first:
+                continue
+            found = stored(database, job, each.first)
+            if found is None or found.is_old:
+                _store(database, job, each)
 
     def forget(self) -> None:
         """What was added may not be in the table: look there again."""
@@ -181,16 +226,27 @@ def _store(database: sqlite3.Connection, job: str, made: Bin) -> None:
     database.execute("INSERT OR REPLACE INTO bins VALUES (?, ?, ?, ?)", (*row[1:], seal(row)))
 
 
+def width_at(step: int) -> int:
+    """How many steps are in the bin that ``step`` is in."""
+    # With one width for all, a curve of a few thousand steps had a few columns. (D-curves-001)
+    return next((width for before, width in _WIDTHS if step < before), BLOCK)
+
+
+def start_of(step: int) -> int:
+    """The first step of the bin that ``step`` is in."""
+    return step - step % width_at(step)
+
+
 def of_rows(database: sqlite3.Connection, job: str, first: int, until: int) -> Bin:
     """The bin of steps ``first`` up to ``until``, which is not in it, from their rows."""
-    made = Bin(first)
-    for step, outcome, data in _latest(database, job, first, until):
+    made = Bin.at(first)
+    for step, outcome, data in latest(database, job, first, until):
         made.add(step, outcome, data)
     return made
 
 
-def _latest(database: sqlite3.Connection, job: str, first: int, until: int) -> list[tuple[int, str, bytes]]:
-    """Of each step the newest row."""
+def latest(database: sqlite3.Connection, job: str, first: int, until: int) -> list[tuple[int, str, bytes]]:
+    """Of each step from ``first`` to before ``until`` the newest row: step, outcome, data."""
     found = database.execute(
         "SELECT step, outcome, data FROM steps WHERE job = ? AND step >= ? AND step < ? "
         "AND outcome NOT IN ('repeated', 'evaluated') ORDER BY step, seq",
@@ -201,14 +257,16 @@ def _latest(database: sqlite3.Connection, job: str, first: int, until: int) -> l
 
 def stored(database: sqlite3.Connection, job: str, first: int) -> Bin | None:
     """The bin that begins there; None where there is none that is what was written."""
+    return {each.first: each for each in stored_in(database, job, first, first + 1)}.get(first)
+
+
+def stored_in(database: sqlite3.Connection, job: str, first: int, until: int) -> list[Bin]:
+    """Those that begin from ``first`` to before ``until`` and are what was written, in order."""
     found = database.execute(
-        "SELECT data, seal FROM bins WHERE job = ? AND first = ?", (job, first)
-    ).fetchone()
-    return _intact(job, first, *found) if found else None
-
-
-def _intact(job: str, first: int, data: bytes, sealed: bytes) -> Bin | None:
-    return _bin_of(data) if seal((_STORED, job, first, data)) == sealed else None
+        "SELECT first, data, seal FROM bins WHERE job = ? AND first >= ? AND first < ? ORDER BY first",
+        (job, first, until),
+    )
+    return [_bin_of(data) for at, data, sealed in found if seal((_STORED, job, at, data)) == sealed]
 
 
 def copy_of(database: sqlite3.Connection, older: sqlite3.Connection) -> None:
@@ -218,37 +276,3 @@ def copy_of(database: sqlite3.Connection, older: sqlite3.Connection) -> None:
         row = (_STORED, name, first, data)
         if isinstance(data, bytes) and seal(row) == sealed:
             database.execute("INSERT OR IGNORE INTO bins VALUES (?, ?, ?, ?)", (*row[1:], sealed))
-
-
-def curve(database: sqlite3.Connection, job: str, until: int, num_bins: int) -> list[CurveBin]:
-    """At most ``num_bins`` bins of equal width over the steps below ``until``."""
-    assert num_bins > 0
-    if until <= _FEW:
-        return _of_few(database, job, until, -(-until // num_bins))
-    width = -(-until // (num_bins * WIDTH)) * WIDTH
-    known: dict[int, Bin] = {}
-    for first, data, sealed in database.execute(
-        "SELECT first, data, seal FROM bins WHERE job = ? AND first < ? ORDER BY first", (job, until)
-    ):
-        found = _intact(job, first, data, sealed)
-        if found is not None and found.last < until:
-            known[first] = found
-    made: list[Bin] = []
-    for first in range(0, until, WIDTH):
-        each = known.get(first) or of_rows(database, job, first, min(first + WIDTH, until))
-        if not each.count:
-            continue
-        if made and first // width == made[-1].first // width:
-            made[-1].join(each)
-        else:
-            made.append(each)
-    return [each.shown() for each in made]
-
-
-def _of_few(database: sqlite3.Connection, job: str, until: int, width: int) -> list[CurveBin]:
-    made: list[Bin] = []
-    for step, outcome, data in _latest(database, job, 0, until):
-        if not made or step // width != made[-1].first // width:
-            made.append(Bin(step - step % width))
-        made[-1].add(step, outcome, data)
-    return [each.shown() for each in made]

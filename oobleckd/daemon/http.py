@@ -15,13 +15,14 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 import msgspec
 from aiohttp import web
 
 from oobleckd.core import view
 from oobleckd.core.entries import noted
+from oobleckd.core.marks import curve_marks
 from oobleckd.core.requests import latest
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import answers, openapi, paging, sending, stepstore
@@ -42,6 +43,7 @@ from oobleckd.protocol.job import parse_job, reads_the_same
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.text import all_visible, shown_json, visible
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
+from oobleckd.protocol.watch import Scale
 from oobleckd.words import seconds
 
 if TYPE_CHECKING:
@@ -178,14 +180,21 @@ class Api:
         return paging.page(request, rows, view.step_view, lambda step: step.step + 1)
 
     async def curve(self, request: web.Request) -> web.StreamResponse:
-        """Losses and times of all steps, in ``bins`` at most."""
+        """All of its steps in ``bins`` at most, with ``scale=log`` of widths that grow, and what happened."""
         job = self._find(request.match_info["job"])
         bins = answers.number(request, "bins")
         bins = stepstore.DEFAULT_BINS if bins is None else bins
         if not 1 <= bins <= stepstore.MAX_BINS:
             hint = f"write 1 to {stepstore.MAX_BINS}"
             raise Refusal(422, "invalid", f"bins = {bins} is no number of parts of a curve", hint)
-        return answers.whole(await stepstore.curve(self._service.journal, job, bins))
+        scale = request.query.get("scale", "linear")
+        if scale not in (scales := get_args(Scale)):
+            raise Refusal(422, "invalid", f"scale = {scale!r} is no scale", f"write {' or '.join(scales)}")
+        core = self._service.core
+        found = await stepstore.curve(
+            self._service.journal, job, bins, lambda: curve_marks(core, job.id), log=scale == "log"
+        )
+        return answers.whole(found)
 
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         """All nodes, with ages as of now."""

@@ -7,7 +7,7 @@ more (``segments``), by which what has changed since is found and mended, at the
 the daemon works (``verify``). From time to time it is given the state that all records so far come to, and a
 start reads the newest of these snapshots and what came after it. Owns no meaning: entries are tagged structs
 of ``core.entries``, a snapshot is ``core.snapshot``'s. Steps have a table with columns of their own, so that
-they are read by range (``steprows``), and curves of them (``bins``).
+they are read by range (``steprows``), and curves of them (``curves``).
 
 Errors::
 
@@ -37,6 +37,7 @@ from typing import Any
 import msgspec
 
 from oobleckd.daemon.bins import Bins
+from oobleckd.daemon.curves import CurveQuestion
 from oobleckd.daemon.mend import CHECK, Decode, Ground, OtherFormat, mend
 from oobleckd.daemon.records import Row, format_row, sealed, snapshot_row
 from oobleckd.daemon.segments import RecordCopy
@@ -220,9 +221,19 @@ class Journal:
         """The last entries of steps of all jobs that are on disk, in order."""
         return self._rows.newest(limit)
 
-    def curve(self, job: str, until: int, num_bins: int) -> list[CurveBin]:
-        """The curve of a job, as ``StepRows.curve``."""
-        return self._rows.curve(job, until, num_bins)
+    def curve(self, question: CurveQuestion) -> list[CurveBin]:
+        """The curve that is asked for: by any thread. Bins that were made from rows are stored, unasked."""
+        found = self._rows.curve(question)
+        left = iter(found.renewed)
+
+        def act() -> bool:
+            made = [*itertools.islice(left, _AT_ONCE)]
+            self._bins.renew(self._database, question.job, made)
+            return len(made) < _AT_ONCE
+
+        if found.renewed:
+            self._asked(act)
+        return found.bins
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ from oobleckd.daemon.clock import Clock
 from oobleckd.daemon.folders import Folders
 from oobleckd.daemon.history import History
 from oobleckd.daemon.journal import Journal, JournalClosed
+from oobleckd.daemon.stepseconds import StepSeconds
 from oobleckd.daemon.waiting import OnDisk, Waiting
 from oobleckd.host import checkpoint, journald
 from oobleckd.host.durable import errno_of
@@ -92,6 +93,7 @@ class Loop:
     ) -> None:
         self.num_events = 0
         self.num_manifest_errors = 0
+        self.step_seconds = StepSeconds()
         self._machine = machine
         self._journal = journal
         self._history = history
@@ -226,7 +228,9 @@ class Loop:
         written = None
         for kind, together in itertools.groupby(on_disk, type):
             if kind is Record:
-                written = self._journal.append([each.entry for each in together if isinstance(each, Record)])
+                entries = [each.entry for each in together if isinstance(each, Record)]
+                self.step_seconds.note(entries)
+                written = self._journal.append(entries)
             else:
                 for each in together:
                     assert isinstance(each, KeepState)

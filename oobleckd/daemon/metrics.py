@@ -32,8 +32,9 @@ from oobleckd.core import view, watching
 from oobleckd.core.context import Core
 from oobleckd.daemon import busy
 from oobleckd.daemon.service import Service
+from oobleckd.daemon.stepseconds import BUCKETS_S, StepSeconds
 from oobleckd.daemon.turns import Slice
-from oobleckd.protocol.api import IncidentView, JobView, NodeState, Phase
+from oobleckd.protocol.api import IncidentView, JobView, NodeState, Phase, ProgressView
 
 FRESH_S = 1.0
 RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -90,6 +91,8 @@ def _families(service: Service, jobs: list[JobView]) -> Iterator[Metric]:
     yield InfoMetricFamily("oobleck_build", "What this daemon is.", {"version": __version__})
     yield from _of_nodes(core)
     yield from _of_jobs(core, jobs)
+    yield from _of_progress(core, {job.id: job.progress for job in jobs if job.progress is not None})
+    yield from _of_steps(service.loop.step_seconds)
     yield from _of_time(core, jobs)
     yield from _of_incidents(view.incident_views(core))
     yield from _of_shell(service)
@@ -173,6 +176,63 @@ def _of_jobs(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
         yield _counter(name, text, {(job,): value for job, value in values.items()}, "job")
     lost = float(sum(job.steps_lost for job in jobs))
     yield _counter("oobleck_steps_lost_total", "Steps lost to dead layers.", {(): lost})
+
+
+def _of_progress(core: Core, jobs: Mapping[str, ProgressView]) -> Iterator[Metric]:
+    """What is not known yet has no sample. Tokens are counted as steps are, and those that a rollback took
+    once more: the tokens of ``ProgressView`` may become fewer, and a counter must not.
+    """
+    records = core.state.jobs
+    opened = {job: found for job, found in jobs.items() if not records[job].final}
+    tokens: Labelled = {
+        (job,): float(found.tokens + records[job].steps_lost * _tokens_a_step(core, job))
+        for job, found in jobs.items()
+    }
+    yield _counter("oobleck_job_tokens_total", "Tokens of all committed steps.", tokens, "job")
+    for name, text, values in (
+        (
+            "oobleck_job_tokens_per_second",
+            "Tokens per second, as the last steps took.",
+            {job: found.tokens_per_s for job, found in opened.items()},
+        ),
+        (
+            "oobleck_job_eta_seconds",
+            "Until the last step, at the pace of the last ones.",
+            {job: found.left_s for job, found in opened.items() if found.left_s >= 0},
+        ),
+        (
+            "oobleck_job_elapsed_seconds",
+            "Since the first plan was in force.",
+            {job: found.elapsed_s for job, found in jobs.items()},
+        ),
+        (
+            "oobleck_job_mfu_ratio",
+            "Model FLOPs done, of the peak that the devices' data sheets have.",
+            {job: found.mfu for job, found in opened.items() if found.peak_flops and found.flops_per_token},
+        ),
+        (
+            "oobleck_job_goodput_ratio",
+            "Share of its devices' time that was not lost, since the first plan.",
+            {job: found.goodput for job, found in jobs.items()},
+        ),
+    ):
+        yield _gauge(name, text, {(job,): value for job, value in values.items()}, "job")
+
+
+def _tokens_a_step(core: Core, job: str) -> int:
+    train = core.state.jobs[job].spec.train
+    return train.global_batch * train.sequence
+
+
+def _of_steps(found: StepSeconds) -> Iterator[Metric]:
+    family = HistogramMetricFamily(
+        "oobleck_job_step_duration_seconds", "Committed steps since the daemon's start.", labels=["job"]
+    )
+    for job, took in found.jobs.items():
+        limits = [*(f"{limit:g}" for limit in BUCKETS_S), "+Inf"]
+        so_far = accumulate(map(float, took.within))
+        family.add_metric((job,), list(zip(limits, so_far, strict=True)), took.sum_s)
+    yield family
 
 
 def _of_evaluations(jobs: list[JobView]) -> Iterator[Metric]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -27,6 +27,7 @@ _TIME = {"type": "number"}
 _SPAN = {"type": "number", "minimum": 0, "maximum": MAX_SPAN_S}
 _FLAG = {"type": "string", "enum": ["0", "1"]}
 _BINS = {"type": "integer", "minimum": 1, "maximum": MAX_BINS}
+_SCALE = {"type": "string", "enum": [*get_args(watch.Scale)]}
 _TEXT = {"type": "string"}
 _SOME_TEXT = {"type": "string", "minLength": 1}
 _JOB = {"job": _TEXT}
@@ -80,7 +81,10 @@ OPERATIONS = (
         "get", "/v1/jobs/{job}/evaluations", "Evaluations.", api.EvaluationView, many=True,
         query={"since": _NUMBER, "last": _NUMBER},
     ),
-    Operation("get", "/v1/jobs/{job}/curve", "All of its steps, in bins.", watch.CurveView, query={"bins": _BINS}),
+    Operation(
+        "get", "/v1/jobs/{job}/curve", "All of its steps, in bins.", watch.CurveView,
+        query={"bins": _BINS, "scale": _SCALE},
+    ),
     Operation("get", "/v1/jobs/{job}/goodput", "Where the time of its devices went.", watch.GoodputView),
     *(
         Operation("post", f"/v1/jobs/{{job}}/{act}", f"{act.capitalize()} a job.", api.Accepted,

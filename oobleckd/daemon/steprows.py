@@ -1,7 +1,7 @@
 """Reads steps of a job from the journal, by range: those that are in memory no more.
 
 Owns the connection of each question, which reads beside the writer thread, and that a row which is not what
-was written is taken from the copy. Owns no meaning of a row (``core.entries``), and no bin (``bins``).
+was written is taken from the copy. Owns no meaning of a row (``core.entries``), and no curve (``curves``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oobleckd.daemon import bins
+from oobleckd.daemon import curves
+from oobleckd.daemon.curves import CurveQuestion, FoundCurve
 from oobleckd.daemon.records import Row, Scan
 from oobleckd.daemon.segments import closed_segments
 from oobleckd.daemon.tables import intact, opened
-from oobleckd.protocol.api import CurveBin
 
 _RANGE = (
     "SELECT seq, job, round, step, outcome, loss, data, seal FROM steps "
@@ -90,11 +90,11 @@ class StepRows:
             found = database.execute(_OLD, (job, last or 0))
             return array("q", (seq for (seq,) in found))
 
-    def curve(self, job: str, until: int, num_bins: int) -> list[CurveBin]:
-        """At most ``num_bins`` bins of equal width over the steps of a job below ``until``."""
+    def curve(self, question: CurveQuestion) -> FoundCurve:
+        """The curve that is asked for."""
         with self._reading() as database:
             database.text_factory = _text
-            return bins.curve(database, job, until, num_bins)
+            return curves.curve(database, question)
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,8 +17,11 @@ from oobleckd.core.apply import step_of
 from oobleckd.core.entries import Evaluated, StepEntry
 from oobleckd.core.evaluations import EvalResult, result_of
 from oobleckd.core.state import JobRecord, Step
+from oobleckd.core.view import evaluation_view
+from oobleckd.daemon.curves import CurveQuestion
 from oobleckd.protocol.api import CurveBin
-from oobleckd.protocol.watch import CurveView
+from oobleckd.protocol.evalrounds import EvalRounds
+from oobleckd.protocol.watch import CurveMark, CurveView
 
 DEFAULT_BINS, MAX_BINS = 200, 2000
 _decode = msgspec.msgpack.Decoder(StepEntry).decode
@@ -34,8 +37,8 @@ class StepStore(Protocol):
     def evaluations(self, job: str, steps: Sequence[int]) -> list[bytes]:
         """Of evaluations after so many ``steps`` the entries of their newest rounds, in order."""
 
-    def curve(self, job: str, until: int, num_bins: int) -> Sequence[CurveBin]:
-        """All steps before ``until``, in so many bins at most."""
+    def curve(self, question: CurveQuestion) -> Sequence[CurveBin]:
+        """The curve that is asked for."""
 
 
 async def read(store: StepStore, job: JobRecord, first: int, count: int) -> list[Step]:
@@ -73,11 +76,36 @@ def _evaluated_upto(job: JobRecord) -> int:
     return counters.step - 1 if job.spec.eval_rounds.evaluates(counters) else counters.step
 
 
-async def curve(store: StepStore, job: JobRecord, num_bins: int) -> CurveView:
-    """The whole run of the job."""
-    step = job.counters.step
-    bins = await asyncio.to_thread(store.curve, job.id, step, num_bins)
-    return CurveView(job.id, step, tuple(bins))
+async def curve(
+    store: StepStore, job: JobRecord, num_bins: int, marks: Callable[[], Sequence[CurveMark]], *, log: bool
+) -> CurveView:
+    """The whole run of the job, and what happened to it: ``marks`` are asked for once the bins are known."""
+    sequence = job.spec.train.sequence
+    while True:
+        step, history = job.counters.step, job.rolled_back_at
+        question = CurveQuestion(job.id, job.start.step, step, num_bins, log, sequence)
+        made = await asyncio.to_thread(store.curve, question)
+        rounds, last = job.spec.eval_rounds, _evaluated_upto(job)
+        steps = evaluated_steps(rounds, made, job.start.step, min(step, last))
+        known = {each.step: each for each in job.evaluations.results}
+        missing = [at for at in steps if at not in known]
+        entries = await asyncio.to_thread(store.evaluations, job.id, missing) if missing else []
+        if job.rolled_back_at is not history:  # these may be steps that were given up meanwhile
+            continue
+        found = known | {each.step: each for each in map(result_of, map(_decode_evaluated, entries))}
+        shown = tuple(evaluation_view(found[at]) for at in steps if at in found)
+        happened = tuple(mark for mark in marks() if job.start.step <= mark.step <= step)
+        return CurveView(job.id, step, tuple(made), log, shown, happened)
+
+
+def evaluated_steps(rounds: EvalRounds, made: Sequence[CurveBin], first: int, last: int) -> list[int]:
+    """After how many steps the newest evaluation of each bin is. One that comes before a bin's first step is
+    in it where it is in no bin before, and one behind the last bin is in that.
+    """
+    begins = [first, *(each.first for each in made[1:])]
+    ends = [*(each.first - 1 for each in made[1:]), last]
+    found = [rounds.newest_due(*pair) for pair in zip(begins, ends, strict=True)]
+    return [step for step in found if step >= 0]
 
 
 def before_memory(job: JobRecord) -> int:

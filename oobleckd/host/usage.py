@@ -19,6 +19,9 @@ def problem_of(error: click.UsageError) -> str:
     """What is wrong, in one sentence without a full stop."""
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter):
         return _of_parameter(error)
+    if isinstance(error, click.NoSuchOption):
+        close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1, cutoff=0)
+        return f"no option {error.option_name}" + (f"; did you mean {close[0]}?" if close else "")
     said = error.format_message().rstrip(".")
     for pattern, words in _TABLE:
         if found := re.fullmatch(pattern, said, re.DOTALL):
@@ -60,10 +63,6 @@ def _limits(kind: click.ParamType[Any] | None) -> str:
             return ""
 
 
-def _bare(names: str) -> str:
-    return names.replace("'", "")
-
-
 def _choice(name: str, typed: str, kind: click.ParamType[Any] | None) -> str:
     known = list(map(str, kind.choices)) if isinstance(kind, click.Choice) else []
     close = difflib.get_close_matches(typed, known, n=1)
@@ -77,7 +76,5 @@ _TABLE: tuple[tuple[str, Words], ...] = (
     (r"Got unexpected extra arguments? \((.*)\)", lambda it, _: f"too many words: {it[1] or repr('')}"),
     (r"Option '(.+)' requires (?:an|\d+) arguments?", lambda it, _: f"{it[1]} needs a value"),
     (r"Option '(.+)' does not take a value", lambda it, _: f"{it[1]} takes no value"),
-    (r"No such option:? '?(\S+?)'?(?:\.? \(?(?:Did you mean(?: one of)?:?|Possible options:) (.+?)[?)]?)?",
-     lambda it, _: f"no option {it[1]}" + (f"; did you mean {_bare(it[2])}?" if it[2] else "")),
     (r"Missing command", lambda *_: "a verb is missing"),
 )  # fmt: skip

@@ -299,8 +299,8 @@ class ProgressView(msgspec.Struct, frozen=True):
     step, at the pace of late. ``tokens``: seen in committed steps, padding included; ``passes``: over its
     data. ``tokens_per_s``: of late. ``flops_per_token``: forward and backward, by the formula of its model's
     shape; ``peak_flops`` a second: of all devices of the plan, by the data sheet of ``peak_of`` (such as
-    "h100-sxm, bf16"); ``mfu``: model FLOPs utilisation, what is done of that. ``goodput``: the useful share
-    of its devices' time since it began.
+    "h100-sxm, bf16"); ``mfu``: model FLOPs utilisation, what is done of that. ``goodput``: the share of
+    its devices' time since it began that was not lost; a bubble is not, nor is what evaluates.
     """
 
     elapsed_s: float = 0.0

@@ -56,6 +56,14 @@ class EvalRounds:
             if first <= step <= last and self.due(step):
                 yield step
 
+    def newest_due(self, first: int, last: int) -> int:
+        """After how many steps the newest evaluation is of those from ``first`` to ``last``; -1: there is
+        none.
+        """
+        inside = (min(last, self.steps - 1) // self.every * self.every,) if self.every else ()
+        found = (step for step in (self.steps, *inside, 0) if first <= step <= last and self.due(step))
+        return next(found, -1)
+
     def next_due(self, counters: Counters) -> int:
         """After how many steps the next evaluation is, or the one under way; -1: none is to come."""
         first = counters.step if self.evaluates(counters) else counters.step + 1
@@ -64,10 +72,19 @@ class EvalRounds:
     @property
     def num_evaluations(self) -> int:
         """Of the whole job."""
-        if not self.total:
+        return self._num_from(0)
+
+    def num_left(self, counters: Counters) -> int:
+        """How many are to come, with the one under way."""
+        return self._num_from(counters.step if self.evaluates(counters) else counters.step + 1)
+
+    def _num_from(self, first: int) -> int:
+        """How many there are after ``first`` steps, or more."""
+        if not self.total or first > self.steps:
             return 0
-        inside = (self.steps - 1) // self.every if self.every else 0
-        return inside + self.due(0) + self.due(self.steps)
+        last, before = self.steps - 1, max(first, 1) - 1
+        inside = max(0, last // self.every - before // self.every) if self.every else 0
+        return inside + (self.due(0) if first == 0 else 0) + self.due(self.steps)
 
     def evaluates(self, counters: Counters) -> bool:
         """Whether the round that ``counters`` begin evaluates."""

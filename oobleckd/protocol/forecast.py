@@ -48,6 +48,7 @@ class PlanForecast(msgspec.Struct, frozen=True):
     ``idle``: nodes of the job without a place, for ``idle_reason``. ``bubble``: share of the step in which a
     device waits, over all devices in the plan. ``memory_bytes``: the most that one of them holds.
     ``evaluation_s`` of an evaluation, and ``evaluation_share`` of all in the job's time (0: there is none).
+    ``mfu``: model FLOPs utilisation, as in ``ProgressView``; 0 where it is not known.
     """
 
     groups: tuple[Group, ...]
@@ -61,6 +62,7 @@ class PlanForecast(msgspec.Struct, frozen=True):
     memory_bytes: int
     evaluation_s: float = 0.0
     evaluation_share: float = 0.0
+    mfu: float = 0.0
 
 
 class LossForecast(msgspec.Struct, frozen=True):
@@ -137,7 +139,7 @@ class Forecast(msgspec.Struct, frozen=True):
     ``measured``: whether the times were measured on a device, or follow from its data sheet. ``without``:
     nodes that are taken to have died together; what ``change`` says of that, and the plan after it.
     ``pipelines`` are left out where there are many. ``standby``: nodes beyond those that the job wants at
-    most.
+    most. ``flops_per_token`` and ``peak_of``: of ``mfu``, as in ``ProgressView``.
     """
 
     job: str
@@ -157,4 +159,6 @@ class Forecast(msgspec.Struct, frozen=True):
     standby: int = 0
     without: tuple[str, ...] = ()
     change: LossForecast | None = None
+    flops_per_token: float = 0.0
+    peak_of: str = ""
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect

@@ -24,7 +24,8 @@ class Input(msgspec.Struct, frozen=True):
     ``blocks``: a digest of the files' names and sizes, and of blocks of them that are chosen by a seed, so
     that terabytes take no longer than a stat and some reads ("": not known, as in a checkpoint of an older
     version). ``whole``: size and SHA-256 of all bytes, "" until somebody has read them all. ``listing``: file
-    -> size and digest of what was read of it, where they are few.
+    -> size and digest of what was read of it, where they are few. ``tokens``: of all rows that the job trains
+    on, what fills them up included; it is no part of the identity (0: whoever said this did not say).
     """
 
     kind: InputKind
@@ -34,6 +35,7 @@ class Input(msgspec.Struct, frozen=True):
     blocks: str = ""
     whole: str = ""
     listing: dict[str, str] = {}
+    tokens: int = 0
 
     @property
     def known(self) -> str:

@@ -32,6 +32,8 @@ OpKind = Literal["F", "B", "I", "W", "U", "S"]
 """Forward, backward, input gradients, weight gradients, update, a forward pass run ahead for
 another device.
 """
+Scale = Literal["linear", "log"]
+"""Whether the bins of a curve are equally wide, or wider the later they are."""
 Lost = Literal["detect", "plan", "reconfigure", "copy", "redone", "skipped", "degraded", "waiting", "bubble"]
 
 
@@ -142,7 +144,8 @@ class CurveMark(msgspec.Struct, frozen=True):
 class CurveView(msgspec.Struct, frozen=True):
     """A job's run from its first step to its newest, the ``step``-th: ``bins`` of steps, in order; of equal
     width but for the last one, or with ``log`` of widths that grow with their place, so that the beginning of
-    a run is seen as well as its end. ``evaluations`` (the newest of each bin) and ``marks`` lie in it.
+    a run is seen as well as its end. Bins begin where the job does, which is later than its first step where
+    it was resumed. ``evaluations`` (the newest of each bin) and ``marks`` lie in it.
     """
 
     job: str

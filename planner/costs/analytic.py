@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
+from oobleckd.planner.costs import flops
 from oobleckd.planner.costs.devices import DeviceSheet
 from oobleckd.planner.profile import MOMENT_BYTES, LayerCost, Profile
 
@@ -72,6 +73,11 @@ class Shape(msgspec.Struct, frozen=True):
     def embedding_params(self) -> int:
         """Parameters of the embedding."""
         return self.hidden * (self.vocab + self.positions)
+
+    @property
+    def weights(self) -> int:
+        """Of all matrix products of a token."""
+        return self.num_blocks * self.projections + self.hidden * self.vocab
 
     @property
     def head_params(self) -> int:
@@ -148,6 +154,7 @@ def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profi
         buckets=(*own, (0, shape.num_blocks + 1)) if shape.tied else own,
         host_bytes_per_s=device.host_bytes_per_s,
         shared_bytes=_shared_bytes(shape, work) if work.separate else 0,
+        flops_per_token=flops.per_token(shape.weights, shape.num_blocks, shape.attention, work.length),
     )
 
 

@@ -1,4 +1,5 @@
-"""Data sheets of devices: what a plan assumes where nothing was measured. Owns the numbers, computes nothing.
+"""Data sheets of devices: what a plan assumes where nothing was measured, and the peaks of MFU. Owns the
+numbers, computes nothing.
 
 Peaks are those of dense matrices. Sources, by name of the maker's document:
 
@@ -53,7 +54,11 @@ class DeviceSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def flops(self, precision: str) -> float:
         """Operations a second that matrix products get in ``precision``, "fp32" or "bf16"."""
-        return self.utilisation * (self.bf16_flops if precision == "bf16" else self.fp32_flops)
+        return self.utilisation * self.peak(precision)
+
+    def peak(self, precision: str) -> float:
+        """Operations a second at most, in ``precision``."""
+        return self.bf16_flops if precision == "bf16" else self.fp32_flops
 
 
 _ACHIEVED = 0.8
@@ -101,3 +106,28 @@ SHEETS: dict[str, DeviceSheet] = {
     ),
 }
 """By the name that ``oobleckctl plan --device`` knows."""
+
+# A name that only resembles these is another board's, with another peak. (D-progress-003)
+CARDS: dict[str, str] = {
+    "NVIDIA A40": "a40",
+    "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+}
+"""By the name that the driver has for a card, whose peaks are those of that sheet. PCIe and NVL boards of the
+same chips have others, and a CPU's follow from its clock, its cores and what else runs there: of these
+no peak is known.
+"""
+
+
+def has_peak(sheet: DeviceSheet) -> bool:
+    """Whether the sheet's peaks are a maker's, and not what is assumed of a core of any CPU."""
+    core = SHEETS["cpu"]
+    return (sheet.fp32_flops, sheet.bf16_flops) != (core.fp32_flops, core.bf16_flops)
+
+
+def sheet_of(card: str) -> DeviceSheet | None:
+    """The data sheet of a card by its driver's name; None where none is known."""
+    key = CARDS.get(card)
+    return SHEETS[key] if key is not None else None

@@ -29,6 +29,7 @@ _INSTALL = (
 _INSTALL_S = 900.0
 _LISTENS = "DevTools listening on "
 _START_S = 60.0
+_SAID = frozenset({"Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown"})
 
 
 def find() -> str | None:
@@ -53,12 +54,13 @@ def install() -> str:
 
 
 class Page:
-    """One page. ``heard``: all that its web sockets received, as text."""
+    """One page. ``heard``: all that its web sockets received, as text; ``logged``: what its console says."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
         self.heard = ""
+        self.logged: list[str] = []
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Ask for something, and wait for the answer. Raises RuntimeError where it is refused."""
@@ -81,8 +83,8 @@ class Page:
 
     async def open(self, url: str) -> None:
         """Go there, and listen to its web sockets."""
-        await self.call("Network.enable")
-        await self.call("Page.enable")
+        for domain in ("Network", "Page", "Log", "Runtime"):
+            await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=url)
 
     async def click(self, x: int, y: int) -> None:
@@ -105,6 +107,8 @@ class Page:
             frame = message["params"]["response"]
             data = frame["payloadData"]
             self.heard += base64.b64decode(data).decode(errors="replace") if frame["opcode"] == 2 else data
+        if message.get("method") in _SAID:
+            self.logged.append(json.dumps(message["params"]))
         return message
 
 

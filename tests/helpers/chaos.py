@@ -10,7 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
+import pytest
+
 from oobleckd.planner.plan import node_of
+from oobleckd.protocol.api import JobView
 from oobleckd.protocol.parts import How
 from oobleckd.unixhttp import ClientError
 from tests.helpers.cluster import Cluster, tiny_job
@@ -179,6 +182,20 @@ def fail(cluster: Cluster, node: str, how: str) -> None:
         cluster.client.kill(node, cast("How", how), seconds=seconds)
 
 
+def check_progress(before: JobView, done: JobView) -> None:
+    """Its clock and its tokens went on over the daemon's death."""
+    then, found, train = before.progress, done.progress, done.spec.train
+    assert then is not None
+    assert found is not None
+    assert then.elapsed_s + 0.3 < found.elapsed_s
+    assert found.left_s == 0.0
+    assert found.tokens == found.total_tokens == train.steps * train.global_batch * train.sequence
+    assert found.tokens_per_s == pytest.approx(found.tokens / found.elapsed_s)
+    assert found.passes > 0.0, "no device said how much data there is"
+    assert found.step_times is not None
+    assert found.step_times.count == train.steps
+
+
 def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, manner: Manner | None = None) -> str:
     """kill -9 of the daemon in the middle of training; with ``with_node`` a node dies while it is away."""
     rng = random.Random(seed)
@@ -203,6 +220,7 @@ def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, manner: Manner 
     done = cluster.job_in(job, "done")
     steps = cluster.client.steps(job)
     assert [s.step for s in steps] == list(range(1, done.steps + 1)), "steps are missing"
+    check_progress(before, done)
     opened = len(cluster.client.incidents()) - incidents
     assert opened == (1 if with_node else 0), f"{opened} incidents"
     cluster.verify(job)

@@ -142,7 +142,9 @@ class SimEvaluation:
 
 
 class SimCorpus:
-    """A sample for every micro-batch."""
+    """A sample for every micro-batch, and in all so many tokens."""
+
+    num_tokens = 640
 
     def __init__(self, inputs: Any = None, evaluation: SimEvaluation | None = None) -> None:
         self.inputs: Any = inputs

@@ -77,6 +77,7 @@ PLANTED = {
         ("oobleckd.protocol.job", "oobleckd.planner.schedules"),
     ],
     "draw": [("oobleckd.draw.times", "random"), ("oobleckd.draw.times", "oobleckd.protocol.job")],
+    "report": [("oobleckd.report.page", "socket"), ("oobleckd.report.panels", "oobleckd.client")],
     "words": [("oobleckd.words", "oobleckd.planner.plan"), ("oobleckd.words", "time")],
     "planner": [("oobleckd.planner.plan", "time"), ("oobleckd.planner.plan", "oobleckd.protocol.job")],
 }

@@ -138,6 +138,11 @@ class Corpus:
         return rows.num_targets(number) if self._masking is None else num_chosen(rows.num_tokens(number))
 
     @property
+    def num_tokens(self) -> int:
+        """Of all rows of all sources, what fills them up included: of so many is a pass."""
+        return self._sequence * sum(rows.count for rows in self.sources)
+
+    @property
     def digest(self) -> str:
         """Size and SHA-256 of the bytes that were read: equal on two nodes exactly if their corpora are. ""
         until all have been read.

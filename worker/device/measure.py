@@ -18,6 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from oobleckd.planner.costs import flops
 from oobleckd.planner.profile import FLOAT_BYTES, LayerCost, Profile, gradient_bytes
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, account_of, ways_out
 from oobleckd.protocol.job import Job
@@ -94,6 +95,7 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
                 measured = _Measured(layer, batch, calls.get(index), frozenset(shared))
                 known[alike], x = _measure_layer(measured, x, _SumOf(_shape_of(spec, index), job, device))
         costs.append(_layer_cost(spec, index, known[alike], job.train.exact))
+    # Here alone is the model seen whole, whatever its family and wherever it comes from. (D-progress-001)
     return Profile(
         key=profile_key(job, device),
         device=_device_name(device),
@@ -102,6 +104,9 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         buckets=tuple(bucket.uses for bucket in spec.buckets),
         host_bytes_per_s=_host_bytes_per_s(device),
         shared_bytes=sum(tensor.untyped_storage().nbytes() for tensor in shared.values()),
+        flops_per_token=flops.per_token(
+            spec.num_weights, spec.num_layers - 2, spec.attention, job.train.sequence
+        ),
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
+import msgspec
+
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
@@ -46,8 +48,10 @@ class Reading:
 
     @property
     def inputs(self) -> Inputs:
-        """The identity of what is open."""
-        return (self._corpus.inputs.part,) if self._corpus is not None else ()
+        """The identity of what is open, and how many tokens it has."""
+        if self._corpus is None:
+            return ()
+        return (msgspec.structs.replace(self._corpus.inputs.part, tokens=self._corpus.num_tokens),)
 
     def corpus(self, job_id: str, job: Job) -> Corpus:
         """Its samples. They stay open until another job comes: one that rolls back to its checkpoint begins

@@ -67,6 +67,23 @@ class ModelSpec:
         return self._split.num_layers
 
     @property
+    def num_weights(self) -> int:
+        """Weights of matrix products outside of the embedding, the output projection's among them: whatever
+        has two dimensions or more.
+        """
+        buckets = (bucket for of_layer in self._of_layer[1:] for bucket in of_layer)
+        keys = (key for bucket in buckets for key in self.buckets[bucket].keys)
+        params = map(self._split.model.get_parameter, keys)
+        return sum(param.numel() for param in params if param.dim() > 1)
+
+    @property
+    def attention(self) -> int:
+        """How wide all query heads of a block are together."""
+        heads: int = self.config.num_attention_heads
+        of_head: int = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
+        return heads * of_head
+
+    @property
     def architecture(self) -> str:
         """The class in transformers whose parameters the buckets name."""
         return type(self._split.model).__name__

@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from oobleckd.ctl import progress
 from oobleckd.ctl.output import emit_table, since, tolerance, when
 from oobleckd.protocol.api import (
     EvaluationView,
@@ -135,6 +136,9 @@ JOB: tuple[Column[JobView], ...] = (
     Column("CAN LOSE", lambda job: tolerance(job.tolerance, job.f)),
     Column("NODES", lambda job: str(len(job.nodes))),
     Column("SAMPLES/S", lambda job: rate(job.samples_per_s)),
+    Column("TOKENS/S", progress.tokens_per_s),
+    Column("ELAPSED", progress.elapsed, restless=True),
+    Column("ETA", progress.left, restless=True),
     Column("AGE", lambda job: since(job.submitted_at), restless=True),
     Column("POLICY", lambda job: job.policy, wide=True),
     Column("INCIDENTS", lambda job: str(job.incidents), wide=True),

@@ -48,6 +48,19 @@ def test_a_slow_device_is_named_once_and_again_when_it_is_well():
     assert found.slow == {}
 
 
+def test_the_slowest_of_the_newest_round_and_by_how_much():
+    found = paces(1, 3)
+    assert found.slowest() == ("", 0.0)
+    run(found, 1, b1=1.5)
+    device, factor = found.slowest()
+    assert (device, round(factor, 9)) == ("b1/0", 1.5)
+    run(found, 1)
+    assert found.slowest()[1] == 1.0
+    alone = Paces(work_s={"a0/0": 1.0})
+    alone.note("a0/0", next(ROUND), 1.0, 0.0)
+    assert alone.slowest() == ("", 0.0), "it has no peers"
+
+
 def test_one_slow_step_a_slow_cluster_and_an_idle_device_are_nothing():
     found = paces(3, 3)
     assert run(found, 10) + run(found, 1, a0=50.0) + run(found, 10) == []

@@ -57,7 +57,9 @@ def test_whether_it_is_a_run_of_its_own(cluster: Ctl) -> None:
     cluster.api.jobs = [job_view(id="small-1", spec=stable, kept=KEPT)]
     said = ("--set", "train.steps=300", "--set", "optimizer.decay_steps=100")
     wsd = go(cluster, "--resume", "small-1", *said)
-    assert [text.count("the same bits as a run") for text in (cosine, wsd)] == [0, 1]
+    cluster.api.jobs = [job_view(id="small-1", spec=stable, kept=KEPT, start_step=50)]
+    branched = go(cluster, "--resume", "small-1", *said)
+    assert [text.count("the same bits as a run") for text in (cosine, wsd, branched)] == [0, 1, 0]
     assert submitted(cluster)[0].optimizer.decay_steps == 100
 
 
@@ -73,7 +75,7 @@ def test_a_file_says_what_the_job_is(cluster: Ctl, job_file: Callable[[str], Pat
     ("words", "says"),
     [
         (("--resume", "nobody"), ["nobody is no job"]),
-        (("--resume", "small-1@150"), ["after 150 steps", "100, 200", "checkpoint.keep = 2"]),
+        (("--resume", "small-1@150"), ["after 150 steps", "100, 200", "the newest 2 stay (checkpoint.keep)"]),
         (("--resume", "small-1"), ["train.steps = 200", "200 steps already", "--set train.steps="]),
         (("--resume", "small-1", "--set", "model.config.n_embd=8"), ["model.config.n_embd", "another model"]),
         (("--resume", "small-1", "--set", "train.steps=x"), ["--set train.steps=x"]),

@@ -427,5 +427,34 @@ def write() -> None:
     GOLDEN.write_text(golden(), encoding="utf-8")
 
 
+LLAMA_7B = (
+    '[model]\nfamily = "llama"\n[train]\nsteps = 10\nglobal_batch = 512\nmicro_batch = 1\n'
+    'sequence = 2048\nprecision = "bf16"\n'
+)
+
+
+def test_mfu_of_a_plan_by_hand(tmp_path: Path) -> None:
+    """6 N + 12 L a s of a Llama-7B are 42.86 GFLOPs a token (``tests/unit/planner/test_flops.py``)."""
+    file = tmp_path / "job.toml"
+    file.write_text(f'name = "l7"\n{LLAMA_7B}')
+    found = planned(str(file), "--nodes", "4", "--devices", "8", "--device", "h100")
+    assert found.flops_per_token == 42_863_689_728
+    assert found.peak_of == "NVIDIA H100 SXM, bf16"
+    assert found.plan.mfu == pytest.approx(42_863_689_728 * found.plan.tokens_per_s / (32 * 989e12))
+    assert f"MFU:       {found.plan.mfu:.1%} of NVIDIA H100 SXM, bf16" in ctl(
+        str(file), "--nodes", "4", "--devices", "8", "--device", "h100"
+    ).stdout  # fmt: skip
+    assert all(loss.plan is None or 0 < loss.plan.mfu < 0.35 for loss in found.losses)
+
+
+def test_a_cpu_has_no_peak_and_a_sheet_of_ones_own_has(tmp_path: Path) -> None:
+    found = planned(EXAMPLE, "--nodes", "7")
+    assert (found.plan.mfu, found.peak_of) == (0.0, "")
+    assert found.flops_per_token > 0
+    own = tmp_path / "mine.toml"
+    own.write_text('[device]\nlike = "a100"\nbf16_flops = 1e15\nfp32_flops = 2e14\n')
+    assert planned(EXAMPLE, "--nodes", "7", "--device", str(own)).peak_of == "mine, fp32"
+
+
 if __name__ == "__main__":
     write()

@@ -21,6 +21,8 @@ from oobleckd.protocol.api import (
     PhaseView,
     PipelineView,
     Problem,
+    ProgressView,
+    StepTimes,
     TemplateView,
     TroubleView,
 )
@@ -82,6 +84,52 @@ def test_get_prints_tables(ctl: Ctl) -> None:
     assert "node-1/0: 0-3, node-2/0: 4" in said["pipelines"]
     assert "2 MiB" in said["templates"]
     assert "shrink pipeline 0" in said["incidents"]
+
+
+HALF = ProgressView(
+    elapsed_s=7500.0, left_s=9180.0, tokens=1_230_000_000, total_tokens=2_735_000_000, passes=3.4,
+    tokens_per_s=831_898.0, flops_per_token=4.54e9, peak_flops=9.89e15, peak_of="NVIDIA H100 SXM, bf16",
+    mfu=0.3819, goodput=0.973,
+    step_times=StepTimes(
+        count=1000, p50_s=0.98, p95_s=1.2, p99_s=2.0, max_s=8.5, edges_s=(8.5,), counts=(1000,),
+        slowest="node-3/0", slowest_factor=1.04,
+    ),
+)  # fmt: skip
+
+
+def test_how_far_a_job_is_and_how_fast(ctl: Ctl) -> None:
+    ctl.api.jobs = [job_view(state="running", finished_at=None, step=1, progress=HALF)]
+    [head, row] = ctl("get", "jobs").stdout.splitlines()
+    for column, cell in (("TOKENS/S", "831,898"), ("ELAPSED", "125m"), ("ETA", "153m")):
+        assert row[head.index(column) :].startswith(cell)
+    said = ctl("describe", "job", "small").stdout
+    for line in (
+        "progress:       33% in 2 h 5 min, about 2 h 33 min left",
+        "tokens:         1.23 B of 2.73 B, 3.4 passes over the data",
+        "throughput:     10.0 samples/s, 831,898 tokens/s",
+        "MFU:            38.2%: 3.78 PFLOP/s of 9.89 PFLOP/s (NVIDIA H100 SXM, bf16)",
+        "goodput:        97.3% of its devices' time",
+        "step time:      p50 980 ms, p95 1.2 s, p99 2 s, at most 8.5 s (newest 1,000 steps)",
+        "slowest device: node-3/0, 1.04 times its peers' median for its work",
+    ):
+        assert line in said.splitlines()
+
+
+def test_what_is_not_known_of_its_progress_is_not_said(ctl: Ctl) -> None:
+    ctl.api.jobs = [job_view(state="running", finished_at=None, progress=ProgressView(elapsed_s=3.0))]
+    assert "3s       -    " in ctl("get", "jobs").stdout
+    said = ctl("describe", "job", "small").stdout
+    assert "progress:       100% in 3 s, time left not known yet" in said
+    assert not any(word in said for word in ("MFU", "tokens", "goodput", "slowest"))
+
+
+def test_of_a_job_that_is_over_speed_is_that_of_all_its_time(ctl: Ctl) -> None:
+    over = msgspec.structs.replace(HALF, left_s=0.0)
+    ctl.api.jobs = [job_view(progress=over)]
+    said = ctl("describe", "job", "small").stdout
+    assert "100% in 2 h 5 min\n" in said
+    assert "831,898 tokens/s in the mean" in said
+    assert "125m     -    " in ctl("get", "jobs").stdout
 
 
 def test_a_vacant_place_is_said_so(ctl: Ctl) -> None:

@@ -15,12 +15,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from oobleckd import __version__
+from oobleckd.core.entries import StepEntry
 from oobleckd.core.events import Heard
+from oobleckd.core.state import JobRecord
 from oobleckd.daemon import metrics
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import Service, open_service
 from oobleckd.protocol.messages import PROTOCOL, Hello
-from oobleckd.protocol.parts import Notice
+from oobleckd.protocol.parts import Counters, Notice, Outcome
+from tests.helpers.simjobs import make_job
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "observability"
 _WORD = re.compile(r"\b((?:oobleck|process)_\w+|up)\b")
@@ -68,6 +71,61 @@ async def test_what_is_counted(tmp_path: Path) -> None:
     assert value(families["oobleck_nodes_leaving"]) == 1.0
     assert value(families["process_resident_memory_bytes"]) > 2**20
     assert value(families["oobleck_recovery_phase_seconds"], phase="detect") == 0.0
+
+
+def train(service: Service, **done: Any) -> JobRecord:
+    """A job of 100 steps of 64 tokens each, of which 40 are committed, in a service that does not run."""
+    core = service.machine.core
+    spec = make_job(steps=100)
+    job = JobRecord("job-1", spec, 0.0, "init", Counters(), Counters(40, 40, 40), state="running", **done)
+    job.step_s.extend([0.5] * 20)
+    core.now, core.state.jobs["job-1"] = 130.0, job
+    return job
+
+
+async def rendered(service: Service) -> dict[str, Metric]:
+    text = (await metrics.render(service)).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+@pytest.mark.asyncio
+async def test_progress_of_a_job(tmp_path: Path) -> None:
+    service = open_service(
+        Config(state_dir=str(tmp_path), curve=False, endpoint="tcp://127.0.0.1:0", replay_mb=0)
+    )
+    job = train(service, deployed_at=100.0)
+    families = await rendered(service)
+    assert value(families["oobleck_job_tokens"], job="job-1") == 40 * 64
+    assert value(families["oobleck_job_tokens_per_second"], job="job-1") == 128.0
+    assert value(families["oobleck_job_eta_seconds"], job="job-1") == 30.0
+    assert value(families["oobleck_job_elapsed_seconds"], job="job-1") == 30.0
+    assert families["oobleck_job_mfu_ratio"].samples == [], "nobody knows the peak"
+    job.counters, job.steps_lost = Counters(45, 25, 25), 15  # it went back to a checkpoint
+    assert value((await rendered(service))["oobleck_job_tokens"], job="job-1") == 40 * 64
+    job.state, job.finished_at = "cancelled", 120.0
+    families = await rendered(service)
+    assert families["oobleck_job_eta_seconds"].samples == []
+    assert value(families["oobleck_job_elapsed_seconds"], job="job-1") == 20.0
+    await service.close()
+
+
+@pytest.mark.asyncio
+async def test_steps_are_a_histogram_of_all_that_go_into_the_journal(tmp_path: Path) -> None:
+    service = open_service(
+        Config(state_dir=str(tmp_path), curve=False, endpoint="tcp://127.0.0.1:0", replay_mb=0)
+    )
+
+    def step(outcome: Outcome, step_s: float) -> StepEntry:
+        return StepEntry("job-1", Counters(), outcome, 1, 1.0, 1.0, 1.0, 8, "", step_s, 9.0, 1)
+
+    done = [step("applied", 0.01), step("skipped", 0.3), step("repeated", 9.0), step("applied", 1000.0)]
+    service.loop.step_seconds.note(done)
+    took = (await rendered(service))["oobleck_job_step_duration_seconds"]
+    counts = {s.labels["le"]: s.value for s in took.samples if s.name.endswith("_bucket")}
+    assert (counts["0.01"], counts["0.25"], counts["0.5"], counts["250"]) == (1, 1, 2, 2)
+    assert counts["+Inf"] == 3
+    assert [s.value for s in took.samples if s.name.endswith(("_count", "_sum"))] == [3, 1000.31]
+    await service.close()
 
 
 @pytest.mark.asyncio

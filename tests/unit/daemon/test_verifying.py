@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oobleckd.daemon.curves import CurveQuestion
 from oobleckd.daemon.mend import CHECK, Damage
 from oobleckd.daemon.records import rows_in
 from oobleckd.daemon.segments import closed_segments, look_into
@@ -201,8 +202,8 @@ def test_steps_that_were_kept_for_long_enough_go_and_their_curve_stays(tmp_path:
     assert verified(tmp_path, ("old",))[0].lost == ()
     assert jobs_in(tmp_path) == {"old": 1, "new": 44}, "and do not come back"
     journal = opened(tmp_path)
-    assert sum(each.count for each in journal.curve("new", 20_000, 10)) == 44
-    assert sum(each.count for each in journal.curve("old", 20_000, 10)) == 36
+    assert sum(each.count for each in journal.curve(CurveQuestion("new", 0, 20_000, 10))) == 44
+    assert sum(each.count for each in journal.curve(CurveQuestion("old", 0, 20_000, 10))) == 36
     journal.close()
 
 

@@ -36,6 +36,23 @@ def test_an_evaluation_has_the_rounds_that_its_micro_batches_need() -> None:
     assert walk(rounds) == [(step, part) for step in (2, 4, 5) for part in both]
 
 
+@pytest.mark.parametrize("every", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("edges", [(True, True), (False, True), (True, False), (False, False)])
+def test_how_many_are_to_come_is_what_comes(every: int, edges: tuple[bool, bool]) -> None:
+    rounds, left = EvalRounds(7, 4, 6, every, *edges), []
+    counters = Counters()
+    while not rounds.finished(counters):
+        began = rounds.evaluates(counters) and not counters.evaluated
+        left.append((rounds.num_left(counters), began))
+        counters = counters.after("evaluated" if rounds.evaluates(counters) else "applied")
+    total = sum(began for _, began in left)
+    assert rounds.num_evaluations == total
+    assert rounds.num_left(counters) == 0
+    for place, (number, _) in enumerate(left):
+        under_way = rounds.num_rounds > 1 and place and left[place - 1][1]
+        assert number == sum(began for _, began in left[place:]) + bool(under_way)
+
+
 def test_at_start_and_end_are_asked_for_apart() -> None:
     assert [step for step, _ in walk(EvalRounds(4, 4, 4, every=2))] == [2]
     assert [step for step, _ in walk(EvalRounds(4, 4, 4, at_start=True))] == [0]

@@ -67,6 +67,7 @@ def test_no_sample_twice_within_a_pass_and_windows_do_not_overlap(text: Path) ->
     places = [(step, micro_batch) for step in range(5) for micro_batch in range(2)]
     samples = [sample for place in places for sample in corpus.sample_ids(*place)]
     assert corpus.sources[0].count == 10
+    assert corpus.num_tokens == 80
     assert sorted(samples) == list(range(20))  # 20 samples are two passes of ten
     assert sorted(samples[:10]) == list(range(10))
     assert [sample - 10 for sample in samples[10:]] != samples[:10]

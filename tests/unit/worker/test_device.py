@@ -253,6 +253,7 @@ def test_a_device_whose_text_changes_goes_no_further_and_says_so_whenever_it_is_
     agent.say(deploy(4, same))
     ready = agent.hear(Ready)
     assert ready.inputs[0].whole == f"{len(right)}-{hashlib.sha256(right).hexdigest()}"
+    assert ready.inputs[0].tokens == len(right) // same.train.sequence * same.train.sequence
 
 
 def test_a_device_finds_prepared_tokens_changed_before_it_trains_on_them(

@@ -1,0 +1,27 @@
+"""Figures of jobs that change with a step at most, kept for all who ask (``progress``). Not durable, and
+nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from oobleckd.core.state import Step
+from oobleckd.protocol.api import StepTimes
+
+
+class KnownTimes(NamedTuple):
+    """``times`` as they were when ``newest`` was the newest step and ``slowest`` the slowest device."""
+
+    newest: Step
+    slowest: tuple[str, float]
+    times: StepTimes
+
+
+@dataclass(slots=True)
+class Figures:
+    """By job: ``flops`` of a token, where they are known, and ``times`` of steps."""
+
+    flops: dict[str, float] = field(default_factory=dict)
+    times: dict[str, KnownTimes] = field(default_factory=dict)
