@@ -92,7 +92,7 @@ def plan(
         show_parameters(job, file, as_json=wants_json())
         return
     if num_nodes is None:
-        fail("--nodes: how many is not said", "write --nodes 8, or --parameters", USAGE)
+        fail("--nodes is missing", "write --nodes 8, or --parameters", USAGE)
     lost = _known(without, num_nodes)
     look(job, file)
     question = _question(job, num_nodes, devices_per_node, device, profile, lost)

@@ -25,8 +25,8 @@ ALIGNED_BYTES = 256
 middle of a storage is computed with as one in memory of its own.
 """
 
-Saved = tuple[dict[str, Tensor], tuple[int, ...]]
-"""Copies of a bucket's storages by slot, and its exponents."""
+Saved = tuple[list[Tensor], tuple[int, ...]]
+"""Copies of a bucket's numbers by slot and key, and its exponents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +190,13 @@ class BucketState:
 
     def save(self) -> Saved:
         """A copy of the state as it is, on its device: as many bytes more."""
-        return {name: flat.clone() for name, flat in self.flats.items()}, self.exponents
+        # By key, each step anew: the C library has pieces of that size from the step before, and would ask
+        # the system for whole storages, which took 40 ms in place of 29 for 85 MB.
+        return [tensor.clone() for tensor in self.tensors()], self.exponents
 
     @torch.no_grad()
     def restore(self, saved: Saved) -> None:
         """Be in the state ``saved`` again, in the same storages."""
-        for name, before in saved[0].items():
-            self.flats[name].copy_(before)
+        for tensor, before in zip(self.tensors(), saved[0], strict=True):
+            tensor.copy_(before)
         self.exponents = saved[1]

@@ -92,11 +92,6 @@ def test_parameters_are_listed_with_group_rule_and_bytes(tmp_path: Path) -> None
     assert "optimizer.group[1].match: '*.none' has no parameters; nodes would refuse it" in done.stderr
 
 
-def test_nodes_are_needed_for_a_plan() -> None:
-    done = ctl(EXAMPLE)
-    assert (done.exit_code, "--nodes: how many is not said" in done.stderr) == (2, True)
-
-
 def test_document() -> None:
     document = json.loads(ctl(EXAMPLE, "--nodes", "7", "-o", "json").stdout)
     assert (document["apiVersion"], document["kind"]) == ("oobleck/v1", "Forecast")
