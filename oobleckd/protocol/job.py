@@ -162,7 +162,13 @@ class Optimizer(JobTable, frozen=True):
         0.999,
     )
     eps: Annotated[float, Meta(gt=0, description="Added to the root of the second moment.")] = 1e-8
-    weight_decay: Annotated[float, Meta(ge=0, description="Decoupled decay, of all parameters.")] = 0.01
+    weight_decay: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Of weights, in each step: decoupled, or with adam and sgd added to the gradient.",
+        ),
+    ] = 0.01
     warmup_steps: Annotated[int, Meta(ge=0, description="Steps of linear warm-up from 0.")] = 0
     min_lr_ratio: Annotated[
         float, Meta(ge=0, le=1, description="lr at the last step as a share of the peak.")
