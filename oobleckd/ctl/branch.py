@@ -14,7 +14,7 @@ from typing import NamedTuple
 from oobleckd.client import Client
 from oobleckd.ctl.output import USAGE, fail, note
 from oobleckd.protocol.api import JobView
-from oobleckd.protocol.branching import Changed, changes, keeps_alike, same_rates
+from oobleckd.protocol.branching import KeyChange, changes, keeps_alike, same_rates
 from oobleckd.protocol.job import Job
 from oobleckd.unixhttp import ApiProblem
 from oobleckd.words import being, count
@@ -100,7 +100,7 @@ def check(origin: Origin, job: Job, said: Sequence[str]) -> None:
         note(line)
 
 
-def consequences(origin: Origin, job: Job, found: Sequence[Changed]) -> list[str]:
+def consequences(origin: Origin, job: Job, found: Sequence[KeyChange]) -> list[str]:
     """What is changed, by what follows of it, for people."""
     later = f"changes the bits from step {origin.step + 1:,} on"
     lines = []

@@ -24,7 +24,7 @@ _FOLDERS = ("data.cache", "data.prepared", "data.tokenizer")
 """Where something lies: what it is has digests, which devices compare."""
 
 
-class Changed(NamedTuple):
+class KeyChange(NamedTuple):
     """A key, such as ``train.steps``, and its two values; None where one of the jobs does not have it."""
 
     key: str
@@ -47,11 +47,11 @@ class Changed(NamedTuple):
         return f"{self.key} {_said(self.was)} -> {_said(self.now)}"
 
 
-def changes(was: Job, now: Job) -> tuple[Changed, ...]:
+def changes(was: Job, now: Job) -> tuple[KeyChange, ...]:
     """What differs between the jobs, but for their names, in the order of a job.toml."""
     old, new = _flat(table_of(was)), _flat(table_of(now))
     keys = [*old, *(key for key in new if key not in old)]
-    found = (Changed(key, old.get(key), new.get(key)) for key in keys if key != "name")
+    found = (KeyChange(key, old.get(key), new.get(key)) for key in keys if key != "name")
     return tuple(each for each in found if each.was != each.now)
 
 
