@@ -45,7 +45,7 @@ from oobleckd.protocol.parts import (
     repr_without_secrets,
 )
 
-PROTOCOL = 9
+PROTOCOL = 10
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
