@@ -17,7 +17,7 @@ from oobleckd.client import SERVICE_STATE, Client, state_dir
 from oobleckd.ctl import processes
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
-from oobleckd.ctl.names import node_names
+from oobleckd.ctl.names import bare, node_names
 from oobleckd.ctl.output import (
     FAILED,
     NOT_FOUND,
@@ -232,7 +232,7 @@ def _end_all(home: Home, grace_s: float) -> tuple[list[str], int]:
 
 
 @click.command("start-node")
-@click.argument("node", shell_complete=node_names)
+@click.argument("node", callback=bare, shell_complete=node_names)
 @_state_option
 @click.option(
     "--timeout", "timeout_s", type=Seconds(), default=120.0, show_default=True, help="For it to join."

@@ -15,7 +15,7 @@ from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.evaluations import when_evaluated
 from oobleckd.ctl.jobfiles import as_found, existing, read_job
 from oobleckd.ctl.look import look
-from oobleckd.ctl.names import job_names
+from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.nodes import told
 from oobleckd.ctl.output import (
     CAUSES,
@@ -240,7 +240,7 @@ def _prepared(job: Job) -> str:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @connected
 def pause(client: Client, job: str) -> None:
     """Stop JOB at the next step's boundary; its layers stay where they are."""
@@ -248,7 +248,7 @@ def pause(client: Client, job: str) -> None:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @connected
 def resume(client: Client, job: str) -> None:
     """Let the paused JOB go on."""
@@ -256,7 +256,7 @@ def resume(client: Client, job: str) -> None:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @click.option("--discard", is_flag=True, help="End it at once, without a checkpoint of its last steps.")
 @click.option("--wait", "wait_", is_flag=True, help="Stay until it is over.")
 @connected
@@ -274,7 +274,7 @@ def cancel(client: Client, job: str, discard: bool, wait_: bool) -> None:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @click.option("--wait", "wait_", is_flag=True, help="Stay until it is complete, then print its folder.")
 @click.option("--timeout", "timeout_s", type=Seconds(), default=600.0, show_default=True, metavar="S")
 @connected

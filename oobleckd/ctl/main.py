@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "pause": ("jobs", "Stop a job at the next step's boundary."),
     "resume": ("jobs", "Let a paused job go on."),
     "cancel": ("jobs", "End a job for good."),
+    "delete": ("delete", "Take a job that is over out of the lists."),
     "checkpoint": ("jobs", "Write a checkpoint at the next step's boundary."),
     "wait": ("waiting", "Wait for a step, a state, or the end of a recovery."),
     "verify": ("verify", "Compare a job bit by bit with a run without failures."),

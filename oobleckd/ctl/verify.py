@@ -13,7 +13,7 @@ from oobleckd.client import Client
 from oobleckd.ctl import reference
 from oobleckd.ctl.compare import CompareError, RunEvidence, Verdict, compare, inputs_of
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.names import job_names
+from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, emit_line, fail, note
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.inputs import differing
@@ -22,7 +22,7 @@ from oobleckd.words import being, count
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @click.option(
     "--single", is_flag=True, help="Make the reference run in a single process instead of on the cluster."
 )

@@ -15,7 +15,7 @@ import click
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.names import job_names
+from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item, fail, note
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobState, JobView
@@ -117,7 +117,7 @@ def _has_open_incident(client: Client, job: JobView) -> bool:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @click.option(
     "--for", "what", required=True, metavar="WHAT", help="step=N, state=STATE, recovered or incidents=N."
 )

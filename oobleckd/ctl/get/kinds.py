@@ -171,6 +171,17 @@ def kind_of(word: str) -> ListedKind:
     return found
 
 
+def means_kind(word: str) -> bool:
+    """Whether the word stands for a kind."""
+    return word.lower() in _BY_WORD
+
+
+def bare_name(word: str) -> str:
+    """``NAME`` of ``KIND/NAME``, as ``-o name`` prints it; any other word as it is."""
+    kind, slash, name = word.partition("/")
+    return name if slash and name and means_kind(kind) else word
+
+
 def listed(words: Sequence[str]) -> list[tuple[ListedKind, tuple[str, ...]]]:
     """Kinds and names of ``KIND [NAME...]``, ``KIND,KIND``, ``all`` or ``KIND/NAME...``. Raises Failure with
     exit code 2.
