@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +13,7 @@ from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.evaluations import when_evaluated
 from oobleckd.ctl.jobfiles import as_found, existing, read_job
+from oobleckd.ctl.liveline import followed, live_line, silent
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.nodes import told
@@ -93,11 +93,11 @@ def submit(
     answer = client.submit(job, resume=resume)
     if wait_:
         note(f"{job.name}: {answer.message or answer.id}")
-        _end_with(followed(answer.id, until_over, client))
+        _end_with(followed(answer.id, lambda: until_over(client, answer.id)))
         return
     _say_submitted(answer.id, answer.message)
     if wait_ is None:
-        _say_planned(answer.id, followed(answer.id, until_planned, client))
+        _say_planned(answer.id, followed(answer.id, lambda: until_planned(client, answer.id)))
 
 
 def _the_same(client: Client, job: Job) -> JobView | None:
@@ -119,31 +119,25 @@ def _go_by(client: Client, here: JobView, *, wait_: bool | None) -> None:
     message = f"{here.id} is the same job, and {being(here.state)}"
     if wait_:
         note(message)
-        _end_with(followed(here.id, until_over, client))
+        _end_with(followed(here.id, lambda: until_over(client, here.id)))
         return
     _say_submitted(here.id, message)
 
 
 def until_over(client: Client, job: str) -> JobView:
-    """The same, and how far its data is until that is prepared."""
+    """The same, with how far it is on a terminal; elsewhere, how far its data is until that is prepared."""
     said_s = time.monotonic()
 
     def told(view: JobView) -> None:
         nonlocal said_s
-        if view.state == "preparing" and time.monotonic() - said_s >= _SAY_EVERY_S:
-            said_s = time.monotonic()
-            note(f"{view.id} {being(view.state)}: {view.reason}")
+        show(view)
+        if show is not silent or view.state != "preparing" or time.monotonic() - said_s < _SAY_EVERY_S:
+            return
+        said_s = time.monotonic()
+        note(f"{view.id} {being(view.state)}: {view.reason}")
 
-    return until_final(client, job, told)
-
-
-def followed(job: str, wait: Callable[[Client, str], View], client: Client) -> View:
-    """What ``wait`` finds. Ctrl-C ends this command and not the job, and says so."""
-    try:
-        return wait(client, job)
-    except KeyboardInterrupt:
-        note(f"{job} goes on without this command; `oobleckctl cancel {job}` would end it")
-        raise
+    with live_line() as show:
+        return until_final(client, job, told)
 
 
 def _say_planned(job: str, view: JobView | None) -> None:
@@ -266,7 +260,8 @@ def cancel(client: Client, job: str, discard: bool, wait_: bool) -> None:
     if not wait_:
         told(answer)
         return
-    view = until_final(client, answer.id)
+    with live_line() as show:
+        view = until_final(client, answer.id, show)
     if wants_json():
         emit_item("Job", view)
     kept = f"; its checkpoint: {view.checkpoint}" if view.checkpoint else "; it has no checkpoint"

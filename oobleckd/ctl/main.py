@@ -25,7 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "up": ("cluster", "Start a whole cluster on this machine."),
     "down": ("cluster", "End the cluster that up started."),
     "start-node": ("cluster", "Start a node of the local cluster again."),
-    "logs": ("cluster", "Show the logs of the local cluster."),
+    "logs": ("logs", "Show the training log of a job, or the logs of the local cluster."),
     "keygen": ("cluster", "Make the keys of a cluster."),
     "token": ("token", "Make or drop a token for the API on TCP."),
     "plan": ("plan", "Say what a job would do on so many nodes, without a cluster."),

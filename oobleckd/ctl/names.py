@@ -58,6 +58,11 @@ def job_argument(verb: Verb) -> Verb:
     return click.argument("job", callback=bare, shell_complete=job_names)(verb)
 
 
+def logged_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What ``logs`` takes: jobs, nodes, the daemon."""
+    return _completed(ctx, incomplete, lambda asked: [*_jobs(asked), *_nodes(asked), ("oobleckd", "daemon")])
+
+
 def listed_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """What ``get`` takes: a kind, then names of that kind, or jobs for what is of a job."""
     from oobleckd.ctl.get.kinds import KINDS, WORDS

@@ -26,7 +26,7 @@ def watch(client: Client, kind: ListedKind, wanted: ItemsWanted, look: Look, put
     """Print items and go on with those that change, until Ctrl-C. A daemon that goes away is waited for.
     Raises Unreachable where it is away from the start.
     """
-    with _happening(client) as happened:
+    with happening(client) as happened:
         changed = ChangedItems(kind)
         put.all(changed.of(look(wanted)))
         while happened():
@@ -108,7 +108,7 @@ class ItemPrinter:
 
 
 @contextmanager
-def _happening(client: Client) -> Iterator[Callable[[], bool]]:
+def happening(client: Client) -> Iterator[Callable[[], bool]]:
     """Something that waits until anything has happened since it was last asked, though a second at least;
     False: nothing more is told.
     """
