@@ -322,6 +322,7 @@ class State:
         """The nodes that are kept out of plans since they have had wrong bits."""
         return {node for node, cause in self.drain_causes.items() if cause == "corruption"}
 
+    # Hidden and not gone: what comes later may name a job that is over. (D-service-024)
     @property
     def shown(self) -> list[JobRecord]:
         """The jobs that nobody has deleted, oldest first."""

@@ -16,7 +16,7 @@ from oobleckd.ctl.get.kinds import ItemsWanted, ListedKind
 from oobleckd.ctl.output import emit_line, emit_lines, note
 from oobleckd.unixhttp import Unreachable
 
-_EVERY_S = 1.0
+_EVERY_S = 1.0  # (D-service-025)
 _BACK = 200  # steps or evaluations before the newest, where a rollback may have them done again
 
 Look = Callable[[ItemsWanted], Sequence[Any]]
