@@ -12,7 +12,7 @@ import click
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.evaluations import when_evaluated
-from oobleckd.ctl.jobfiles import as_found, existing, read_job
+from oobleckd.ctl.jobfiles import as_found, existing, read_job, set_option
 from oobleckd.ctl.liveline import followed, live_line, silent
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_argument
@@ -54,10 +54,7 @@ _SAY_EVERY_S = 10.0  # how far its data is
     help="Hand in nothing where the same job, of this name, is here: done, or on its way. Prints its id.",
 )
 @click.option("--dry-run", is_flag=True, help="Look at the file, the model and the data, and stop.")
-@click.option(
-    "--set", "changes", multiple=True, metavar="KEY=VALUE",
-    help="Another value than the file has, such as train.steps=10 (repeat for more).",
-)  # fmt: skip
+@set_option
 @click.option(
     "--wait/--no-wait", "wait_", default=None,
     help="Stay until the job is over; exit 1, 6, 7 or 8 unless it is done. Or go at once, before it is "

@@ -65,6 +65,16 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 
+OTHER_TOOLS = {
+    "apply": "submit", "cordon": "drain", "create": "submit", "edit": "submit --set", "kill": "kill-node",
+    "list": "get jobs", "log": "logs", "ls": "get jobs", "ps": "get jobs", "rm": "delete", "run": "submit",
+    "sbatch": "submit", "scale": "submit --set", "scancel": "cancel", "show": "describe",
+    "sinfo": "get nodes", "squeue": "get jobs", "stop": "cancel", "top": "get nodes -o wide",
+    "uncordon": "undrain", "watch": "get jobs -w",
+}  # fmt: skip
+"""What the verbs of kubectl, Slurm and a shell are called here."""
+
+
 class Verbs(click.Group):
     """A group that imports the module of a verb when the verb is used."""
 
@@ -97,7 +107,8 @@ class Verbs(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            close = get_close_matches(args[0], VERBS, n=1)
+            known = OTHER_TOOLS.get(args[0])
+            close = [known] if known is not None else get_close_matches(args[0], VERBS, n=1)
             also = f"; did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"no verb {args[0]!r}{also}")
         if any(word == "" and not before.startswith("-") for before, word in pairwise(args)):

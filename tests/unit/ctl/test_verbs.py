@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.ctl.main import VERBS, Verbs, main
+from oobleckd.ctl.main import OTHER_TOOLS, VERBS, Verbs, main
 from oobleckd.protocol.api import (
     API_VERSION,
     Accepted,
@@ -456,3 +456,11 @@ def test_a_job_comes_by_stdin(
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert [body["job"]["name"] for _, body in ctl.api.asked] == (["piped"] if not more else [])
+
+
+@pytest.mark.parametrize("words", OTHER_TOOLS.values())
+def test_what_is_named_instead_of_another_tools_verb_is_there(ctl: Ctl, words: str) -> None:
+    verb, *more = words.split()
+    assert ctl(verb, "--help").exit_code == 0
+    told = ctl(verb, "--help").stdout
+    assert all(word in told for word in more)
