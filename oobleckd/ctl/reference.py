@@ -200,8 +200,7 @@ def run_on_cluster(client: Client, job: JobView) -> ReferenceRun:
     for _ in range(_TRIES):
         note(f"running {reference.name}, the same job without failures")
         job_id = client.submit(reference).id
-        with live_line() as show:
-            done = followed(job_id, partial(until_final, client, job_id, show))
+        done = followed(job_id, partial(_seen_to_its_end, client, job_id))
         if done.state != "done" and not stopped(done):
             fail(f"{reference.name} {being(done.state)} at step {done.step}", done.reason, FAILED)
         if not done.incidents:
@@ -213,6 +212,11 @@ def run_on_cluster(client: Client, job: JobView) -> ReferenceRun:
     raise Failure(
         f"{reference.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED
     )
+
+
+def _seen_to_its_end(client: Client, job: str) -> JobView:
+    with live_line() as show:
+        return until_final(client, job, show)
 
 
 # --------------------------------------------------------------------------- in one process

@@ -61,22 +61,25 @@ def watched(ctl: Ctl, *words: str) -> tuple[int, str]:
     return process.returncode, shown.decode()
 
 
-@pytest.mark.parametrize("verb", ["wait", "submit"])
+@pytest.mark.parametrize("verb", ["wait", "submit", "verify"])
 def test_ctrl_c_says_that_the_job_goes_on(
     ctl: Ctl, tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     ctl.api.jobs = [job_view(**RUNNING)]
+    if verb == "verify":
+        ctl.api.jobs.append(job_view(id="job-2", name="over", checkpoint="/c"))
     file = tmp_path / "job.toml"
     file.write_text('name = "small"\n[train]\nsteps = 3\nglobal_batch = 4\nmicro_batch = 2\nsequence = 8\n')
     assert job_spec().name == "small"
     words = {
         "wait": ("wait", "job-1", "--for", "step=500"),
+        "verify": ("verify", "over"),
         "submit": ("submit", str(file), "--wait", "--if-new"),
     }
     code, shown = watched(ctl, *words[verb])
     assert code == 130
-    assert "job-1 goes on without this command: `oobleckctl logs job-1 -f` shows it, " in shown
+    assert "\x1b[2Kjob-1 goes on without this command: `oobleckctl logs job-1 -f` shows it, " in shown
     assert "\x1b[2K" in shown
 
 
