@@ -22,7 +22,6 @@ from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data
 from oobleckd.protocol.jobparts import is_prepared, parts_of, with_data_of
 from oobleckd.protocol.jobtable import JobError
 
-STDIN = Path("/dev/stdin")
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 _key = re.compile(r"[\w-]+")
 
@@ -48,10 +47,10 @@ def loaded(path: Path, changes: Sequence[str] = ()) -> Job:
     """
     values = dict(map(_change, changes))
     try:
-        return load_job(STDIN if str(path) == "-" else path, values)
+        return load_job(path, values)
     except JobError as error:
-        problem = str(error).replace(str(STDIN), "-") if str(path) == "-" else str(error)
-        where = "" if str(path) in problem else f"{path}: "
+        problem = str(error)
+        where = "" if problem.startswith(f"{path}: ") else f"{path}: "
         changed = next((key for key in values if _is_of(error.path, key)), None)
         if changed is not None:
             where = f"--set {changed}={_as_typed(changes, changed)}: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -444,15 +445,20 @@ def test_what_set_says_wrong_is_named_by_its_flag(
 def test_a_job_comes_by_stdin(
     ctl: Ctl, job_file: Callable[..., Path], more: str, code: int, said: str
 ) -> None:
+    """Of a socket too, as sshd gives one, which cannot be opened by its name."""
     ctl.api.jobs = [job_view(state="deploying")]
     words = ["--socket", str(ctl.socket), "submit", "-", "--set", "name=piped", "--no-wait"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "oobleckd.ctl.main", *words],
-        input=job_file(more).read_text(encoding="utf-8"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(job_file(more).read_bytes())
+        ours.shutdown(socket.SHUT_WR)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "oobleckd.ctl.main", *words],
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert [body["job"]["name"] for _, body in ctl.api.asked] == (["piped"] if not more else [])
