@@ -6,10 +6,11 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 
@@ -470,3 +471,31 @@ def test_what_is_named_instead_of_another_tools_verb_is_there(ctl: Ctl, words: s
     assert ctl(verb, "--help").exit_code == 0
     told = ctl(verb, "--help").stdout
     assert all(word in told for word in more)
+
+
+def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Verbs, and the verbs of those that have such."""
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    context = click.Context(command)
+    for each in command.list_commands(context):
+        found = command.get_command(context, each)
+        assert found is not None
+        yield from leaves(found, f"{name} {each}".strip())
+
+
+def test_every_verb_that_prints_data_prints_documents_too() -> None:
+    """A script for a shell is no data."""
+    without = {
+        name
+        for name, command in leaves(main, "")
+        if not any({"-o", "--output"} <= set(parameter.opts) for parameter in command.params)
+    }
+    assert without == {"completion"}
+
+
+def test_a_format_of_documents_has_errors_that_are_documents(ctl: Ctl) -> None:
+    for how in ("json", "jsonl"):
+        told = json.loads(ctl("get", "job", "nobody", "-o", how).stderr)
+        assert (told["kind"], told["code"]) == ("Error", 3)
