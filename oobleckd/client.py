@@ -234,6 +234,12 @@ class Client:
         how = "?discard=1" if discard else ""
         return self._post(f"/v1/jobs/{quote(job, safe='')}/{act}{how}", {})
 
+    def delete(self, job: str) -> Accepted:
+        """Have a job that is over in no list any more; its files stay. ApiProblem 409 while it is not over,
+        or for a name that several jobs have.
+        """
+        return decode(self._request("DELETE", f"/v1/jobs/{quote(job, safe='')}"), Accepted)
+
     def drain(self, node: str, reason: str = "") -> Accepted:
         """Take a node out of the plan at a step's boundary."""
         return self._post(f"/v1/nodes/{quote(node, safe='')}/drain", {"reason": reason})

@@ -207,7 +207,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: Use, *, inside: 
 
 def job_views(core: Core) -> list[JobView]:
     """Every job, in order of submission."""
-    return [job_view(core, job) for job in core.state.jobs.values()]
+    return [job_view(core, job) for job in core.state.shown]
 
 
 def job_view(core: Core, job: JobRecord) -> JobView:

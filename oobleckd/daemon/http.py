@@ -36,7 +36,18 @@ from oobleckd.daemon.service import Service, status_of
 from oobleckd.daemon.turns import Took, Turns, leave, metered
 from oobleckd.daemon.watchapi import WatchApi
 from oobleckd.host.folder import disclaim
-from oobleckd.protocol.api import AnyRequest, Control, Denied, Drain, Forget, Kill, NodeView, Problem, Submit
+from oobleckd.protocol.api import (
+    AnyRequest,
+    Control,
+    Delete,
+    Denied,
+    Drain,
+    Forget,
+    Kill,
+    NodeView,
+    Problem,
+    Submit,
+)
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import parse_job, reads_the_same
@@ -91,6 +102,7 @@ class Api:
                 web.get("/v1/jobs", self.jobs),
                 web.post("/v1/jobs", self.submit),
                 web.get("/v1/jobs/{job}", self.job),
+                web.delete("/v1/jobs/{job}", self.delete),
                 web.get("/v1/jobs/{job}/steps", self.steps),
                 web.get("/v1/jobs/{job}/evaluations", self.evaluations),
                 web.get("/v1/jobs/{job}/curve", self.curve),
@@ -146,7 +158,7 @@ class Api:
     async def jobs(self, request: web.Request) -> web.StreamResponse:
         """All jobs."""
         core = self._service.core
-        return paging.page(request, list(core.state.jobs.values()), lambda job: view.job_view(core, job))
+        return paging.page(request, core.state.shown, lambda job: view.job_view(core, job))
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         """One job, by id or by name."""
@@ -288,6 +300,11 @@ class Api:
         if discard and act != "cancel":
             raise Refusal(422, "invalid", f"discard is not for {act}", "it is for cancel")
         return await self._ask(Control(job.id, act, _who(request), discard))
+
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        """A job that is over, out of all lists."""
+        job = answers.find_job(self._service, request.match_info["job"], unique=True)
+        return await self._ask(Delete(job.id, _who(request)))
 
     async def drain(self, request: web.Request) -> web.StreamResponse:
         """Drain and undrain."""

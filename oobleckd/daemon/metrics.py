@@ -65,7 +65,7 @@ async def render(service: Service) -> bytes:
     # library's. (D-watching-012)
     core, part = service.core, Slice()
     jobs = []
-    for job in list(core.state.jobs.values()):
+    for job in core.state.shown:
         jobs.append(view.job_view(core, job))
         await part.over()
     texts = []

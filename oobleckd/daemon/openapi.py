@@ -73,6 +73,7 @@ OPERATIONS = (
     Operation("get", "/v1/jobs", "All jobs.", api.JobView, many=True),
     Operation("post", "/v1/jobs", "Queue a job.", api.Accepted, body=SubmitBody),
     Operation("get", "/v1/jobs/{job}", "A job, by id or by name.", api.JobView, query={"unique": _FLAG}),
+    Operation("delete", "/v1/jobs/{job}", "Take a job that is over out of all lists.", api.Accepted),
     Operation(
         "get", "/v1/jobs/{job}/steps", "Committed steps.", api.StepView, many=True,
         query={"since": _NUMBER, "last": _NUMBER},

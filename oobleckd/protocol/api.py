@@ -68,6 +68,13 @@ class Control(Request, frozen=True):
     discard: bool = False
 
 
+class Delete(Request, frozen=True):
+    """A job that is over is in no list any more, and its id means nothing. Its files stay where they are."""
+
+    job: str
+    who: str = ""
+
+
 class Drain(Request, frozen=True):
     """Take a node out of plans (``undo``: back in) at a step's boundary."""
 
@@ -96,7 +103,7 @@ class Kill(Request, frozen=True):
     who: str = ""
 
 
-AnyRequest = Submit | Control | Drain | Forget | Kill
+AnyRequest = Submit | Control | Delete | Drain | Forget | Kill
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):

@@ -28,7 +28,18 @@ SlowFate = Literal["", "reported", "drained", "needed"]
 job could not lose ``fault_tolerance.f`` nodes any more.
 """
 Act = Literal[
-    "", "submit", "pause", "resume", "cancel", "checkpoint", "drain", "undrain", "forget", "kill", "end-wait"
+    "",
+    "submit",
+    "pause",
+    "resume",
+    "cancel",
+    "checkpoint",
+    "drain",
+    "undrain",
+    "forget",
+    "kill",
+    "end-wait",
+    "delete",
 ]
 Own = Literal["journal", "journal-damaged", "planner", "replay", "manifest", "set-aside"]
 

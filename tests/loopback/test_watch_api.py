@@ -110,9 +110,14 @@ def test_a_job_in_training_and_a_loss(cluster: Cluster, tmp_path: Path) -> None:
     assert past.snapshot.at <= incident.at
     assert any(change.kind == "incident" for change in past.changes)
     file = tmp_path / "incident.json"
-    cluster.ctl("export-incident", incident.id, "-o", str(file))
+    cluster.ctl("export-incident", incident.id, "--to", str(file))
     assert json.loads(file.read_text())["incident"]["id"] == incident.id
     assert client.bundle(incident.id).version == Bundle(1, "", incident, past).version
     assert f"of {job}" in cluster.ctl("describe", "schedule", "watched").stdout
+    assert cluster.ctl("delete", job, check=False).returncode == 5, "it is not over"
     cluster.job_in(job, "done")
     cluster.verify(job)
+    assert cluster.ctl("logs", job, "-n", "1").stdout.count("\n") == 1
+    cluster.ctl("delete", f"job/{job}")
+    assert job not in [view.id for view in client.jobs()]
+    assert cluster.ctl("get", "job", job, check=False).returncode == 3
