@@ -240,6 +240,22 @@ class DeviceReplaced(Payload, frozen=True):
     evidence: str
 
 
+class CardError(Payload, frozen=True):
+    """The card of a device reported an error, at ``reported_at`` (POSIX seconds, by the clock of its host):
+    an ``xid`` of NVIDIA's driver, which ``means`` that; or (0) that its memory has had errors that could not
+    be corrected, ``ecc_uncorrected`` since the driver was loaded. Nothing follows from it by itself.
+    """
+
+    kind: ClassVar[str] = "node"
+    node: str
+    device: str
+    card: str = ""
+    xid: int = 0
+    means: str = ""
+    ecc_uncorrected: int = -1
+    reported_at: float = 0.0
+
+
 class DevicePace(Payload, frozen=True):
     """A device is ``slow`` compared with its peers, or is so no more. ``fate``: what follows for its node."""
 
@@ -567,6 +583,7 @@ AnyPayload = (
     | DeploymentRetried
     | SpareReady
     | DeviceReplaced
+    | CardError
     | DevicePace
     | NodeQuarantined
     | NodeKeptOut

@@ -48,6 +48,7 @@ from oobleckd.protocol.messages import (
     Report,
     Resume,
     StopPreparing,
+    TellLog,
     ToWorker,
     Wake,
     Welcome,
@@ -297,6 +298,7 @@ class DeviceProcess:
                 | Ack()
                 | EndStopped()
                 | Wake()
+                | TellLog()
                 | PrepareData()
                 | StopPreparing()
             ):
