@@ -25,6 +25,7 @@ from oobleckd.protocol.api import (
     IncidentView,
     Items,
     JobView,
+    NodeLogView,
     NodeView,
     PipelineView,
     Status,
@@ -152,6 +153,12 @@ class Client:
     def nodes(self) -> tuple[NodeView, ...]:
         """All nodes the daemon has ever heard of, by name."""
         return self._list("/v1/nodes", NodeView)
+
+    def node_log(self, node: str, lines: int = 200) -> NodeLogView:
+        """The newest lines of a node's log. ApiProblem 404 for a node that nobody knows, 503 where its agent
+        does not answer.
+        """
+        return self._get(f"/v1/nodes/{quote(node, safe='')}/log", NodeLogView, lines=lines)
 
     def incidents(self) -> tuple[IncidentView, ...]:
         """All incidents, oldest first."""

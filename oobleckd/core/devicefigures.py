@@ -23,6 +23,8 @@ MAX_NAMED = 16
 """XIDs, and reasons of a slower clock, of a device."""
 MAX_NAME = 80
 """Characters of a card's name, or of such a reason."""
+MAX_XID = 1000
+"""No driver has such a number: none is dated that is as high."""
 MESSAGES_PER_S = 500
 """Figures are told further apart where there are more nodes: all of them tell."""
 
@@ -44,16 +46,18 @@ class ToldOf:
 @dataclass(slots=True)
 class DevicesTold:
     """Of all nodes. Reports of a card are remembered whatever becomes of their node. ``recalled``: so are
-    those of before this daemon.
+    those of before this daemon. ``xids``: when each was reported last, by device and XID.
     """
 
     by_node: dict[str, ToldOf] = field(default_factory=dict)
     recalled: bool = False
+    xids: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def recall(self, announced: Iterable[tuple[str, CardReport]]) -> None:
         """What was announced of cards, by node: it is no news any more."""
         for node, report in announced:
             self.by_node.setdefault(node, ToldOf()).reports.append(report)
+            self._date(report)
         self.recalled = True
 
     def take(self, node: str, message: FiguresTold, devices: Collection[str]) -> list[CardReport]:
@@ -64,7 +68,13 @@ class DevicesTold:
         reports = [each for each in message.reports[-MAX_REPORTS:] if each.device in devices]
         news = [each for each in reports if each not in told.reports]
         told.reports.extend(news)
+        for each in news:
+            self._date(each)
         return news
+
+    def _date(self, report: CardReport) -> None:
+        if 0 < report.xid < MAX_XID:
+            self.xids[report.device, report.xid] = report.at
 
     def of(self, node: str, incarnation: str) -> tuple[DeviceFigures, ...]:
         """What ``node`` told last, by device; nothing where that was another incarnation of it."""

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from oobleckd.client import Client
-from oobleckd.ctl import evaluations, progress
+from oobleckd.ctl import devicefigures, evaluations, progress
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.get import columns
 from oobleckd.ctl.get.kinds import bare_name, listed
@@ -242,6 +242,7 @@ def _describe_node(node: NodeView) -> None:
         "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
         "redundant": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.redundant),
     })  # fmt: skip
+    devicefigures.show(node.figures)
     names = {name: None for traits in node.traits for name in traits}
     if names:
         emit_line("what decides bits:")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from oobleckd.protocol.messages import LogTold, TellLog
 
 WAIT_S = 2.0
-MAX_LINES = 1000
+DEFAULT_LINES, MAX_LINES = 200, 1000
 MAX_OPEN = 64
 """Questions; an answer has 256 KiB at most."""
 

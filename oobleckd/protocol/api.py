@@ -379,6 +379,16 @@ class NodeView(msgspec.Struct, frozen=True):
     figures: tuple[DeviceFigures, ...] = ()
 
 
+class NodeLogView(msgspec.Struct, frozen=True):
+    """The newest ``lines`` of a node's log, oldest first, as its agent tells them. ``complete``: with what
+    its devices print, and not those of the agent alone.
+    """
+
+    node: str
+    lines: tuple[str, ...]
+    complete: bool
+
+
 class CadenceView(msgspec.Struct, frozen=True):
     """How often a job writes checkpoints with ``checkpoint.every = "auto"``: after so many ``steps``, which
     are ``interval_s`` seconds.

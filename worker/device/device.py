@@ -60,6 +60,7 @@ from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import (
     DeviceContext,
     arithmetic,
+    card_of,
     device_memory_bytes,
     device_model,
     give_back_memory,
@@ -554,5 +555,6 @@ class DeviceProcess:
             holding=executor is not None and (executor.holding or executor.misread),
             arithmetic=arithmetic(self.torch_device),
             traits=traits(self.torch_device),
+            card=card_of(self.torch_device),
         )
         self.link.send(DeviceUp(info))
