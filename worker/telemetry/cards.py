@@ -59,6 +59,7 @@ class CardWatch:
             self._readings = {
                 device: found for device, found in self._readings.items() if device in self._wanted
             }
+        # Not a process: that would be 30 MB for each agent, and one more to look after. (D-watching-022)
         if wanted and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="cards", daemon=True)
             self._thread.start()

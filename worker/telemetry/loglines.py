@@ -31,7 +31,8 @@ class LogKeeper(logging.Handler):
         self._kept: deque[str] = deque()
         self._num_bytes = 0
         self._keeping = threading.Lock()
-        # What was written there before this agent was started is none of it: others may share the file.
+        # No pipe: that would put the agent in the way of every line of its devices. And what was written
+        # before it was started is none of it, as others may share the file. (D-watching-023)
         self._begin = _file_size(fd)
 
     def emit(self, record: logging.LogRecord) -> None:

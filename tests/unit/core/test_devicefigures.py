@@ -16,6 +16,7 @@ from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.changes import CardError, Change
 from oobleckd.protocol.messages import PROTOCOL, FiguresTold, Goodbye, Hello, Welcome
 from oobleckd.protocol.parts import CardReport, DeviceInfo
+from oobleckd.protocol.xids import UNKNOWN
 from tests.helpers.world import World
 
 FALLEN = CardReport("n1/0", 90.0, "NVIDIA H100", xid=79)
@@ -141,7 +142,6 @@ def test_a_welcome_says_how_often() -> None:
 def test_an_xid_is_a_change_once() -> None:
     core = machine()
     (change,) = changes(tell(core, told(FALLEN)))
-    assert change.text == "the card of n1/0 (NVIDIA H100) reported XID 79: the card has fallen off the bus"
     assert (change.level, change.kind, change.story) == ("error", "node", ("node:n1",))
     assert change.data == CardError(
         "n1", "n1/0", "NVIDIA H100", 79, "the card has fallen off the bus", -1, 90.0
@@ -150,15 +150,13 @@ def test_an_xid_is_a_change_once() -> None:
     again = msgspec.structs.replace(FALLEN, at=95.0, xid=31)
     (change,) = changes(tell(core, told(FALLEN, again)))
     assert (change.level, change.data.xid) == ("warn", 31)
-    assert [each.text for each in view.story(core.core, "node:n1")][-1] == change.text
+    assert view.story(core.core, "node:n1")[-1].seq == change.seq
+    assert core.core.devices_told.xids == {("n1/0", 79): 90.0, ("n1/0", 31): 95.0}
 
 
 def test_uncorrected_memory_errors_are_a_change() -> None:
     (change,) = changes(tell(machine(), told(CardReport("n1/0", 90.0, "", ecc_uncorrected=2))))
-    assert change.text == (
-        "the card of n1/0 has had 2 memory errors that could not be corrected (ECC) "
-        "since its driver was loaded"
-    )
+    assert change.data == CardError("n1", "n1/0", ecc_uncorrected=2, reported_at=90.0)
     assert change.level == "error"
 
 
@@ -175,7 +173,7 @@ def test_a_daemon_that_is_started_anew_does_not_say_it_again() -> None:
 def test_an_xid_that_nobody_knows_is_an_error_all_the_same() -> None:
     (change,) = changes(tell(machine(), told(CardReport("n1/0", 90.0, xid=9999))))
     assert change.level == "error"
-    assert change.text.endswith("XID 9999: not in our list; NVIDIA's has more")
+    assert change.data == CardError("n1", "n1/0", xid=9999, means=UNKNOWN.text, reported_at=90.0)
 
 
 def test_a_flood_of_reports_is_cut_to_the_newest() -> None:
