@@ -15,7 +15,7 @@ import msgspec
 from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.messages import FiguresTold
 from oobleckd.protocol.parts import CardReport
-from oobleckd.protocol.text import all_visible
+from oobleckd.protocol.text import visible
 
 MAX_REPORTS = 32
 """Of a node: those that a message may have, and those that are remembered."""
@@ -86,12 +86,9 @@ class DevicesTold:
 
 def _bounded(said: DeviceFigures) -> DeviceFigures:
     """As much of ``said`` as is kept, and nothing in it that a terminal would obey."""
-    fits = len(said.card) <= MAX_NAME and len(said.throttled) <= MAX_NAMED and len(said.xids) <= MAX_NAMED
-    if not fits or any(len(each) > MAX_NAME for each in said.throttled):
-        said = msgspec.structs.replace(
-            said,
-            card=said.card[:MAX_NAME],
-            throttled=tuple(each[:MAX_NAME] for each in said.throttled[:MAX_NAMED]),
-            xids=said.xids[-MAX_NAMED:],
-        )
-    return all_visible(said)
+    card = visible(said.card[:MAX_NAME])
+    throttled = tuple(visible(each[:MAX_NAME]) for each in said.throttled[:MAX_NAMED])
+    xids = said.xids[-MAX_NAMED:]
+    if (card, throttled, xids) == (said.card, said.throttled, said.xids):
+        return said
+    return msgspec.structs.replace(said, card=card, throttled=throttled, xids=xids)

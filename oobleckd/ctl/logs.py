@@ -15,15 +15,17 @@ from typing import NamedTuple
 
 import click
 
-from oobleckd.client import Client
+from oobleckd.client import Client, state_dir
+from oobleckd.ctl import nodelog
 from oobleckd.ctl.cluster import state_option
 from oobleckd.ctl.connect import client as connect
-from oobleckd.ctl.connect import output_option, socket_option, translated, wants_json
+from oobleckd.ctl.connect import output_option, settings, socket_option, translated, wants_json
 from oobleckd.ctl.get.kinds import bare_name
 from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.ctl.names import logged_names
 from oobleckd.ctl.output import NOT_FOUND, emit_json, emit_line, fail, when
 from oobleckd.ctl.traininglog import print_log
+from oobleckd.protocol.api import NodeLogView
 from oobleckd.unixhttp import ClientError
 
 _LOOK_EVERY_S = 0.05
@@ -49,6 +51,8 @@ def logs(name: str, home: Home, follow: bool, num_lines: int) -> None:
     """Show the training log of JOB: steps, evaluations and incidents; or what a NODE or the daemon of the
     local cluster has written, without a name all of them, in the order of time.
 
+    Of a NODE that is on another machine: the newest lines that its agent tells, 1000 at most.
+
     With -o json one document a line. A job called as a node is job/NAME.
     """
     if name and not name.startswith(("node/", "no/")) and _is_job(name, home):
@@ -57,7 +61,13 @@ def logs(name: str, home: Home, follow: bool, num_lines: int) -> None:
         return
     name = DAEMON if name == "daemon" else bare_name(name)
     found = sorted(home.logs.glob("*.log")) if not name else [home.log(name)]
-    if not found or not found[0].exists():
+    here = bool(found) and found[0].exists()
+    if name not in {"", DAEMON} and _is_asked(home, here=here):
+        told = nodelog.fetch(_client(home), name, num_lines, follow=follow)
+        if told is not None:
+            _show(_timed(told), named=False)
+            return
+    if not here:
         known = ", ".join(path.stem for path in sorted(home.logs.glob("*.log"))) or "none"
         hint = f"known: {known}; of a job: `oobleckctl logs JOB`"
         fail(f"no log of {name or 'a cluster'} in {home.logs}", hint, NOT_FOUND)
@@ -78,6 +88,18 @@ def _is_job(name: str, home: Home) -> bool:
     except ClientError:
         return False
     return True
+
+
+def _is_asked(home: Home, *, here: bool) -> bool:
+    """Whether the daemon is asked for a node's log: where none is ``here``, and where somebody named a
+    daemon, whose node need not be the one of that name here.
+    """
+    return not here or (bool(settings().config.socket) and home.state == state_dir())
+
+
+def _client(home: Home) -> Client:
+    """For the daemon of ``home``; where nobody named that, for the one that every verb would ask."""
+    return connect() if home.state == state_dir() else Client(home.socket)
 
 
 # --------------------------------------------------------------------------- files
@@ -123,6 +145,13 @@ class LogTail:
             lines.append(line_of(self._path.stem, written, self._time))
             self._time = lines[-1].at
         return lines
+
+
+def _timed(told: NodeLogView) -> list[LoggedLine]:
+    lines: list[LoggedLine] = []
+    for written in told.lines:
+        lines.append(line_of(told.node, written, lines[-1].at if lines else 0.0))
+    return lines
 
 
 def _show_files(tails: Sequence[LogTail], num_lines: int, *, follow: bool) -> None:
