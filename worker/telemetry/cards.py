@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from oobleckd.protocol.parts import CardReport
@@ -102,15 +102,8 @@ class CardWatch:
         with self._lock:
             if found is not None and self._wanted.get(device) == watched:
                 self._readings[device] = (self._clock(), found)
-        self._add([] if report is None else [report])
-
-    def _add(self, reports: Iterable[CardReport]) -> None:
-        with self._lock:
-            for report in reports:
-                what = report.device, report.xid
-                same = [each.at for each in self._reports if (each.device, each.xid) == what]
-                if all(at + AGAIN_S <= report.at for at in same):
-                    self._reports.append(report)
+            if report is not None:
+                self._reports.append(report)
 
     def _listen(self, rounds: _Rounds, wanted: Mapping[str, CardOf], until: float) -> None:
         """Take in XIDs until the cards are to be read again, or others are to be watched."""
@@ -120,7 +113,8 @@ class CardWatch:
             except Deaf:
                 self._wake.wait(left_s)
                 return
-            self._add(reports)
+            with self._lock:
+                self._reports.extend(reports)
 
 
 class _Rounds:
@@ -131,7 +125,8 @@ class _Rounds:
         self._cards: dict[str, Card] = {}  # by the UUID that a device has
         self._wholes: dict[str, str] = {}  # that UUID -> the one of the whole card
         self._names: dict[str, str] = {}
-        self._uncorrected: dict[str, int] = {}  # by device
+        self._xids: dict[tuple[str, int], float] = {}  # when each was reported, by device
+        self._uncorrected: dict[tuple[str, str], tuple[int, float]] = {}  # errors, and when reported
 
     def read(self, device: str, watched: CardOf) -> tuple[CardReading | None, CardReport | None]:
         """What a card says, and whether it has had more errors than before."""
@@ -143,22 +138,36 @@ class _Rounds:
             self._cards[uuid], self._wholes[uuid] = card, self._events.watch(card.whole)
         found = api.read(self._nvml, self._cards[uuid], {watched.pid})
         self._names[device] = found.name
-        before, now = self._uncorrected.get(device, -1), found.ecc_uncorrected
-        self._uncorrected[device] = now
-        # What it had before this agent looked may be of any day.
-        grew = 0 <= before < now
-        report = CardReport(device, time.time(), found.name, ecc_uncorrected=now) if grew else None
-        return found, report
+        return found, self._grown(device, uuid, found)
+
+    def _grown(self, device: str, uuid: str, found: CardReading) -> CardReport | None:
+        """Whether the card has had more errors than were reported, and none were within a minute. What it had
+        before this agent looked may be of any day, and a driver that is loaded anew counts anew.
+        """
+        number, now = found.ecc_uncorrected, time.time()
+        if number < 0:
+            return None
+        before, reported_at = self._uncorrected.get((device, uuid), (number, float("-inf")))
+        grew = before < number and reported_at + AGAIN_S <= now
+        if grew:
+            before, reported_at = number, now
+        self._uncorrected[device, uuid] = min(before, number), reported_at
+        return CardReport(device, now, found.name, ecc_uncorrected=number) if grew else None
 
     def wait(self, wanted: Mapping[str, CardOf], timeout_s: float) -> list[CardReport]:
-        """A report for each device that has the card, as soon as a card tells of an XID. Raises Deaf."""
+        """A report for each device that has the card, as soon as a card tells of an XID, but for those of
+        which the same was reported within a minute. Raises Deaf.
+        """
         event = self._events.wait(timeout_s)
         if event is None:
             return []
         whole, xid = event
         now = time.time()
-        return [
-            CardReport(device, now, self._names.get(device, ""), xid=xid)
+        devices = [
+            device
             for device, watched in wanted.items()
             if self._wholes.get(watched.uuid) == whole
+            and self._xids.get((device, xid), float("-inf")) + AGAIN_S <= now
         ]
+        self._xids.update(((device, xid), now) for device in devices)
+        return [CardReport(device, now, self._names.get(device, ""), xid=xid) for device in devices]

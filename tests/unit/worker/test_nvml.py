@@ -170,17 +170,33 @@ def test_an_xid_is_reported_at_once_and_not_again_within_a_minute(monkeypatch: p
     watch.close()
 
 
-def test_errors_that_a_card_had_before_are_no_news_and_more_of_them_are() -> None:
+def test_errors_that_a_card_had_before_are_no_news_and_more_of_them_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("oobleckd.worker.telemetry.cards.time.time", lambda: now)
     fake = FakeNvml([FakeCard(uncorrected=2)], deaf=True)
+    card = fake.cards[0]
     watch = CardWatch(lambda: fake)
     watch.watch(DEVICE, 0.01)
-    for _ in range(3):
-        fake.asked.get(timeout=30.0)
-    assert watch.reports() == ()
-    fake.cards[0].uncorrected = 5
-    until(watch.reports)
-    (report,) = watch.reports()
-    assert (report.device, report.xid, report.ecc_uncorrected) == ("n1/0", 0, 5)
+
+    def counted(number: int | None) -> list[tuple[float, int]]:
+        """What is reported once a card has counted so many, and was read twice since."""
+        card.uncorrected = number
+        while not fake.asked.empty():
+            fake.asked.get()
+        for _ in range(3):
+            fake.asked.get(timeout=30.0)
+        return [(each.at, each.ecc_uncorrected) for each in watch.reports()]
+
+    assert counted(2) == []
+    assert counted(5) == [(1000.0, 5)]
+    assert counted(7) == [(1000.0, 5)], "not again within a minute"
+    now += AGAIN_S
+    assert counted(7) == [(1000.0, 5), (1060.0, 7)], "and then"
+    now += AGAIN_S
+    assert counted(None) == counted(0) == [(1000.0, 5), (1060.0, 7)], "a driver that is loaded anew"
+    assert counted(1)[2:] == [(1120.0, 1)]
     watch.close()
 
 
