@@ -5,11 +5,13 @@ Owns what is asked; how lines are shown is ``logs``'.
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from oobleckd.client import Client
 from oobleckd.ctl.connect import translated
-from oobleckd.ctl.output import USAGE, fail, note
+from oobleckd.ctl.output import NOT_FOUND, USAGE, fail, note
 from oobleckd.protocol.api import NodeLogView
-from oobleckd.unixhttp import Unreachable
+from oobleckd.unixhttp import ApiProblem, Unreachable
 
 MAX_LINES = 1000
 
@@ -23,6 +25,10 @@ def fetch(client: Client, node: str, num_lines: int, *, follow: bool) -> NodeLog
             found = client.node_log(node, min(num_lines, MAX_LINES))
         except Unreachable:
             return None
+        except ApiProblem as refused:
+            if refused.status != HTTPStatus.NOT_FOUND:
+                raise
+            fail(f"no log of {node}: no node and no job is called so", refused.hint, NOT_FOUND)
     if follow:
         problem = f"the log of {node} is not on this machine, and cannot be followed from here"
         fail(problem, f"follow it on its machine: journalctl -fu oobleck-worker@{node}", USAGE)

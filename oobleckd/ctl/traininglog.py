@@ -16,7 +16,7 @@ from oobleckd.ctl.output import emit_item, emit_line, note, when
 from oobleckd.ctl.waiting import FINAL
 from oobleckd.protocol.api import EvaluationView, IncidentView, JobView, StepView
 from oobleckd.unixhttp import Unreachable
-from oobleckd.words import being, count, loss, plain, rate, seconds, short
+from oobleckd.words import being, count, learning_rate, loss, rate, seconds, short
 
 _BACK = 200  # steps before the newest, which a rollback may have done again
 
@@ -91,7 +91,7 @@ def step_words(step: StepView, job: JobView) -> str:
     skipped = "" if step.outcome == "applied" else f"  {step.outcome}"
     return (
         f"step {step.step:>{width}}/{job.steps}  loss {_number(step.loss):<8}  "
-        f"grad norm {_norm(step.grad_norm):<6}  lr {plain(float(f'{step.lr:.4g}')):<9}  {speed}{skipped}"
+        f"grad norm {_norm(step.grad_norm):<6}  lr {learning_rate(step.lr):<9}  {speed}{skipped}"
     ).rstrip()
 
 
