@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from oobleckd.ctl.connect import output_option, wants_json
-from oobleckd.ctl.jobfiles import loaded
+from oobleckd.ctl.jobfiles import loaded, set_option
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
 
@@ -56,6 +56,7 @@ def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 @click.option(
     "--without", multiple=True, metavar="NODE", help="Plan after the loss of this node (repeat for more)."
 )
+@set_option
 @output_option
 def plan(
     file: Path,
@@ -64,8 +65,9 @@ def plan(
     device: str,
     profile: Path | None,
     without: tuple[str, ...],
+    changes: tuple[str, ...],
 ) -> None:
-    """Plan the job of FILE, a job.toml, for nodes that need not be there. Asks no daemon.
+    """Plan the job of FILE, a job.toml (-: stdin), for nodes that need not be there. Asks no daemon.
 
     Prints templates, the plan, the guarantee, what follows after each possible loss, and the schedule. Nodes
     are called node-1, node-2, ... Times are modelled. A process of its own looks at model and data
@@ -75,7 +77,7 @@ def plan(
     from oobleckd.ctl.planwords import show
     from oobleckd.planner.policy import PlanError
 
-    job = loaded(file)
+    job = loaded(file, changes)
     lost = _known(without, num_nodes)
     look(job, file)
     question = _question(job, num_nodes, devices_per_node, device, profile, lost)
