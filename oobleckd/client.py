@@ -25,6 +25,7 @@ from oobleckd.protocol.api import (
     IncidentView,
     Items,
     JobView,
+    NodeLogView,
     NodeView,
     PipelineView,
     Status,
@@ -153,6 +154,12 @@ class Client:
         """All nodes the daemon has ever heard of, by name."""
         return self._list("/v1/nodes", NodeView)
 
+    def node_log(self, node: str, lines: int = 200) -> NodeLogView:
+        """The newest lines of a node's log. ApiProblem 404 for a node that nobody knows, 503 where its agent
+        does not answer.
+        """
+        return self._get(f"/v1/nodes/{quote(node, safe='')}/log", NodeLogView, lines=lines)
+
     def incidents(self) -> tuple[IncidentView, ...]:
         """All incidents, oldest first."""
         return self._list("/v1/incidents", IncidentView)
@@ -233,6 +240,12 @@ class Client:
         """
         how = "?discard=1" if discard else ""
         return self._post(f"/v1/jobs/{quote(job, safe='')}/{act}{how}", {})
+
+    def delete(self, job: str) -> Accepted:
+        """Have a job that is over in no list any more; its files stay. ApiProblem 409 while it is not over,
+        or for a name that several jobs have.
+        """
+        return decode(self._request("DELETE", f"/v1/jobs/{quote(job, safe='')}"), Accepted)
 
     def drain(self, node: str, reason: str = "") -> Accepted:
         """Take a node out of the plan at a step's boundary."""

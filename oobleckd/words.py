@@ -103,6 +103,11 @@ def plain(value: float) -> str:
     return f"{_trimmed(head)}e{int(exponent)}" if e else text
 
 
+def learning_rate(value: float) -> str:
+    """A learning rate: four digits that say something, ``0.0003`` or ``2.997e-5``."""
+    return plain(float(f"{value:.4g}"))
+
+
 def loss(value: float) -> str:
     """A loss: four digits behind the point, and its power of ten where that says nothing."""
     if not math.isfinite(value):

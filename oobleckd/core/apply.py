@@ -28,6 +28,7 @@ from oobleckd.core.entries import (
     IncidentClosed,
     IncidentOpened,
     InputsFixed,
+    JobDeleted,
     JobStateChanged,
     JobSubmitted,
     KindTrained,
@@ -74,17 +75,8 @@ from oobleckd.protocol.spikes import counters_after
 def apply(state: State, entry: AnyEntry) -> None:
     """Change ``state`` by one fact."""
     match entry:
-        case JobSubmitted():
-            state.jobs[entry.job] = JobRecord(
-                entry.job,
-                entry.spec if entry.knows_on_nan else _going_on(entry.spec),
-                entry.at,
-                entry.source,
-                entry.counters,
-                entry.counters,
-                origin=entry.source,
-                folder=entry.folder,
-            )
+        case JobSubmitted() | JobDeleted():
+            _list(state, entry)
         case ProfileMeasured():
             state.profiles[entry.key] = entry.profile
             if len(state.profiles) > KEPT_PROFILES:
@@ -112,6 +104,22 @@ def apply(state: State, entry: AnyEntry) -> None:
             _train(state, entry)
         case _:
             _apply_to_job(state.jobs[entry.job], entry)
+
+
+def _list(state: State, entry: JobSubmitted | JobDeleted) -> None:
+    if isinstance(entry, JobDeleted):
+        state.jobs[entry.job].deleted = True
+        return
+    state.jobs[entry.job] = JobRecord(
+        entry.job,
+        entry.spec if entry.knows_on_nan else _going_on(entry.spec),
+        entry.at,
+        entry.source,
+        entry.counters,
+        entry.counters,
+        origin=entry.source,
+        folder=entry.folder,
+    )
 
 
 def _going_on(spec: Job) -> Job:

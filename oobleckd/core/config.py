@@ -15,7 +15,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     transport secrets of jobs are derived. ``checkpoint_dir``: used by jobs that name none. ``journal``: the
     name of the journal, which stands in the folders of its jobs. ``look_s``: how finely the sleep of this
     process itself is told (``Membership.attend``); inf: it never sleeps. ``snapshot_every``: after so many
-    entries of the journal it gets a snapshot of the state (0: never).
+    entries of the journal it gets a snapshot of the state (0: never). ``figures_s``: how often agents tell of
+    their devices, where nodes are not very many (0: never).
     """
 
     daemon: str = ""
@@ -33,3 +34,4 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_s: float = 0.3
     look_s: float = 0.2
     snapshot_every: int = 8_000
+    figures_s: float = 5.0

@@ -15,6 +15,7 @@ import msgspec
 
 from oobleckd.core.apply import apply
 from oobleckd.core.config import CoreConfig
+from oobleckd.core.devicefigures import DevicesTold
 from oobleckd.core.entries import AnyEntry, JobStateChanged, as_shown, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
 from oobleckd.core.figures import Figures
@@ -53,6 +54,7 @@ class Core:
     num_unkept: int = 0
     samples: Samples = field(default_factory=Samples)
     figures: Figures = field(default_factory=Figures)
+    devices_told: DevicesTold = field(default_factory=DevicesTold)
     outbox: list[Command] = field(default_factory=list)
     usable: Usable = field(init=False)
 

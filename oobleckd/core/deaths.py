@@ -13,6 +13,7 @@ from __future__ import annotations
 from oobleckd.core import jobs
 from oobleckd.core.context import Core
 from oobleckd.core.entries import DeviceDied, Died
+from oobleckd.core.memory import planned_by_device
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import Plan, node_of
@@ -69,12 +70,7 @@ def _planned(run: Run, device: str) -> int:
 
 def planned_bytes(job: JobRecord, plan: Plan | None, device: str) -> int:
     """What the planner counted on for ``device`` of ``plan``; 0 where it has no place in it."""
-    for pipeline in plan.pipelines if plan is not None else ():
-        mine = {segment.layers for segment in pipeline.segments if segment.device == device}
-        template = next((each for each in job.templates if each.num_nodes == len(pipeline.nodes)), None)
-        if mine and template is not None:
-            return max((stage.memory_bytes for stage in template.stages if stage.layers in mine), default=0)
-    return 0
+    return planned_by_device(job, plan).get(device, 0) if plan is not None else 0
 
 
 def words(found: Died) -> str:

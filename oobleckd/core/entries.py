@@ -91,6 +91,15 @@ class PauseAsked(Entry, frozen=True):
     ending: bool = False
 
 
+class JobDeleted(Entry, frozen=True):
+    """Somebody wants a job that is over in no list any more. What it was is kept: entries may yet come that
+    name it, and its number is taken.
+    """
+
+    job: str
+    at: float
+
+
 class DataPrepared(Entry, frozen=True):
     """The job reads prepared ``folders``, one for each of its parts, in order ("": as its ``spec`` says)."""
 
@@ -405,6 +414,7 @@ AnyEntry = (
     | FolderTaken
     | JobStateChanged
     | PauseAsked
+    | JobDeleted
     | DataPrepared
     | ProfileMeasured
     | TemplatesMade

@@ -14,7 +14,7 @@ from oobleckd.planner.policy import Proposal, Setup, Situation
 from oobleckd.protocol.api import Request, Response
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import Manifest
-from oobleckd.protocol.messages import FromWorker, ToWorker
+from oobleckd.protocol.messages import FiguresTold, ToDecideBy, ToWorker
 
 # --------------------------------------------------------------------------- events
 
@@ -23,7 +23,16 @@ class Heard(msgspec.Struct, frozen=True):
     """The agent of ``node`` sent ``message``."""
 
     node: str
-    message: FromWorker
+    message: ToDecideBy
+
+
+class FiguresHeard(msgspec.Struct, frozen=True):
+    """The agent of ``node`` told of its devices, for who watches: nothing is decided by it, nor by that it
+    came.
+    """
+
+    node: str
+    message: FiguresTold
 
 
 class LinkLost(msgspec.Struct, frozen=True):
@@ -84,7 +93,8 @@ class RoomSeen(msgspec.Struct, frozen=True):
     free_files: int = -1
 
 
-Event = Heard | LinkLost | Asked | Planned | ManifestWritten | FolderFound | RoomSeen | Tick
+Decisive = Heard | LinkLost | Asked | Planned | ManifestWritten | FolderFound | RoomSeen | Tick
+Event = Decisive | FiguresHeard
 
 # --------------------------------------------------------------------------- commands
 

@@ -10,9 +10,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import assert_never
 
+import msgspec
+
 from oobleckd.core import (
+    cards,
     checkpoints,
     deaths,
+    devicefigures,
     inputs,
     jobs,
     lastcopy,
@@ -33,7 +37,9 @@ from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, R
 from oobleckd.core.events import (
     Asked,
     Command,
+    Decisive,
     Event,
+    FiguresHeard,
     FolderFound,
     Heard,
     KeepState,
@@ -184,12 +190,25 @@ class Machine:
         core = self.core
         if self._only_heartbeats(event, now):
             return []
+        if isinstance(event, FiguresHeard):
+            core.now = now
+            cards.heard(core, event.node, event.message)
+            return self._taken()
         slept_s = core.members.attend(now, self.due)
         # The grace runs while the daemon is awake: one that stood still before its agents were back gave up
         # all of them at its own tick. (D-detection-005)
         if self.grace_until is not None:
             self.grace_until += slept_s
         core.now = now
+        self._take_in(event)
+        core.members.expire(core.now, partial(lastcopy.spared, core))
+        if core.members.obituaries or not self._is_routine(event):
+            self._settle()
+        self.due = self._next_deadline()
+        return self._taken()
+
+    def _take_in(self, event: Decisive) -> None:
+        core = self.core
         match event:
             case Heard():
                 self._heard(event)
@@ -209,12 +228,11 @@ class Machine:
                 pass
             case _:
                 assert_never(event)
-        core.members.expire(core.now, partial(lastcopy.spared, core))
-        if core.members.obituaries or not self._is_routine(event):
-            self._settle()
-        self.due = self._next_deadline()
+
+    def _taken(self) -> list[Command]:
+        """What is to be done by now, in order."""
         self._keep_state()
-        commands, core.outbox = core.outbox, []
+        commands, self.core.outbox = self.core.outbox, []
         return commands
 
     def _keep_state(self) -> None:
@@ -447,7 +465,9 @@ class Machine:
         change = core.members.hello(message, core.now)
         config, incarnations = core.config, tuple(info.incarnation for info in message.devices)
         heartbeat_s = max(config.heartbeat_s, len(core.members.nodes) * _HEARTBEAT_OF_NODE_S)
-        core.tell(message.node, Welcome(protocol, config.daemon, heartbeat_s, config.lease_s, incarnations))
+        figures_s = devicefigures.every(config.figures_s, len(core.members.nodes))
+        welcome = Welcome(protocol, config.daemon, heartbeat_s, config.lease_s, incarnations)
+        core.tell(message.node, msgspec.structs.replace(welcome, figures_s=figures_s))
         if message.ready and not was_counted:
             core.joined_at = core.now
         self._expect(message.node)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from oobleckd.core.membership import Node
+from oobleckd.core.state import JobRecord
+from oobleckd.planner.plan import Plan, Range
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.planner.profile import FLOAT_BYTES, HeldBesides, Profile, state_bytes_per_param, sum_bytes
 from oobleckd.protocol.job import Job
@@ -38,6 +40,21 @@ def _host_share(node: Node, members: Collection[Node]) -> int:
 
 def _on_host(node: Node) -> list[DeviceInfo]:
     return [info for info in node.devices if info.kind == "cpu"]
+
+
+def planned_by_device(job: JobRecord, plan: Plan) -> dict[str, int]:
+    """Device -> the bytes that the planner counted on for it, of all that have a place in ``plan``."""
+    templates = {template.num_nodes: template for template in reversed(job.templates)}
+    found: dict[str, int] = {}
+    for pipeline in plan.pipelines:
+        template = templates.get(len(pipeline.nodes))
+        by_layers: dict[Range, int] = {}
+        for stage in template.stages if template is not None else ():
+            by_layers[stage.layers] = max(stage.memory_bytes, by_layers.get(stage.layers, 0))
+        for segment in pipeline.segments:
+            num_bytes = by_layers.get(segment.layers, 0)
+            found[segment.device] = max(num_bytes, found.get(segment.device, 0))
+    return found
 
 
 def held_besides(job: Job, profile: Profile) -> HeldBesides:

@@ -1,4 +1,5 @@
-"""What users ask: submit, pause, resume, cancel, checkpoint, drain, forget, kill. Every act is audited.
+"""What users ask: submit, pause, resume, cancel, checkpoint, delete, drain, forget, kill. Every act is
+audited.
 
 Owns the answers to them; what follows from an accepted act is ``steer``'s.
 """
@@ -11,6 +12,7 @@ from oobleckd.core import ending, jobs, lastcopy, room, view
 from oobleckd.core.context import Core
 from oobleckd.core.entries import (
     InputsFixed,
+    JobDeleted,
     JobStateChanged,
     JobSubmitted,
     NodeDrained,
@@ -23,6 +25,7 @@ from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.protocol.api import (
     Accepted,
     Control,
+    Delete,
     Denied,
     Drain,
     Forget,
@@ -55,6 +58,8 @@ def _answer(core: Core, request: Request) -> Response:
             return _submit(core, request)
         case Control():
             return _control(core, request)
+        case Delete():
+            return _delete(core, request)
         case Drain():
             return _drain(core, request)
         case Forget():
@@ -109,7 +114,8 @@ def _start(core: Core, request: Submit) -> tuple[str, Counters] | Denied:
     if not request.resume:
         return "init", Counters()
     for job in reversed(core.state.jobs.values()):
-        if job.checkpoint and request.resume == "latest" and job.spec.name == request.job.name:
+        named = not job.deleted and job.spec.name == request.job.name
+        if job.checkpoint and request.resume == "latest" and named:
             kept = _newest(job)
             return kept.directory, resumed(request.job, kept.counters)
         if job.checkpoint and job.checkpoint == request.resume:
@@ -131,7 +137,7 @@ def _start(core: Core, request: Submit) -> tuple[str, Counters] | Denied:
 
 def latest(core: Core, name: str) -> str:
     """The folder that "latest" means for a job of that name; "" where there is none."""
-    found = (job for job in reversed(core.state.jobs.values()) if job.checkpoint and job.spec.name == name)
+    found = (job for job in reversed(core.state.shown) if job.checkpoint and job.spec.name == name)
     return next((_newest(job).directory for job in found), "")
 
 
@@ -162,7 +168,7 @@ def _whence(said: Audited) -> str:
 
 def _control(core: Core, request: Control) -> Response:
     job = core.state.jobs.get(request.job)
-    if job is None:
+    if job is None or job.deleted:
         return Denied("not-found", f"no job {request.job}", "oobleckctl get jobs lists them")
     problem, hint = _refusal(job, request.act)
     if not problem and request.act == "checkpoint":
@@ -190,6 +196,19 @@ def _control(core: Core, request: Control) -> Response:
         case _:
             assert_never(request.act)
     return Accepted(job.id, message)
+
+
+def _delete(core: Core, request: Delete) -> Response:
+    job = core.state.jobs.get(request.job)
+    if job is None or job.deleted:
+        return Denied("not-found", f"no job {request.job}", "oobleckctl get jobs lists them")
+    if not job.final:
+        hint = f"`oobleckctl cancel {job.id} --wait` ends it first"
+        return Denied("conflict", f"{job.id} {being(job.state)}: only what is over is deleted", hint)
+    core.record(JobDeleted(job.id, core.now))
+    _audit(core, f"deleted {job.id}", Audited(request.who, "delete", job.id))
+    kept = f"; its newest checkpoint stays: {_newest(job).directory}" if job.checkpoint else ""
+    return Accepted(job.id, f"{job.id} is deleted{kept}")
 
 
 def _refusal(job: JobRecord, act: str) -> tuple[str, str]:

@@ -151,7 +151,7 @@ class JobRecord(_Remembers):
     devices that knew what they died of, oldest first. ``inputs``: the identity of what it reads, from its
     first deployment on, or from the checkpoint that it was resumed from. ``readers``: device -> its
     incarnation, of the last layout that was in force. ``num_incidents``: ever. ``measuring``: what one of
-    ``written`` cost is not known yet.
+    ``written`` cost is not known yet. ``deleted``: nobody is shown it any more.
     """
 
     id: str
@@ -202,6 +202,7 @@ class JobRecord(_Remembers):
     num_incidents: int = 0
     measuring: bool = False
     evaluations: Evaluations = field(default_factory=Evaluations)
+    deleted: bool = False
 
     def __post_init__(self) -> None:
         self.step_s = deque(self.step_s, maxlen=RECENT_STEPS)
@@ -323,6 +324,12 @@ class State:
     def quarantined(self) -> set[str]:
         """The nodes that are kept out of plans since they have had wrong bits."""
         return {node for node, cause in self.drain_causes.items() if cause == "corruption"}
+
+    # Hidden and not gone: what comes later may name a job that is over. (D-service-024)
+    @property
+    def shown(self) -> list[JobRecord]:
+        """The jobs that nobody has deleted, oldest first."""
+        return [job for job in self.jobs.values() if not job.deleted]
 
     @property
     def next_number(self) -> int:

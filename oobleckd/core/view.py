@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from oobleckd.core import alike, deaths, evaluations, nodecauses, preparing, room
+from oobleckd.core import alike, cards, deaths, evaluations, nodecauses, preparing, room
 from oobleckd.core.cadence import cadence
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Noted, noted
@@ -101,13 +101,15 @@ def node_names(core: Core) -> list[str]:
 def node_viewer(core: Core) -> Callable[[str], NodeView]:
     """What makes the view of a node by its name: what all nodes share is looked up once."""
     inside = core.run.job.surviving_nodes() if core.run is not None else frozenset()
-    held, use = _by_node(core), nodecauses.use(core)
+    held, use, planned = _by_node(core), nodecauses.use(core), cards.planned(core)
 
     def made(name: str) -> NodeView:
         node = core.members.nodes.get(name)
         if node is None:
             return _missing_view(core, name, inside=name in inside)
-        return _node_view(core, node, held.get(name), use, inside=name in inside)
+        seen = _node_view(core, node, held.get(name), use, inside=name in inside)
+        figures = cards.figures_of(core, node, planned)
+        return msgspec.structs.replace(seen, figures=figures) if figures else seen
 
     return made
 
@@ -209,7 +211,7 @@ def _node_view(core: Core, node: Node, held: _Held | None, use: Use, *, inside: 
 
 def job_views(core: Core) -> list[JobView]:
     """Every job, in order of submission."""
-    return [job_view(core, job) for job in core.state.jobs.values()]
+    return [job_view(core, job) for job in core.state.shown]
 
 
 def job_view(core: Core, job: JobRecord) -> JobView:

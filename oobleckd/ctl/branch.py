@@ -67,7 +67,7 @@ def _kept(view: JobView, step: int | None) -> Origin:
         steps = ", ".join(f"{kept.step:,}" for kept in view.kept)
         table = view.spec.checkpoint
         fail(
-            f"--resume: {view.id} has no checkpoint after {step:,} steps, only after {steps}",
+            f"--resume: {view.id} has no checkpoint after {count(step or 0, 'step')}, only after {steps}",
             f"of those that checkpoint.every = {table.every} has written, the newest {table.keep} stay "
             "(checkpoint.keep): set it higher where a job is to be branched",
             USAGE,

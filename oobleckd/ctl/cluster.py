@@ -1,9 +1,8 @@
-"""Verbs for a whole cluster on this machine: ``up``, ``down``, ``start-node``, ``logs``; and ``keygen``."""
+"""Verbs for a whole cluster on this machine: ``up``, ``down``, ``start-node``; and ``keygen``."""
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from oobleckd.client import SERVICE_STATE, Client, state_dir
 from oobleckd.ctl import processes
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
-from oobleckd.ctl.names import node_names
+from oobleckd.ctl.names import bare, node_names
 from oobleckd.ctl.output import (
     FAILED,
     NOT_FOUND,
@@ -38,11 +37,11 @@ from oobleckd.protocol.api import NodeView
 from oobleckd.unixhttp import ClientError
 
 _LOOK_EVERY_S = 0.05
-_LOG_LINES = 20
 _END_S = 5.0
 
 
-def _state_option(verb: Callable[..., None]) -> Callable[..., None]:
+def state_option(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb ``--state``, as its argument ``home``."""
     return click.option(
         "--state", "home", metavar="DIR", callback=lambda _ctx, _param, value: _home(value),
         help="Folder of the cluster (or OOBLECK_STATE).",
@@ -71,7 +70,7 @@ def _home(text: str | None) -> Home:
     help="Keep a process warm in every node for a dead device's place. Default: if the free memory holds "
          "them.",
 )  # fmt: skip
-@_state_option
+@state_option
 @click.option(
     "--allow-injection/--no-allow-injection", default=True, show_default=True, help="Let kill-node act."
 )
@@ -202,7 +201,7 @@ def _print_nodes(home: Home, cluster: Cluster) -> None:
 
 
 @click.command()
-@_state_option
+@state_option
 @click.option(
     "--grace", "grace_s", type=Seconds(), default=10.0, show_default=True, help="Seconds before SIGKILL."
 )
@@ -232,8 +231,8 @@ def _end_all(home: Home, grace_s: float) -> tuple[list[str], int]:
 
 
 @click.command("start-node")
-@click.argument("node", shell_complete=node_names)
-@_state_option
+@click.argument("node", callback=bare, shell_complete=node_names)
+@state_option
 @click.option(
     "--timeout", "timeout_s", type=Seconds(), default=120.0, show_default=True, help="For it to join."
 )
@@ -306,63 +305,6 @@ def _is_back(client: Client, node: str, before: str) -> bool:
     return node in _joined(client) and any(
         view.name == node and view.incarnation != before for view in _nodes(client)
     )
-
-
-# --------------------------------------------------------------------------- logs
-
-
-@click.command()
-@click.argument("name", default="", metavar="[NODE|oobleckd]")
-@_state_option
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
-@click.option("-n", "--lines", "num_lines", type=click.IntRange(0), default=_LOG_LINES, show_default=True)
-@output_option
-def logs(name: str, home: Home, follow: bool, num_lines: int) -> None:
-    """Show the log of a node or of the daemon; of all, each line with its source, without a name.
-
-    With -o json one document a line.
-    """
-    name = DAEMON if name == "daemon" else name
-    found = sorted(home.logs.glob("*.log")) if not name else [home.log(name)]
-    if not found or not found[0].exists():
-        known = ", ".join(path.stem for path in sorted(home.logs.glob("*.log"))) or "none"
-        fail(f"no log of {name or 'a cluster'} in {home.logs}", f"known: {known}", NOT_FOUND)
-    tails = [_Tail(path, named=len(found) > 1) for path in found]
-    for tail in tails:
-        tail.show_last(num_lines)
-    while follow:
-        for tail in tails:
-            tail.show_new()
-        select.select([], [], [], _LOOK_EVERY_S)
-
-
-class _Tail:
-    """A log as far as it was shown. A line that is not finished yet waits for its end."""
-
-    def __init__(self, path: Path, *, named: bool) -> None:
-        self._path, self._at = path, 0
-        self._prefix = f"{path.stem:<8} | " if named else ""
-
-    def show_last(self, num_lines: int) -> None:
-        lines = self._new_lines()
-        self._show(lines[-num_lines:] if num_lines else [])
-
-    def show_new(self) -> None:
-        self._show(self._new_lines())
-
-    def _show(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            if wants_json():
-                emit_json("LogLine", {"source": self._path.stem, "text": line})
-            else:
-                emit_line(self._prefix + line)
-
-    def _new_lines(self) -> list[str]:
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._at += len(whole) + len(newline)
-        return whole.decode(errors="replace").split("\n") if newline else []
 
 
 # --------------------------------------------------------------------------- keys

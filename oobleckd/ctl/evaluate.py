@@ -18,7 +18,8 @@ from oobleckd.ctl.compare import CompareError, read_manifest
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.evalsources import untied, with_sources
 from oobleckd.ctl.jobfiles import as_found, read_job
-from oobleckd.ctl.jobs import followed, until_over
+from oobleckd.ctl.jobs import until_over
+from oobleckd.ctl.liveline import followed
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_names
 from oobleckd.ctl.output import (
@@ -106,7 +107,7 @@ def eval(  # noqa: A001 - the verb's name
     answer, subject = _submitted(client, job, subject)
     note(f"{answer.message or answer.id}: evaluates step {subject.step:,} in {subject.place}")
     if wait_:
-        _say(client, followed(answer.id, until_over, client))
+        _say(client, followed(answer.id, lambda: until_over(client, answer.id)))
     elif wants_json():
         emit_json("Submitted", {"id": answer.id, "message": answer.message})
     else:

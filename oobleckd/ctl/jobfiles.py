@@ -9,8 +9,9 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import click
 import msgspec
 
 from oobleckd.ctl.output import USAGE, Failure, fail
@@ -21,8 +22,16 @@ from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data
 from oobleckd.protocol.jobparts import is_prepared, parts_of, with_data_of
 from oobleckd.protocol.jobtable import JobError
 
-STDIN = Path("/dev/stdin")
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 _key = re.compile(r"[\w-]+")
+
+
+def set_option(verb: Verb) -> Verb:
+    """Give a verb ``--set``, as its argument ``changes``: see ``loaded``."""
+    return click.option(
+        "--set", "changes", multiple=True, metavar="KEY=VALUE",
+        help="Another value than the file has, such as train.steps=10 (repeat for more).",
+    )(verb)  # fmt: skip
 
 
 def read_job(path: Path, changes: Sequence[str] = ()) -> Job:
@@ -36,7 +45,7 @@ def loaded(path: Path, changes: Sequence[str] = ()) -> Job:
     """The job of a file as it is, or with ``-`` that of stdin, but for ``changes``: texts such as
     ``train.steps=10``, of which the last of a key counts. Raises Failure with exit code 2.
     """
-    return _with_changes(path, changes, lambda values: load_job(STDIN if str(path) == "-" else path, values))
+    return _with_changes(path, changes, lambda values: load_job(path, values))
 
 
 def changed(job: Job, changes: Sequence[str], label: Path) -> Job:
@@ -51,8 +60,8 @@ def _with_changes(path: Path, changes: Sequence[str], make: Callable[[dict[str, 
     try:
         return make(values)
     except JobError as error:
-        problem = str(error).replace(str(STDIN), "-") if str(path) == "-" else str(error)
-        where = "" if str(path) in problem else f"{path}: "
+        problem = str(error)
+        where = "" if problem.startswith(f"{path}: ") else f"{path}: "
         changed = next((key for key in values if _is_of(error.path, key)), None)
         if changed is not None:
             where = f"--set {changed}={_as_typed(changes, changed)}: "

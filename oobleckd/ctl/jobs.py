@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -14,9 +14,10 @@ from oobleckd.client import Client
 from oobleckd.ctl.branch import LATEST, Origin, check, origin_of
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.evaluations import when_evaluated
-from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job
+from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job, set_option
+from oobleckd.ctl.liveline import followed, live_line, silent
 from oobleckd.ctl.look import look
-from oobleckd.ctl.names import job_names
+from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.nodes import told
 from oobleckd.ctl.output import (
     CAUSES,
@@ -57,10 +58,7 @@ _SAY_EVERY_S = 10.0  # how far its data is
     help="Hand in nothing where the same job, of this name, is here: done, or on its way. Prints its id.",
 )
 @click.option("--dry-run", is_flag=True, help="Look at the file, the model and the data, and stop.")
-@click.option(
-    "--set", "changes", multiple=True, metavar="KEY=VALUE",
-    help="Another value than the file has, such as train.steps=10 (repeat for more).",
-)  # fmt: skip
+@set_option
 @click.option(
     "--wait/--no-wait", "wait_", default=None,
     help="Stay until the job is over; exit 1, 6, 7 or 8 unless it is done. Or go at once, before it is "
@@ -97,11 +95,11 @@ def submit(
     answer = _handed_in(client, job, origin, resume, file)
     if wait_:
         note(f"{job.name}: {answer.message or answer.id}")
-        _end_with(followed(answer.id, until_over, client))
+        _end_with(followed(answer.id, lambda: until_over(client, answer.id)))
         return
     _say_submitted(answer.id, answer.message)
     if wait_ is None:
-        _say_planned(answer.id, followed(answer.id, until_planned, client))
+        _say_planned(answer.id, followed(answer.id, lambda: until_planned(client, answer.id)))
 
 
 def _asked_for(file: Path | None, origin: Origin | None, changes: Sequence[str]) -> tuple[Job, Path]:
@@ -143,31 +141,25 @@ def _go_by(client: Client, here: JobView, *, wait_: bool | None) -> None:
     message = f"{here.id} is the same job, and {being(here.state)}"
     if wait_:
         note(message)
-        _end_with(followed(here.id, until_over, client))
+        _end_with(followed(here.id, lambda: until_over(client, here.id)))
         return
     _say_submitted(here.id, message)
 
 
 def until_over(client: Client, job: str) -> JobView:
-    """The same, and how far its data is until that is prepared."""
+    """The same, with how far it is on a terminal; elsewhere, how far its data is until that is prepared."""
     said_s = time.monotonic()
 
     def told(view: JobView) -> None:
         nonlocal said_s
-        if view.state == "preparing" and time.monotonic() - said_s >= _SAY_EVERY_S:
-            said_s = time.monotonic()
-            note(f"{view.id} {being(view.state)}: {view.reason}")
+        show(view)
+        if show is not silent or view.state != "preparing" or time.monotonic() - said_s < _SAY_EVERY_S:
+            return
+        said_s = time.monotonic()
+        note(f"{view.id} {being(view.state)}: {view.reason}")
 
-    return until_final(client, job, told)
-
-
-def followed(job: str, wait: Callable[[Client, str], View], client: Client) -> View:
-    """What ``wait`` finds. Ctrl-C ends this command and not the job, and says so."""
-    try:
-        return wait(client, job)
-    except KeyboardInterrupt:
-        note(f"{job} goes on without this command; `oobleckctl cancel {job}` would end it")
-        raise
+    with live_line() as show:
+        return until_final(client, job, told)
 
 
 def _say_planned(job: str, view: JobView | None) -> None:
@@ -264,7 +256,7 @@ def _prepared(job: Job) -> str:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @connected
 def pause(client: Client, job: str) -> None:
     """Stop JOB at the next step's boundary; its layers stay where they are."""
@@ -272,7 +264,7 @@ def pause(client: Client, job: str) -> None:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @connected
 def resume(client: Client, job: str) -> None:
     """Let the paused JOB go on."""
@@ -280,7 +272,7 @@ def resume(client: Client, job: str) -> None:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @click.option("--discard", is_flag=True, help="End it at once, without a checkpoint of its last steps.")
 @click.option("--wait", "wait_", is_flag=True, help="Stay until it is over.")
 @connected
@@ -290,7 +282,8 @@ def cancel(client: Client, job: str, discard: bool, wait_: bool) -> None:
     if not wait_:
         told(answer)
         return
-    view = until_final(client, answer.id)
+    with live_line() as show:
+        view = until_final(client, answer.id, show)
     if wants_json():
         emit_item("Job", view)
     kept = f"; its checkpoint: {view.checkpoint}" if view.checkpoint else "; it has no checkpoint"
@@ -298,7 +291,7 @@ def cancel(client: Client, job: str, discard: bool, wait_: bool) -> None:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @click.option("--wait", "wait_", is_flag=True, help="Stay until it is complete, then print its folder.")
 @click.option("--timeout", "timeout_s", type=Seconds(), default=600.0, show_default=True, metavar="S")
 @connected

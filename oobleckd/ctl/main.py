@@ -25,7 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "up": ("cluster", "Start a whole cluster on this machine."),
     "down": ("cluster", "End the cluster that up started."),
     "start-node": ("cluster", "Start a node of the local cluster again."),
-    "logs": ("cluster", "Show the logs of the local cluster."),
+    "logs": ("logs", "Show the training log of a job, or the logs of the local cluster."),
     "keygen": ("cluster", "Make the keys of a cluster."),
     "token": ("token", "Make or drop a token for the API on TCP."),
     "plan": ("plan", "Say what a job would do on so many nodes, without a cluster."),
@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "pause": ("jobs", "Stop a job at the next step's boundary."),
     "resume": ("jobs", "Let a paused job go on."),
     "cancel": ("jobs", "End a job for good."),
+    "delete": ("delete", "Take a job that is over out of the lists."),
     "checkpoint": ("jobs", "Write a checkpoint at the next step's boundary."),
     "wait": ("waiting", "Wait for a step, a state, or the end of a recovery."),
     "verify": ("verify", "Compare a job bit by bit with a run without failures."),
@@ -62,6 +63,16 @@ VERBS: dict[str, tuple[str, str]] = {
     "install-systemd": ("systemd", "Install daemon and workers as services."),
     "completion": ("completion", "Print the completion script of a shell."),
 }
+
+
+OTHER_TOOLS = {
+    "apply": "submit", "cordon": "drain", "create": "submit", "edit": "submit --set", "kill": "kill-node",
+    "list": "get jobs", "log": "logs", "ls": "get jobs", "ps": "get jobs", "rm": "delete", "run": "submit",
+    "sbatch": "submit", "scale": "submit --set", "scancel": "cancel", "show": "describe",
+    "sinfo": "get nodes", "squeue": "get jobs", "stop": "cancel", "top": "get nodes -o wide",
+    "uncordon": "undrain", "watch": "get jobs -w",
+}  # fmt: skip
+"""What the verbs of kubectl, Slurm and a shell are called here."""
 
 
 class Verbs(click.Group):
@@ -96,7 +107,8 @@ class Verbs(click.Group):
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            close = get_close_matches(args[0], VERBS, n=1)
+            known = OTHER_TOOLS.get(args[0])
+            close = [known] if known is not None else get_close_matches(args[0], VERBS, n=1)
             also = f"; did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"no verb {args[0]!r}{also}")
         if any(word == "" and not before.startswith("-") for before, word in pairwise(args)):

@@ -6,6 +6,7 @@ Owns nothing that a verb needs: where no daemon answers in time there is simply 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,6 +17,7 @@ from oobleckd.ctl.output import Failure
 from oobleckd.unixhttp import ClientError
 
 _PATIENCE_S = 0.3
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def job_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -36,7 +38,29 @@ def incident_names(ctx: click.Context, _parameter: click.Parameter, incomplete: 
 def described_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """What ``describe`` takes behind its first word."""
     kinds = {"job": _jobs, "node": _nodes, "incident": _incidents, "schedule": _jobs}
-    return _completed(ctx, incomplete, kinds.get(ctx.params.get("what", ""), lambda _client: ()))
+    before = ctx.params.get("words") or ()
+    if not before:
+        return [CompletionItem(kind) for kind in kinds if kind.startswith(incomplete)]
+    return _completed(ctx, incomplete, kinds.get(before[0], lambda _client: ()))
+
+
+def bare(_ctx: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    """An argument's callback: ``gpt2-3`` of ``job/gpt2-3``, as ``get -o name`` prints it."""
+    from oobleckd.ctl.get.kinds import bare_name
+
+    if isinstance(value, tuple):
+        return tuple(map(bare_name, value))
+    return bare_name(value) if isinstance(value, str) else value
+
+
+def job_argument(verb: Verb) -> Verb:
+    """Give a verb JOB, by id, by name, or as job/NAME."""
+    return click.argument("job", callback=bare, shell_complete=job_names)(verb)
+
+
+def logged_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What ``logs`` takes: jobs, nodes, the daemon."""
+    return _completed(ctx, incomplete, lambda asked: [*_jobs(asked), *_nodes(asked), ("oobleckd", "daemon")])
 
 
 def listed_names(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

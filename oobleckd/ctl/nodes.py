@@ -9,7 +9,7 @@ from click.shell_completion import CompletionItem
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.names import node_names
+from oobleckd.ctl.names import bare, node_names
 from oobleckd.ctl.output import emit_item, note
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import Accepted
@@ -54,7 +54,7 @@ class _Failure(click.ParamType[tuple[How, float]]):
 
 
 @click.command("kill-node")
-@click.argument("nodes", nargs=-1, required=True, metavar="NODE…", shell_complete=node_names)
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…", callback=bare, shell_complete=node_names)
 @click.option(
     "--how",
     "failure",
@@ -114,7 +114,7 @@ def kill_node(
 
 
 @click.command()
-@click.argument("node", shell_complete=node_names)
+@click.argument("node", callback=bare, shell_complete=node_names)
 @click.option("--reason", default="", help="Why, for those who look later.")
 @connected
 def drain(client: Client, node: str, reason: str) -> None:
@@ -123,7 +123,7 @@ def drain(client: Client, node: str, reason: str) -> None:
 
 
 @click.command()
-@click.argument("node", shell_complete=node_names)
+@click.argument("node", callback=bare, shell_complete=node_names)
 @click.option("--reason", default="", help="Why, for those who look later.")
 @connected
 def undrain(client: Client, node: str, reason: str) -> None:
@@ -132,7 +132,7 @@ def undrain(client: Client, node: str, reason: str) -> None:
 
 
 @click.command("forget-node")
-@click.argument("nodes", nargs=-1, required=True, metavar="NODE…", shell_complete=node_names)
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…", callback=bare, shell_complete=node_names)
 @connected
 def forget_node(client: Client, nodes: tuple[str, ...]) -> None:
     """Expect NODE, which is gone for good, no more. One that leaves in order, or had notice of its end, is

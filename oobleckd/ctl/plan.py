@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from oobleckd.ctl.connect import output_option, wants_json
-from oobleckd.ctl.jobfiles import loaded
+from oobleckd.ctl.jobfiles import loaded, set_option
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
 from oobleckd.ctl.parameters import show_parameters
@@ -67,6 +67,7 @@ def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
     "--parameters", is_flag=True,
     help="List each parameter's group, rule and bytes instead (docs/optimizers.md).",
 )  # fmt: skip
+@set_option
 @output_option
 def plan(
     file: Path,
@@ -76,8 +77,9 @@ def plan(
     profile: Path | None,
     without: tuple[str, ...],
     parameters: bool,
+    changes: tuple[str, ...],
 ) -> None:
-    """Plan the job of FILE, a job.toml, for nodes that need not be there. Asks no daemon.
+    """Plan the job of FILE, a job.toml (-: stdin), for nodes that need not be there. Asks no daemon.
 
     Prints templates, the plan, the guarantee, what follows after each possible loss, and the schedule. Nodes
     are called node-1, node-2, ... Times are modelled. A process of its own looks at model and data
@@ -87,7 +89,7 @@ def plan(
     from oobleckd.ctl.planwords import show
     from oobleckd.planner.policy import PlanError
 
-    job = loaded(file)
+    job = loaded(file, changes)
     if parameters:
         show_parameters(job, file, as_json=wants_json())
         return

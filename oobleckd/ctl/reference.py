@@ -10,8 +10,9 @@ import fcntl
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from oobleckd.ctl.compare import (
     read_steps,
 )
 from oobleckd.ctl.evalfacts import EvalFact, read_evaluations
+from oobleckd.ctl.liveline import followed, live_line
 from oobleckd.ctl.output import FAILED, Failure, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
@@ -40,7 +42,6 @@ from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.words import being, count
 
 _TRIES = 3
-Watcher = Callable[[JobView], None]
 
 
 class ReferenceRun(msgspec.Struct, frozen=True):
@@ -192,12 +193,15 @@ def reference_of(job: Job) -> Job:
 
 # An ordinary job, so that the reference run goes through everything but failures; a single process shows
 # that the cluster itself leaves no trace. (D-exactness-006)
-def run_on_cluster(client: Client, job: JobView, told: Watcher) -> ReferenceRun:
-    """Make the reference run as a job. One that met failures itself proves nothing, so it is run again."""
+def run_on_cluster(client: Client, job: JobView) -> ReferenceRun:
+    """Make the reference run as a job, with a line of how far it is on a terminal. One that met failures
+    itself proves nothing, so it is run again.
+    """
     reference = reference_of(job.spec)
     for _ in range(_TRIES):
         note(f"running {reference.name}, the same job without failures")
-        done = until_final(client, client.submit(reference).id, told)
+        job_id = client.submit(reference).id
+        done = followed(job_id, partial(_seen_to_its_end, client, job_id))
         if done.state != "done" and not stopped(done):
             fail(f"{reference.name} {being(done.state)} at step {done.step}", done.reason, FAILED)
         if not done.incidents:
@@ -209,6 +213,11 @@ def run_on_cluster(client: Client, job: JobView, told: Watcher) -> ReferenceRun:
     raise Failure(
         f"{reference.name} met failures {_TRIES} times", "try again when the cluster is quiet", FAILED
     )
+
+
+def _seen_to_its_end(client: Client, job: str) -> JobView:
+    with live_line() as show:
+        return until_final(client, job, show)
 
 
 # --------------------------------------------------------------------------- in one process

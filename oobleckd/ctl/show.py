@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import click
 import msgspec
 
 from oobleckd.client import Client
-from oobleckd.ctl import evaluations, progress
+from oobleckd.ctl import devicefigures, evaluations, progress
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.get import columns
+from oobleckd.ctl.get.kinds import bare_name, listed
 from oobleckd.ctl.names import described_names
 from oobleckd.ctl.output import (
     NOT_FOUND,
@@ -63,25 +65,50 @@ View = TypeVar("View", bound=msgspec.Struct)
 # --------------------------------------------------------------------------- describe
 
 
+_DESCRIBED = ("job", "node", "incident", "schedule")
+
+
 @click.command()
-@click.argument("what", type=click.Choice(["job", "node", "incident", "schedule"]))
-@click.argument("name", shell_complete=described_names)
+@click.argument("words", nargs=-1, required=True, metavar="KIND NAME...", shell_complete=described_names)
 @click.option(
     "--step", type=click.IntRange(min=1), metavar="N", help="Of a schedule: that step, not the newest."
 )
 @click.option("--modelled", is_flag=True, help="Of a schedule: as the planner has it, not as it was.")
 @connected
-def describe(client: Client, what: str, name: str, step: int | None, modelled: bool) -> None:
-    """Show everything about one job, node or incident, or the schedule of a job: who did what
-    when in a step.
+def describe(client: Client, words: tuple[str, ...], step: int | None, modelled: bool) -> None:
+    """Show everything about a job, node or incident (KIND NAME, or KIND/NAME; kinds as with get), or the
+    schedule of a job: who did what when in a step.
     """
-    if what != "schedule" and (step is not None or modelled):
-        fail(f"--step and --modelled are of a schedule, not of a {what}", "leave them out", USAGE)
+    wanted = _wanted(words)
+    if any(what != "schedule" for what, _ in wanted) and (step is not None or modelled):
+        fail(f"--step and --modelled are of a schedule, not of a {wanted[0][0]}", "leave them out", USAGE)
+    for index, (what, name) in enumerate(wanted):
+        if index and not wants_json():
+            emit_line()
+        if what == "schedule":
+            describe_schedule(client, name, step or 0, modelled=modelled)
+        else:
+            _describe(client, what, name)
+
+
+def _wanted(words: Sequence[str]) -> list[tuple[str, str]]:
+    """What and which, of each. Raises Failure with exit code 2."""
+    if words[0] in {"schedule", "schedules"}:
+        found = [("schedule", bare_name(name)) for name in words[1:]]
+    else:
+        found = [(kind.singular, name) for kind, names in listed(words) for name in names]
+        kinds = [kind.singular for kind, _ in listed(words)]
+        if other := next((kind for kind in kinds if kind not in _DESCRIBED), ""):
+            fail(f"no {other} is described", f"`oobleckctl get {other} -o wide` shows them", USAGE)
+    if not found:
+        fail("NAME is missing", f"`oobleckctl get {words[0]}` lists them", USAGE)
+    return found
+
+
+def _describe(client: Client, what: str, name: str) -> None:
     match what:
         case "job":
             _describe_job(client, client.job(name))
-        case "schedule":
-            describe_schedule(client, name, step or 0, modelled=modelled)
         case "node":
             _describe_node(_one("node", name, {node.name: node for node in client.nodes()}))
         case _:
@@ -223,6 +250,7 @@ def _describe_node(node: NodeView) -> None:
         "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
         "redundant": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.redundant),
     })  # fmt: skip
+    devicefigures.show(node.figures)
     names = {name: None for traits in node.traits for name in traits}
     if names:
         emit_line("what decides bits:")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -13,16 +12,16 @@ from oobleckd.client import Client
 from oobleckd.ctl import reference
 from oobleckd.ctl.compare import CompareError, RunEvidence, Verdict, compare, inputs_of
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.names import job_names
+from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, emit_line, fail, note
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.inputs import differing
 from oobleckd.protocol.traits import KIND, NONE, Traits, between
-from oobleckd.words import being, count
+from oobleckd.words import being, count, seconds
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @click.option(
     "--single", is_flag=True, help="Make the reference run in a single process instead of on the cluster."
 )
@@ -78,10 +77,15 @@ def _check(view: JobView) -> None:
 
 
 def _make(client: Client, view: JobView, file: Path, *, single: bool) -> reference.ReferenceRun:
+    took_s = view.step_s * view.steps or max(0.0, (view.finished_at or 0.0) - view.submitted_at)
+    took = f", where it took about {seconds(round(took_s))}" if took_s >= 1 else ""
     if single:
+        note(f"verify trains {view.name} again, {count(view.steps, 'step')}, in a single process: "
+             f"longer than on the cluster{took}")  # fmt: skip
         return reference.run_single(view.spec, file.with_suffix(""))
-    with _progress(view.steps) as told:
-        return reference.run_on_cluster(client, view, told)
+    about = f": about {seconds(round(took_s))}" if took_s >= 1 else ""
+    note(f"verify trains {view.name} again, {count(view.steps, 'step')}, without failures{about}")
+    return reference.run_on_cluster(client, view)
 
 
 def _check_comparable(client: Client, view: JobView, kept: reference.ReferenceRun) -> None:
@@ -144,17 +148,3 @@ def _say(view: JobView, ours: RunEvidence, verdict: Verdict) -> None:
         emit_line(verdict.sentence)
     if not verdict.identical:
         sys.exit(FAILED)
-
-
-@contextmanager
-def _progress(num_steps: int) -> Iterator[reference.Watcher]:
-    """A bar for people; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _view: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("without failures", total=num_steps)
-        yield lambda view: progress.update(task, completed=view.step)

@@ -15,7 +15,8 @@ import click
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected, wants_json
-from oobleckd.ctl.names import job_names
+from oobleckd.ctl.liveline import followed, live_line
+from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item, fail, note
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobState, JobView
@@ -117,7 +118,7 @@ def _has_open_incident(client: Client, job: JobView) -> bool:
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@job_argument
 @click.option(
     "--for", "what", required=True, metavar="WHAT", help="step=N, state=STATE, recovered or incidents=N."
 )
@@ -130,24 +131,33 @@ def wait(client: Client, job: str, what: str, timeout_s: float | None) -> None:
     Ends with 3 when it can no longer come true (with 6, 7 or 8 where the job failed by what these say), with
     124 when the time is up.
     """
+    condition_of(what)  # what is typed wrong is told before anything else
+    view = followed(job, lambda: _until(client, job, what, timeout_s))
+    if wants_json():
+        emit_item("Job", view)
+    if view.steps_skipped:
+        said = skipped(view.steps_skipped, view.steps_spiked)
+        note(f"{view.name} {being(view.state)} at step {view.step}: {said}")
+
+
+def _until(client: Client, job: str, what: str, timeout_s: float | None) -> JobView:
+    """The job once ``what`` is so; a terminal has a line of how far it is until then. Raises Failure."""
     holds = condition_of(what)
     closed = what.startswith(("recovered", "incidents"))
     try:
-        for view in views(client, job, timeout_s):
-            if holds(view) and not (closed and _has_open_incident(client, view)):
-                if wants_json():
-                    emit_item("Job", view)
-                if view.steps_skipped:
-                    said = skipped(view.steps_skipped, view.steps_spiked)
-                    note(f"{view.name} {being(view.state)} at step {view.step}: {said}")
-                return
-            if view.state in FINAL:
-                fail(f"{view.name} {being(view.state)} at step {view.step}; {what} will not come true",
-                     view.reason or f"`oobleckctl describe job {view.id}` says more",
-                     CAUSES.get(view.cause, NOT_FOUND))  # fmt: skip
+        with live_line() as show:
+            for view in views(client, job, timeout_s):
+                show(view)
+                if holds(view) and not (closed and _has_open_incident(client, view)):
+                    return view
+                if view.state in FINAL:
+                    fail(f"{view.name} {being(view.state)} at step {view.step}; {what} will not come true",
+                         view.reason or f"`oobleckctl describe job {view.id}` says more",
+                         CAUSES.get(view.cause, NOT_FOUND))  # fmt: skip
     except TimedOut as error:
         seen = f"; it {being(error.job.state)} at step {error.job.step}" if error.job else ""
         hint = f"`oobleckctl describe job {job}` says what it does; wait again, for as long as it takes"
         raise Failure(
             f"{job}: no {what} within {seconds(timeout_s or 0.0)}{seen}", hint, TIMED_OUT
         ) from error
+    raise AssertionError("views never ends by itself")

@@ -17,7 +17,7 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl.connect import client as connect
 from oobleckd.ctl.connect import connected, file_option, named_file, socket_option, translated, wants_json
-from oobleckd.ctl.names import incident_names, job_names
+from oobleckd.ctl.names import bare, incident_names, job_names
 from oobleckd.ctl.output import (
     FAILED,
     NOT_FOUND,
@@ -95,7 +95,7 @@ def _mark(op: OpView) -> ScheduleMark:
 @click.option(
     "--without", multiple=True, required=True, metavar="NODE[,NODE]", help="The nodes (repeat for more)."
 )
-@click.argument("job", required=False, default="", shell_complete=job_names)
+@click.argument("job", required=False, default="", callback=bare, shell_complete=job_names)
 @connected
 def what_if(client: Client, without: tuple[str, ...], job: str) -> None:
     """Say what would follow for JOB (or the one that runs) if these nodes died now, all at once. Nothing
@@ -170,7 +170,7 @@ def _pipeline(pipeline: PipelineView) -> tuple[str, str, str, str]:
 
 
 @click.command()
-@click.argument("incident", shell_complete=incident_names)
+@click.argument("incident", callback=bare, shell_complete=incident_names)
 @file_option("The file to write.", old=True)
 @socket_option
 def export_incident(incident: str, file: Path | None) -> None:

@@ -85,7 +85,7 @@ def flag(request: web.Request, name: str, *, default: bool = False) -> bool:
 
 def find_job(service: Service, name: str, *, unique: bool = False) -> JobRecord:
     """The job with this id, or the newest one with this name; with ``unique`` the only one."""
-    jobs = service.core.state.jobs
+    jobs = {job.id: job for job in service.core.state.shown}
     named = [job for job in jobs.values() if job.spec.name == name]
     # Who looks wants the newest; who acts on the newest where another was meant cannot take it back.
     # (D-service-019)

@@ -25,7 +25,7 @@ from oobleckd.core.entries import noted
 from oobleckd.core.marks import curve_marks
 from oobleckd.core.requests import latest
 from oobleckd.core.state import JobRecord
-from oobleckd.daemon import answers, openapi, paging, sending, stepstore
+from oobleckd.daemon import answers, nodelogs, openapi, paging, sending, stepstore
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
 from oobleckd.daemon.callers import READING
 from oobleckd.daemon.debugapi import DebugApi
@@ -36,7 +36,19 @@ from oobleckd.daemon.service import Service, status_of
 from oobleckd.daemon.turns import Took, Turns, leave, metered
 from oobleckd.daemon.watchapi import WatchApi
 from oobleckd.host.folder import disclaim
-from oobleckd.protocol.api import AnyRequest, Control, Denied, Drain, Forget, Kill, NodeView, Problem, Submit
+from oobleckd.protocol.api import (
+    AnyRequest,
+    Control,
+    Delete,
+    Denied,
+    Drain,
+    Forget,
+    Kill,
+    NodeLogView,
+    NodeView,
+    Problem,
+    Submit,
+)
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import parse_job, reads_the_same
@@ -91,11 +103,13 @@ class Api:
                 web.get("/v1/jobs", self.jobs),
                 web.post("/v1/jobs", self.submit),
                 web.get("/v1/jobs/{job}", self.job),
+                web.delete("/v1/jobs/{job}", self.delete),
                 web.get("/v1/jobs/{job}/steps", self.steps),
                 web.get("/v1/jobs/{job}/evaluations", self.evaluations),
                 web.get("/v1/jobs/{job}/curve", self.curve),
                 web.post("/v1/jobs/{job}/{act:pause|resume|cancel|checkpoint}", self.control),
                 web.get("/v1/nodes", self.nodes),
+                web.get("/v1/nodes/{node}/log", self.node_log),
                 web.post("/v1/nodes/{node}/{act:drain|undrain}", self.drain),
                 web.post("/v1/nodes/{node}/kill", self.kill),
                 web.delete("/v1/nodes/{node}", self.forget),
@@ -146,7 +160,7 @@ class Api:
     async def jobs(self, request: web.Request) -> web.StreamResponse:
         """All jobs."""
         core = self._service.core
-        return paging.page(request, list(core.state.jobs.values()), lambda job: view.job_view(core, job))
+        return paging.page(request, core.state.shown, lambda job: view.job_view(core, job))
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         """One job, by id or by name."""
@@ -207,6 +221,30 @@ class Api:
             return msgspec.structs.replace(node, heartbeat_age_s=node.heartbeat_age_s + now - core.now)
 
         return paging.page(request, names[begin:], aged, str)
+
+    async def node_log(self, request: web.Request) -> web.StreamResponse:
+        """The newest lines of a node's log, which its agent is asked for."""
+        name, lines = request.match_info["node"], answers.number(request, "lines")
+        lines = nodelogs.DEFAULT_LINES if lines is None else lines
+        if lines > nodelogs.MAX_LINES:
+            hint = f"write up to {nodelogs.MAX_LINES}"
+            raise Refusal(422, "invalid", f"lines = {lines} is more than is kept", hint)
+        node = self._service.core.members.nodes.get(name)
+        if node is None:
+            raise Refusal(404, "not-found", f"no node {name}", "`oobleckctl get nodes` lists them")
+        if not (node.alive and node.connected):
+            detail, hint = f"{name} is not here", f"`oobleckctl describe node {name}` says why"
+            raise Refusal(503, "no answer", detail, hint)
+        try:
+            told = await self._service.node_logs.newest(name, lines)
+        except TimeoutError as error:
+            detail = f"the agent of {name} does not answer within {seconds(nodelogs.WAIT_S)}"
+            hint = "it may be busy, or of a version that does not tell its log: look on its machine"
+            raise Refusal(503, "no answer", detail, hint) from error
+        except nodelogs.TooManyQuestions as error:
+            hint = "ask again in a second"
+            raise Refusal(503, "busy", "too many ask for logs of nodes at once", hint) from error
+        return answers.one(NodeLogView(name, told.lines[-lines:] if lines else (), told.complete))
 
     async def incidents(self, request: web.Request) -> web.StreamResponse:
         """All incidents."""
@@ -288,6 +326,11 @@ class Api:
         if discard and act != "cancel":
             raise Refusal(422, "invalid", f"discard is not for {act}", "it is for cancel")
         return await self._ask(Control(job.id, act, _who(request), discard))
+
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        """A job that is over, out of all lists."""
+        job = answers.find_job(self._service, request.match_info["job"], unique=True)
+        return await self._ask(Delete(job.id, _who(request)))
 
     async def drain(self, request: web.Request) -> web.StreamResponse:
         """Drain and undrain."""

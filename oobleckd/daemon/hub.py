@@ -35,7 +35,16 @@ from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.host import tcp, urgency
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello, Refused, ToWorker, Welcome
+from oobleckd.protocol.messages import (
+    PROTOCOL,
+    FiguresTold,
+    FromWorker,
+    Heartbeat,
+    Hello,
+    Refused,
+    ToWorker,
+    Welcome,
+)
 from oobleckd.protocol.parts import RefusalCause
 from oobleckd.protocol.text import visible
 from oobleckd.protocol.unreadable import UNREADABLE
@@ -406,6 +415,9 @@ def _speaks_for(node: str, message: FromWorker) -> bool:
     """Whether ``message`` is about devices of ``node``, whose connection it came on, and of nobody else's."""
     if isinstance(message, Hello):
         return all(node_of(info.device) == node for info in message.devices)
+    if isinstance(message, FiguresTold):
+        devices = [each.device for each in message.figures] + [each.device for each in message.reports]
+        return all(node_of(device) == node for device in devices)
     device = getattr(message, "device", None)
     # A worker is believed in what it says of its own devices: Byzantine agreement would cost every step of
     # every honest cluster. Who it may speak for is checked. (D-service-013)

@@ -24,6 +24,7 @@ from oobleckd.core.events import (
     Command,
     Discard,
     Event,
+    FiguresHeard,
     Heard,
     KeepState,
     LinkLost,
@@ -50,7 +51,7 @@ from oobleckd.host.durable import errno_of
 from oobleckd.protocol.api import Request, Response
 from oobleckd.protocol.changes import DaemonTrouble
 from oobleckd.protocol.checkpoint import PARTIAL
-from oobleckd.protocol.messages import FromWorker, ToWorker
+from oobleckd.protocol.messages import FiguresTold, ToDecideBy, ToWorker
 
 _MANIFEST_RETRY_S = (1.0, 5.0, 15.0, 60.0)
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
@@ -114,9 +115,12 @@ class Loop:
 
     # ------------------------------------------------------------------- in
 
-    def heard(self, node: str, message: FromWorker) -> None:
+    def heard(self, node: str, message: ToDecideBy | FiguresTold) -> None:
         """A node said something."""
-        self.feed(Heard(node, message))
+        if isinstance(message, FiguresTold):
+            self.feed(FiguresHeard(node, message))
+        else:
+            self.feed(Heard(node, message))
 
     def lost(self, node: str) -> None:
         """A node's connection closed."""

@@ -11,7 +11,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import inf
 from typing import cast, get_args
@@ -30,11 +30,11 @@ from prometheus_client.registry import Collector
 from oobleckd import __version__
 from oobleckd.core import view, watching
 from oobleckd.core.context import Core
-from oobleckd.daemon import busy
+from oobleckd.daemon import busy, devicemetrics
 from oobleckd.daemon.service import Service
 from oobleckd.daemon.stepseconds import BUCKETS_S, StepSeconds
 from oobleckd.daemon.turns import Slice
-from oobleckd.protocol.api import IncidentView, JobView, NodeState, Phase, ProgressView
+from oobleckd.protocol.api import DeviceFigures, IncidentView, JobView, NodeState, Phase, ProgressView
 
 FRESH_S = 1.0
 RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -65,14 +65,25 @@ async def render(service: Service) -> bytes:
     # library's. (D-watching-012)
     core, part = service.core, Slice()
     jobs = []
-    for job in list(core.state.jobs.values()):
+    for job in core.state.shown:
         jobs.append(view.job_view(core, job))
         await part.over()
     texts = []
     for family in _families(service, jobs):
-        texts.append(generate_latest(cast("CollectorRegistry", _Of((family,)))))
+        texts.append(_written((family,)))
         await part.over()
+    devices = [figures for node in view.node_views(core) for figures in node.figures]
+    await part.over()
+    texts.append(await asyncio.to_thread(_of_devices, devices, dict(core.devices_told.xids)))
     return b"".join(texts)
+
+
+def _of_devices(devices: Sequence[DeviceFigures], xids: Mapping[tuple[str, int], float]) -> bytes:
+    return _written(devicemetrics.families(devices, xids))
+
+
+def _written(families: Iterable[Metric]) -> bytes:
+    return generate_latest(cast("CollectorRegistry", _Of(families)))
 
 
 class _Of(Collector):

@@ -14,6 +14,7 @@ import msgspec
 
 from oobleckd import __version__
 from oobleckd.daemon.bodies import DrainBody, KillBody, SubmitBody
+from oobleckd.daemon.nodelogs import MAX_LINES
 from oobleckd.daemon.paging import MAX_ROWS
 from oobleckd.daemon.stepstore import MAX_BINS
 from oobleckd.daemon.watchapi import MAX_SPAN_S
@@ -28,6 +29,7 @@ _SPAN = {"type": "number", "minimum": 0, "maximum": MAX_SPAN_S}
 _FLAG = {"type": "string", "enum": ["0", "1"]}
 _BINS = {"type": "integer", "minimum": 1, "maximum": MAX_BINS}
 _SCALE = {"type": "string", "enum": [*get_args(watch.Scale)]}
+_LINES = {"type": "integer", "minimum": 0, "maximum": MAX_LINES}
 _TEXT = {"type": "string"}
 _SOME_TEXT = {"type": "string", "minLength": 1}
 _JOB = {"job": _TEXT}
@@ -73,6 +75,7 @@ OPERATIONS = (
     Operation("get", "/v1/jobs", "All jobs.", api.JobView, many=True),
     Operation("post", "/v1/jobs", "Queue a job.", api.Accepted, body=SubmitBody),
     Operation("get", "/v1/jobs/{job}", "A job, by id or by name.", api.JobView, query={"unique": _FLAG}),
+    Operation("delete", "/v1/jobs/{job}", "Take a job that is over out of all lists.", api.Accepted),
     Operation(
         "get", "/v1/jobs/{job}/steps", "Committed steps.", api.StepView, many=True,
         query={"since": _NUMBER, "last": _NUMBER},
@@ -92,6 +95,7 @@ OPERATIONS = (
         for act in _ACTS
     ),
     Operation("get", "/v1/nodes", "All nodes.", api.NodeView, many=True),
+    Operation("get", "/v1/nodes/{node}/log", "The newest lines of its log.", api.NodeLogView, query={"lines": _LINES}),
     Operation("post", "/v1/nodes/{node}/drain", "Take a node out of plans.", api.Accepted, body=DrainBody),
     Operation("post", "/v1/nodes/{node}/undrain", "Let a node take part again.", api.Accepted, body=DrainBody),
     Operation("post", "/v1/nodes/{node}/kill", "Inject a failure.", api.Accepted, body=KillBody),

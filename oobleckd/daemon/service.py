@@ -36,6 +36,7 @@ from oobleckd.daemon.hub import Hub
 from oobleckd.daemon.journal import Journal, StepRow
 from oobleckd.daemon.loop import Loop
 from oobleckd.daemon.mend import Damage
+from oobleckd.daemon.nodelogs import NodeLogs
 from oobleckd.daemon.past import PastStore
 from oobleckd.daemon.planning import Planning
 from oobleckd.daemon.recorder import Recorder
@@ -45,6 +46,7 @@ from oobleckd.daemon.verifying import Verifying
 from oobleckd.host import sd, semaphores
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import DaemonTrouble
+from oobleckd.protocol.messages import FromWorker, LogTold
 
 SERVER_KEY = "oobleck.server.key_secret"
 """The credential that holds the daemon's key pair, where systemd keeps it."""
@@ -74,6 +76,7 @@ class Service:
     loop: Loop
     callers: Callers
     folders: Folders
+    node_logs: NodeLogs
     recorder: Recorder | None = None
     traces: Traces | None = None
     running: asyncio.Task[None] | None = None
@@ -88,7 +91,7 @@ class Service:
     def start(self) -> asyncio.Task[None]:
         """Listen to agents, and warm the planner beside it. The task ends with a fault of the core alone."""
         self.running = asyncio.create_task(self.loop.run(), name="loop")
-        self.hub.start(self.loop.heard, self.loop.lost)
+        self.hub.start(self._heard, self.loop.lost)
         self.planning.warm()
         self.looking = asyncio.create_task(self._look_at_folders(), name="folders")
         verifying = Verifying(self.journal, self.kept_for_long_enough, self._damaged)
@@ -96,6 +99,12 @@ class Service:
         if self.recorder is not None:
             self.recorder.start()
         return self.running
+
+    def _heard(self, node: str, message: FromWorker) -> None:
+        if isinstance(message, LogTold):
+            self.node_logs.heard(node, message)
+        else:
+            self.loop.heard(node, message)
 
     def reload(self, config: Config) -> None:
         """Take over what may change in an incarnation: allow-list, tokens and log level. Raises KeyFileError,
@@ -256,8 +265,9 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         made.feed(Tick())  # which has it written at once
     callers = Callers(config.group, _tokens(config))
     service = Service(
-        config, clock, clock.now(), journal, machine, history, planning, hub, made, callers, folders
-    )
+        config, clock, clock.now(), journal, machine, history, planning, hub, made, callers, folders,
+        NodeLogs(hub.tell),
+    )  # fmt: skip
     if config.replay_mb:
         service.recorder = _recorder(service)
     return service

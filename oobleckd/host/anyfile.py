@@ -1,7 +1,8 @@
 """Files that a person names: whatever they are, they are read in bounded time and memory, or one sentence
 says why not.
 
-Owns reading, of a pipe as well as of a file, and the first look at TOML; what may be in it is the caller's.
+Owns reading, of a pipe or of stdin (``-``) as well as of a file, and the first look at TOML; what may be in
+it is the caller's.
 
 Errors: FileError (a ValueError) with ``hint``; a file that is not there is FileNotFoundError.
 """
@@ -21,6 +22,7 @@ from oobleckd.words import seconds, size
 MAX_BYTES = 2**20
 """Of a file that a person writes. The API takes no larger body either."""
 MAX_DEPTH = 32
+STDIN = Path("-")
 _PIPE_S = 10.0
 _CHUNK_BYTES = 2**16
 _OTHER_TEXT = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -92,13 +94,20 @@ def _too_deep(hint: str) -> FileError:
     return FileError(f"not usable: tables and lists are nested more than {MAX_DEPTH} deep", hint)
 
 
-def _read(path: Path, max_bytes: int) -> bytes:
+def _opened(path: Path) -> int:
+    if path == STDIN:  # /dev/stdin cannot be opened where it is a socket, as below sshd, or another user's
+        return os.dup(0)
     # Else the opening of a pipe waits for ever where nobody writes into it.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    fd = _opened(path)
     try:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        is_pipe = stat.S_ISFIFO(os.fstat(fd).st_mode)
+        mode = os.fstat(fd).st_mode
+        is_pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
         parts: list[bytes] = []
         num_bytes = 0
         while True:

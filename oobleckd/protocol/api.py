@@ -77,6 +77,13 @@ class Control(Request, frozen=True):
     discard: bool = False
 
 
+class Delete(Request, frozen=True):
+    """A job that is over is in no list any more, and its id means nothing. Its files stay where they are."""
+
+    job: str
+    who: str = ""
+
+
 class Drain(Request, frozen=True):
     """Take a node out of plans (``undo``: back in) at a step's boundary."""
 
@@ -105,7 +112,7 @@ class Kill(Request, frozen=True):
     who: str = ""
 
 
-AnyRequest = Submit | Control | Drain | Forget | Kill
+AnyRequest = Submit | Control | Delete | Drain | Forget | Kill
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -379,6 +386,16 @@ class NodeView(msgspec.Struct, frozen=True):
     lease_s: float = 0.0
     cause: NodeCause = ""
     figures: tuple[DeviceFigures, ...] = ()
+
+
+class NodeLogView(msgspec.Struct, frozen=True):
+    """The newest ``lines`` of a node's log, oldest first, as its agent tells them. ``complete``: with what
+    its devices print, and not those of the agent alone.
+    """
+
+    node: str
+    lines: tuple[str, ...]
+    complete: bool
 
 
 class CadenceView(msgspec.Struct, frozen=True):

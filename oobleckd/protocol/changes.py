@@ -28,7 +28,18 @@ SlowFate = Literal["", "reported", "drained", "needed"]
 job could not lose ``fault_tolerance.f`` nodes any more.
 """
 Act = Literal[
-    "", "submit", "pause", "resume", "cancel", "checkpoint", "drain", "undrain", "forget", "kill", "end-wait"
+    "",
+    "submit",
+    "pause",
+    "resume",
+    "cancel",
+    "checkpoint",
+    "drain",
+    "undrain",
+    "forget",
+    "kill",
+    "end-wait",
+    "delete",
 ]
 Own = Literal["journal", "journal-damaged", "planner", "replay", "manifest", "set-aside"]
 
@@ -227,6 +238,22 @@ class DeviceReplaced(Payload, frozen=True):
     node: str
     device: str
     evidence: str
+
+
+class CardError(Payload, frozen=True):
+    """The card of a device reported an error, at ``reported_at`` (POSIX seconds, by the clock of its host):
+    an ``xid`` of NVIDIA's driver, which ``means`` that; or (0) that its memory has had errors that could not
+    be corrected, ``ecc_uncorrected`` since the driver was loaded. Nothing follows from it by itself.
+    """
+
+    kind: ClassVar[str] = "node"
+    node: str
+    device: str
+    card: str = ""
+    xid: int = 0
+    means: str = ""
+    ecc_uncorrected: int = -1
+    reported_at: float = 0.0
 
 
 class DevicePace(Payload, frozen=True):
@@ -557,6 +584,7 @@ AnyPayload = (
     | DeploymentRetried
     | SpareReady
     | DeviceReplaced
+    | CardError
     | DevicePace
     | NodeQuarantined
     | NodeKeptOut

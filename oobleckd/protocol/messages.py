@@ -21,12 +21,14 @@ import msgspec
 
 from oobleckd.planner.plan import Detours, HopState, Layout, Route, Transfer
 from oobleckd.planner.profile import Profile
+from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.corruption import Fingerprints, Odd
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import (
+    CardReport,
     Counters,
     DatagramSession,
     DeviceInfo,
@@ -444,6 +446,27 @@ class PrepareFailed(Message, frozen=True):
     order: str = ""
 
 
+class FiguresTold(Message, frozen=True):
+    """What devices of a node and their cards say of themselves, every ``Welcome.figures_s`` seconds, and the
+    last errors that the cards reported, newest last. For who watches: nothing is decided by it, and it is no
+    sign of life.
+    """
+
+    incarnation: str
+    figures: tuple[DeviceFigures, ...]
+    reports: tuple[CardReport, ...] = ()
+
+
+class LogTold(Message, frozen=True):
+    """The answer to ``TellLog``, by its ``ticket``: the newest lines, oldest first. ``complete``: with what
+    devices print, and not those of the agent alone.
+    """
+
+    ticket: str
+    lines: tuple[str, ...]
+    complete: bool = False
+
+
 class Goodbye(Message, frozen=True):
     """The agent leaves in order (SIGTERM). ``overdue``: its notice's time is up, and it was not let go."""
 
@@ -452,7 +475,7 @@ class Goodbye(Message, frozen=True):
     overdue: bool = False
 
 
-FromWorker = (
+ToDecideBy = (
     Hello
     | Heartbeat
     | DeviceLost
@@ -480,6 +503,8 @@ FromWorker = (
     | PrepareFailed
     | Goodbye
 )
+"""What the core may decide by; the rest is for who watches."""
+FromWorker = ToDecideBy | FiguresTold | LogTold
 
 
 # --------------------------------------------------------------------------- daemon -> worker
@@ -491,7 +516,8 @@ class Welcome(Message, frozen=True):
     ``incarnations``: the device incarnations of the Hello that this answers. Until an incarnation is among
     them, what comes for its device is meant for the incarnation before it, and the agent drops it.
     ``datagrams``: how the node may send heartbeats while it is idle, until the next Welcome or the end of the
-    connection; None: over the connection alone.
+    connection; None: over the connection alone. ``figures_s``: how often it is to tell of its devices, in
+    seconds (0: never, as a daemon that does not know ``FiguresTold``).
     """
 
     protocol: int
@@ -500,6 +526,7 @@ class Welcome(Message, frozen=True):
     lease_s: float
     incarnations: tuple[str, ...] = msgspec.field(default=(), name="lives")
     datagrams: DatagramSession | None = None
+    figures_s: float = 0.0
 
 
 class Refused(Message, frozen=True):
@@ -528,6 +555,13 @@ class Wake(Message, frozen=True):
 
     device: str
     incarnation: str = msgspec.field(name="life")
+
+
+class TellLog(Message, frozen=True):
+    """To an agent: tell the newest ``num_lines`` lines of the node's log; answered with ``LogTold``."""
+
+    ticket: str
+    num_lines: int
 
 
 class Measure(Message, frozen=True):
@@ -719,6 +753,7 @@ ToWorker = (
     | Dismiss
     | EndStopped
     | Wake
+    | TellLog
     | Measure
     | Identify
     | PreCopy

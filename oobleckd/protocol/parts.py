@@ -95,7 +95,8 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     (peers on the same host use it). ``layout`` is the epoch of the layout it holds (0: none), ``epoch`` the
     highest epoch it has answered, ``step``/``round`` the first not committed there, ``holding`` whether it
     stopped at a boundary. ``arithmetic``: for people, what decides the bits of its results besides what it
-    is: libraries, instructions, threads. ``traits``: all that does, by name.
+    is: libraries, instructions, threads. ``traits``: all that does, by name. ``card``: the UUID of its card,
+    or of its slice of one (MIG), as NVML knows it ("": it has none, or does not know).
     """
 
     device: str
@@ -114,6 +115,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
     incarnation: str = msgspec.field(default="", name="life")
     arithmetic: str = ""
     traits: dict[str, str] = {}
+    card: str = ""
 
     @property
     def decides_bits(self) -> str:
@@ -141,6 +143,19 @@ class Spare(msgspec.Struct, frozen=True):
     pid: int
     ready: bool = False
     memory_bytes: int = 0
+
+
+class CardReport(msgspec.Struct, frozen=True):
+    """An error that the card of ``device`` reported at ``at`` (POSIX seconds, by the clock of its host): an
+    ``xid`` of the driver; or, where that is 0, its memory has had more errors that could not be corrected,
+    ``ecc_uncorrected`` since the driver was loaded.
+    """
+
+    device: str
+    at: float
+    card: str = ""
+    xid: int = 0
+    ecc_uncorrected: int = -1
 
 
 class Notice(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Protocol
 from oobleckd.planner.placement.precopy import caught_up_s, last_update, still_share
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.messages import Deploy, FromWorker, PreCopied, PreCopy
+from oobleckd.protocol.messages import Deploy, PreCopied, PreCopy, ToDecideBy
 from oobleckd.simulator.clock import VirtualClock
 
 
@@ -23,7 +23,7 @@ class PreCopyShell(Protocol):
 
     clock: VirtualClock
 
-    def hear(self, device: str, message: FromWorker) -> None:
+    def hear(self, device: str, message: ToDecideBy) -> None:
         """Bring a device's message to the core."""
 
 

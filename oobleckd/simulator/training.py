@@ -30,13 +30,13 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     Decide,
     Deploy,
-    FromWorker,
     Held,
     Progress,
     Ready,
     Report,
     Resume,
     StepDone,
+    ToDecideBy,
 )
 from oobleckd.protocol.parts import Counters, Flags, Vote
 from oobleckd.simulator import saving
@@ -62,7 +62,7 @@ class TrainingShell(Protocol):
     clock: VirtualClock
     account: Account
 
-    def hear(self, device: str, message: FromWorker) -> None:
+    def hear(self, device: str, message: ToDecideBy) -> None:
         """Bring a device's message to the core."""
 
     def step_s(self) -> float:

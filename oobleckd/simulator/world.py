@@ -56,7 +56,6 @@ from oobleckd.protocol.messages import (
     Emptied,
     EndStopped,
     Flag,
-    FromWorker,
     Identify,
     Inject,
     Measure,
@@ -69,6 +68,8 @@ from oobleckd.protocol.messages import (
     Report,
     Resume,
     StopPreparing,
+    TellLog,
+    ToDecideBy,
     ToWorker,
     Wake,
     Welcome,
@@ -207,7 +208,7 @@ class World:
             self.tick_at = max(due, self.clock.now + 1e-6)
             self.clock.at(self.tick_at, lambda at=self.tick_at: self._tick(at))  # type: ignore[misc]
 
-    def hear(self, device: str, message: FromWorker) -> None:
+    def hear(self, device: str, message: ToDecideBy) -> None:
         """Bring a device's message to the core."""
         self.feed(Heard(node_of(device), message))
 
@@ -265,7 +266,7 @@ class World:
             case Welcome() | Ack() | Dismiss() | Identify() | StopPreparing():
                 # That all are released shows in the record of it; a node that may leave stays until its time.
                 pass
-            case Refused() | Inject() | EndStopped() | Wake():
+            case Refused() | Inject() | EndStopped() | Wake() | TellLog():
                 raise AssertionError(f"nobody asked for it: {message}")
             case _:
                 assert_never(message)

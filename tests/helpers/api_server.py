@@ -40,8 +40,8 @@ from oobleckd.protocol.watch import LayerView
 @dataclass(slots=True)
 class Api:
     """What the daemon would say. ``on_act`` may change it, or refuse, when something is asked. ``watched``:
-    schedule, goodput, impact, bundle, debug; ``queries``: what was asked of these; ``follow``: what the event
-    stream goes on with, for ever.
+    schedule, goodput, log, impact, bundle, debug; ``queries``: what was asked of these; ``follow``: what the
+    event stream goes on with, for ever.
     """
 
     status: Status
@@ -74,9 +74,9 @@ class Api:
             case ["jobs", job, "evaluations" | "steps" as name]:
                 return self._steps_of(job, query) if name == "steps" else self.evaluations.get(job, [])
             case ["schedule" | "schedules" | "impact" | "past" | "debug" as name] | [
-                "jobs" | "incidents",
+                "jobs" | "incidents" | "nodes",
                 _,
-                "goodput" | "bundle" | "curve" as name,
+                "goodput" | "bundle" | "curve" | "log" as name,
             ]:
                 self.queries.append((path, query))
                 return self.watched.get(name)

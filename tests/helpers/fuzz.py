@@ -11,16 +11,19 @@ import msgspec
 
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol import codec
+from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.messages import (
     CheckpointPart,
     Corrupted,
     DeviceFailed,
     DeviceLost,
     Emptied,
+    FiguresTold,
     Goodbye,
     Heartbeat,
     Held,
     LinkDown,
+    LogTold,
     Measured,
     OpTimes,
     PreCopied,
@@ -32,7 +35,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import Counters, Vote
+from oobleckd.protocol.parts import CardReport, Counters, Vote
 from tests.helpers.agents import hello
 
 _TOKENS = (
@@ -95,6 +98,8 @@ def worker_frames(node: str) -> list[bytes]:
         Preparing("job-1", "d.1", "tokenize", "web", 1, 2, 3.0),
         PrepareDone("job-1", ("/folder", ""), "d.1"),
         PrepareFailed("job-1", "no text", "write some", died=True, order="d.1"),
+        FiguresTold("incarnation.1", (DeviceFigures(device, 1.0, 5),), (CardReport(device, 1.0, xid=79),)),
+        LogTold("ticket", ("a line",), complete=True),
         Goodbye("incarnation.1", "SIGTERM"),
     ]
     return [codec.encode(message) for message in messages]
@@ -106,7 +111,8 @@ def http_requests() -> list[bytes]:
     gets = [
         "/healthz", "/metrics", "/openapi.json", "/v1/status", "/v1/jobs", "/v1/jobs/small-1",
         "/v1/jobs/small-1/steps?since=3",
-        "/v1/jobs/small-1/goodput", "/v1/nodes", "/v1/incidents", "/v1/incidents/inc-1/bundle",
+        "/v1/jobs/small-1/goodput", "/v1/nodes", "/v1/nodes/node-9/log?lines=5", "/v1/incidents",
+        "/v1/incidents/inc-1/bundle",
         "/v1/pipelines?job=small-1",
         "/v1/templates", "/v1/layers?job=small-1", "/v1/story?key=node:node-1", "/v1/events?since=1&follow=0",
         "/v1/schedules",

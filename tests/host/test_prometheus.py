@@ -72,7 +72,7 @@ def test_promtool_finds_nothing_to_mend(scraped: UnitCluster) -> None:
     assert (linted.stdout, linted.stderr) == ("", "")
     checked = scraped.box.run("promtool", "check", "config", "/etc/prometheus/prometheus.yml")
     assert "SUCCESS" in checked.stdout
-    assert "7 rules found" in checked.stdout
+    assert "11 rules found" in checked.stdout
 
 
 def test_a_job_is_seen(scraped: UnitCluster) -> None:

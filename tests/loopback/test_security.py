@@ -25,8 +25,9 @@ from oobleckd.daemon import keys, tokens
 from oobleckd.daemon.hub import Hub
 from oobleckd.daemon.seldom import AT_ONCE
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import Heartbeat, Refused, StepDone
-from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.api import DeviceFigures
+from oobleckd.protocol.messages import FiguresTold, Heartbeat, Refused, StepDone
+from oobleckd.protocol.parts import CardReport, Counters
 from oobleckd.worker.agent.daemon_link import CurveKeys, Uplink
 from tests.helpers.agents import Agent, hello
 from tests.helpers.daemons import Daemon
@@ -85,11 +86,13 @@ async def test_a_worker_cannot_speak_for_a_device_of_another(hub: Hub, tmp_path:
     stranger = msgspec.structs.replace(
         stranger, devices=(msgspec.structs.replace(stranger.devices[0], device="node-1/0"),)
     )
-    assert await heard_by(hub, agent, hello("node-2"), done, stranger) == [
+    figures = FiguresTold("incarnation.1", (DeviceFigures("node-1/0", 1.0),))
+    report = FiguresTold("incarnation.1", (), (CardReport("node-1/0", 1.0, xid=79),))
+    assert await heard_by(hub, agent, hello("node-2"), done, stranger, figures, report) == [
         ("node-2", "Hello"),
         ("node-2", "Heartbeat"),
     ]
-    assert hub.counters.refused == 2
+    assert hub.counters.refused == 4
     agent.close()
 
 

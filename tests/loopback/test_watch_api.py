@@ -16,6 +16,7 @@ from oobleckd.daemon import keys
 from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.watch import Bundle, ScheduleView
 from oobleckd.unixhttp import ApiProblem
+from oobleckd.worker.telemetry.figures import rss_bytes
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.daemons import Daemon, daemon
 
@@ -80,6 +81,24 @@ def newest(client: Client, job: str) -> ScheduleView | None:
     return found if all(lane.ops for lane in found.lanes if not lane.dead) else None
 
 
+def figures_and_log(cluster: Cluster, node: str) -> None:
+    """What a node tells of itself while it trains."""
+    client = cluster.client
+    (said,) = next(each for each in client.nodes() if each.name == node).figures
+    (pid,) = cluster.device_pids(node)
+    assert said.device == f"{node}/0"
+    assert said.used_bytes == said.rss_bytes == pytest.approx(rss_bytes(pid), rel=0.9)
+    assert said.planned_bytes > 0
+    assert said.rss_bytes < said.total_bytes
+    assert f'oobleck_device_rss_bytes{{device="{node}/0"}}' in client.metrics()
+    assert "MEMORY" in cluster.ctl("describe", "node", node).stdout
+    told = client.node_log(node, 1000)
+    assert told.complete, "the log of a cluster of this machine is a file"
+    assert any("connected to the daemon" in line for line in told.lines)
+    assert any("messages take the transport" in line for line in told.lines), "as its device prints"
+    assert client.node_log(node, 1).lines == client.node_log(node, 2).lines[-1:]
+
+
 def test_a_job_in_training_and_a_loss(cluster: Cluster, tmp_path: Path) -> None:
     client = cluster.client
     cluster.usable(cluster.num_nodes)
@@ -93,6 +112,7 @@ def test_a_job_in_training_and_a_loss(cluster: Cluster, tmp_path: Path) -> None:
     assert (measured.measured, modelled.measured) == (True, False)
     assert all(view.copies == len(before.pipelines) for view in client.layers(job))
     victim = before.pipelines[0].nodes[0]
+    figures_and_log(cluster, victim)
     foretold = client.impact(job, [victim])
     assert not foretold.stops
     assert foretold.lost_layers == ()
@@ -106,13 +126,21 @@ def test_a_job_in_training_and_a_loss(cluster: Cluster, tmp_path: Path) -> None:
     incident = cluster.until(recovered, "the recovery")
     spent = client.goodput(job)
     assert spent.total_s == pytest.approx(spent.useful_s + sum(spent.lost_s.values()))
+    assert next(node for node in client.nodes() if node.name == victim).figures == ()
+    with pytest.raises(ApiProblem, match=f"{victim} is not here"):
+        client.node_log(victim)
     past = client.past(incident.at - 1.0, 30.0)
     assert past.snapshot.at <= incident.at
     assert any(change.kind == "incident" for change in past.changes)
     file = tmp_path / "incident.json"
-    cluster.ctl("export-incident", incident.id, "-o", str(file))
+    cluster.ctl("export-incident", incident.id, "--to", str(file))
     assert json.loads(file.read_text())["incident"]["id"] == incident.id
     assert client.bundle(incident.id).version == Bundle(1, "", incident, past).version
     assert f"of {job}" in cluster.ctl("describe", "schedule", "watched").stdout
+    assert cluster.ctl("delete", job, check=False).returncode == 5, "it is not over"
     cluster.job_in(job, "done")
     cluster.verify(job)
+    assert cluster.ctl("logs", job, "-n", "1").stdout.count("\n") == 1
+    cluster.ctl("delete", f"job/{job}")
+    assert job not in [view.id for view in client.jobs()]
+    assert cluster.ctl("get", "job", job, check=False).returncode == 3

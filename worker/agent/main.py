@@ -34,6 +34,7 @@ from oobleckd.worker.agent.notices import NONE, NoticeSource, UnknownSource, fin
 from oobleckd.worker.fork.forking import Forker
 from oobleckd.worker.processes.children import ChildSetting
 from oobleckd.worker.processes.orphans import Orphans
+from oobleckd.worker.telemetry.loglines import LogKeeper
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 _PATH = click.Path(path_type=Path)
@@ -169,7 +170,7 @@ def main(
     Values also come from OOBLECK_* variables, ./oobleck.toml, ~/.config/oobleck/config.toml and
     /etc/oobleck/config.toml ([worker]), in this order.
     """
-    _set_up_logging(node, log_level)
+    log = _set_up_logging(node, log_level)
     max_files = raise_file_limit()
     if realtime and not urgency.hurry():
         _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
@@ -189,6 +190,7 @@ def main(
             notice_s,
             notice_source(notices),
             fork,
+            log,
         )
         _check_files(max_files, config)
         code = run_agent(config)
@@ -370,10 +372,14 @@ def _only_one(config: AgentConfig) -> Iterator[None]:
         yield
 
 
-def _set_up_logging(node: str, level: str) -> None:
-    journald.set_up(
-        level, journald.LineFormatter(f"%(asctime)s %(levelname).1s {node} %(name)s: %(message)s"), node=node
-    )
+def _set_up_logging(node: str, level: str) -> LogKeeper:
+    """Log from now on; what keeps the newest lines."""
+    keeper = LogKeeper()
+    formatter = journald.LineFormatter(f"%(asctime)s %(levelname).1s {node} %(name)s: %(message)s")
+    journald.set_up(level, formatter, node=node)
+    keeper.setFormatter(formatter)
+    logging.getLogger().addHandler(keeper)
+    return keeper
 
 
 if __name__ == "__main__":

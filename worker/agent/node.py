@@ -18,7 +18,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -40,10 +40,12 @@ from oobleckd.protocol.messages import (
     Hello,
     Inject,
     LastWords,
+    LogTold,
     PrepareData,
     Refused,
     StopPreparing,
     TakePlace,
+    TellLog,
     Wake,
     Welcome,
 )
@@ -67,6 +69,9 @@ from oobleckd.worker.processes.orphans import Orphans
 from oobleckd.worker.processes.preparer import Preparers
 from oobleckd.worker.processes.preparing import Preparations
 from oobleckd.worker.processes.watchdog import LOOK_EVERY_S
+from oobleckd.worker.runtime.host_memory import memory_of_host
+from oobleckd.worker.telemetry.figures import FigureTeller, UpDevice
+from oobleckd.worker.telemetry.loglines import LogKeeper
 
 EXIT_HOPELESS, EXIT_REFUSED = 1, 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
@@ -76,7 +81,7 @@ _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
 _OURS = frozenset(
     {
         "Welcome", "Refused", "Dismiss", "Ack", "Inject", "EndStopped", "Wake", "PrepareData",
-        "StopPreparing",
+        "StopPreparing", "TellLog",
     }
 )  # fmt: skip
 _log = logging.getLogger(__name__)
@@ -88,7 +93,8 @@ _last_words = msgspec.msgpack.Decoder(LastWords)
 class AgentConfig:
     """What the command line says. ``notice_s``: what SIGTERM leaves before the end (0: leave at once);
     ``notices``: who else tells of it. ``read_keys``: the keys as they are in their files by now; None where
-    there are none, or they cannot be read. ``fork``: whether devices are to be forks.
+    there are none, or they cannot be read. ``fork``: whether devices are to be forks. ``log``: the newest
+    lines of the agent's log.
     """
 
     node: str
@@ -102,6 +108,7 @@ class AgentConfig:
     notice_s: float = 0.0
     notices: NoticeSource | None = None
     fork: bool = True
+    log: LogKeeper = field(default_factory=LogKeeper)
 
 
 @dataclass(slots=True)
@@ -170,6 +177,15 @@ class Agent:
             heartbeat=lambda: self._say(Heartbeat(self.incarnation)),
             is_idle=lambda: not self._jobs(),
         )
+        self._figure_teller = FigureTeller(
+            self._loop,
+            processes=self._processes,
+            incarnation=lambda: self.incarnation,
+            is_idle=lambda: not self._jobs(),
+            say=self._say,
+            total_bytes=memory_of_host(0).capacity,
+        )
+        self._telling_logs: set[asyncio.Future[tuple[tuple[str, ...], bool]]] = set()
 
     @property
     def incarnation(self) -> str:
@@ -482,6 +498,8 @@ class Agent:
                 self._preparations.prepare(message)
             case StopPreparing():
                 self._preparations.stop(message.job)
+            case TellLog():
+                self._tell_log(message)
 
     def _welcome(self, message: Welcome) -> None:
         changed = self._daemon not in {"", message.daemon}
@@ -499,6 +517,27 @@ class Agent:
                 self._uplink.send(data)
             self._preparations.say_again()
         self._heartbeat_sender.welcome(message)
+        self._figure_teller.welcome(message)
+
+    def _processes(self) -> list[UpDevice]:
+        """Devices that are up."""
+        return [
+            UpDevice(device.info, device.child.process.pid)
+            for device in self._devices.values()
+            if device.info is not None
+        ]
+
+    def _tell_log(self, message: TellLog) -> None:
+        """Beside the loop: the log may be a file on a disk that is slow."""
+
+        def told(found: asyncio.Future[tuple[tuple[str, ...], bool]]) -> None:
+            self._telling_logs.discard(found)
+            if not (found.cancelled() or self._done.done()):
+                self._say(LogTold(message.ticket, *found.result()))
+
+        asked = self._loop.run_in_executor(None, self._config.log.newest, message.num_lines)
+        self._telling_logs.add(asked)
+        asked.add_done_callback(told)
 
     def _jobs(self) -> list[str]:
         """What devices of the node have state of."""
@@ -575,6 +614,7 @@ class Agent:
         if self._poller is not None:
             self._poller.close()
         self._heartbeat_sender.close()
+        self._figure_teller.close()
         if self._hello_again is not None:
             self._hello_again.cancel()
         if self._renewing is not None:

@@ -102,6 +102,20 @@ def arithmetic(device: torch.device) -> str:
     return f"{found['host']}, {libraries}, {threads} thread{'s' * (threads > 1)}"
 
 
+def card_of(device: torch.device, environ: Mapping[str, str] = os.environ) -> str:
+    """The UUID of the card that the device is, or of its slice of one (MIG), as NVML knows it; "" where it is
+    none.
+    """
+    if device.type != "cuda" or torch.version.cuda is None:
+        return ""
+    # What CUDA calls a slice, by its own UUID or by that of the whole card, depends on its version.
+    named = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    index = device.index or 0
+    if index < len(named) and named[index].strip().startswith("MIG-"):
+        return named[index].strip()
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
 def device_memory_bytes(device: torch.device) -> int:
     """Memory of the device in bytes; for the CPU that of the host."""
     if device.type == "cuda":

@@ -48,6 +48,7 @@ from oobleckd.protocol.messages import (
     Report,
     Resume,
     StopPreparing,
+    TellLog,
     ToWorker,
     Wake,
     Welcome,
@@ -59,6 +60,7 @@ from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import (
     DeviceContext,
     arithmetic,
+    card_of,
     device_memory_bytes,
     device_model,
     give_back_memory,
@@ -297,6 +299,7 @@ class DeviceProcess:
                 | Ack()
                 | EndStopped()
                 | Wake()
+                | TellLog()
                 | PrepareData()
                 | StopPreparing()
             ):
@@ -552,5 +555,6 @@ class DeviceProcess:
             holding=executor is not None and (executor.holding or executor.misread),
             arithmetic=arithmetic(self.torch_device),
             traits=traits(self.torch_device),
+            card=card_of(self.torch_device),
         )
         self.link.send(DeviceUp(info))

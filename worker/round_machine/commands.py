@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from oobleckd.protocol.corruption import Odd
-from oobleckd.protocol.messages import FromWorker
+from oobleckd.protocol.messages import ToDecideBy
 from oobleckd.protocol.parts import Counters, Outcome, SkipCause, Vote
 from oobleckd.worker.round_machine.copies import SumCopy
 from oobleckd.worker.round_machine.tasks import Board, Kind, Task
@@ -140,7 +140,7 @@ class Hold:
 class Tell:
     """Send ``message`` to the daemon."""
 
-    message: FromWorker
+    message: ToDecideBy
 
 
 Command = (

@@ -148,6 +148,13 @@ _ALL = ("jobs", "nodes", "pipelines", "incidents")  # of `get all`
 _BY_WORD: Mapping[str, ListedKind] = {
     word: kind for kind in KINDS for word in (kind.plural, kind.singular, *kind.short)
 }
+_INSTEAD = {
+    "checkpoint": "`oobleckctl describe job JOB` names the newest",
+    "device": "`oobleckctl describe node NODE` shows its devices",
+    "event": "`oobleckctl events` shows what happens",
+    "schedule": "`oobleckctl describe schedule JOB` draws one",
+}
+"""What can be had, but not as a list."""
 WORDS = tuple(kind.plural for kind in KINDS)
 
 
@@ -164,11 +171,24 @@ def table_of_words() -> str:
 def kind_of(word: str) -> ListedKind:
     """Whatever its case. Raises Failure with exit code 2 for a word that means none."""
     found = _BY_WORD.get(word.lower())
+    if found is None and (instead := _INSTEAD.get(word.lower().removesuffix("s"))):
+        fail(f"no kind {word!r}", instead, USAGE)
     if found is None:
         close = get_close_matches(word.lower(), _BY_WORD, n=1)
         also = f"; did you mean {_BY_WORD[close[0]].plural!r}?" if close else ""
         fail(f"no kind {word!r}{also}", f"there are {', '.join(WORDS)}, and short forms: see --help", USAGE)
     return found
+
+
+def means_kind(word: str) -> bool:
+    """Whether the word stands for a kind."""
+    return word.lower() in _BY_WORD
+
+
+def bare_name(word: str) -> str:
+    """``NAME`` of ``KIND/NAME``, as ``-o name`` prints it; any other word as it is."""
+    kind, slash, name = word.partition("/")
+    return name if slash and name and means_kind(kind) else word
 
 
 def listed(words: Sequence[str]) -> list[tuple[ListedKind, tuple[str, ...]]]:
@@ -178,9 +198,9 @@ def listed(words: Sequence[str]) -> list[tuple[ListedKind, tuple[str, ...]]]:
     first, *names = words
     if "/" in first:
         return _by_kind(words)
-    if any("/" in name for name in names):
-        fail("KIND/NAME stands alone", f"write every one so, as in {first}/{names[0].split('/')[-1]}", USAGE)
     kinds = [kind_of(word) for word in (_ALL if first == "all" else first.split(","))]
+    if any(bare_name(name) != name for name in names):
+        fail("KIND/NAME stands alone", f"write every one so, as in {first}/{names[0].split('/')[-1]}", USAGE)
     if names and len(kinds) > 1:
         fail(
             f"names are of one kind: {names[0]}",

@@ -16,7 +16,7 @@ from oobleckd.ctl.get.kinds import ItemsWanted, ListedKind
 from oobleckd.ctl.output import emit_line, emit_lines, note
 from oobleckd.unixhttp import Unreachable
 
-_EVERY_S = 1.0
+_EVERY_S = 1.0  # (D-service-025)
 _BACK = 200  # steps or evaluations before the newest, where a rollback may have them done again
 
 Look = Callable[[ItemsWanted], Sequence[Any]]
@@ -26,7 +26,7 @@ def watch(client: Client, kind: ListedKind, wanted: ItemsWanted, look: Look, put
     """Print items and go on with those that change, until Ctrl-C. A daemon that goes away is waited for.
     Raises Unreachable where it is away from the start.
     """
-    with _happening(client) as happened:
+    with happening(client) as happened:
         changed = ChangedItems(kind)
         put.all(changed.of(look(wanted)))
         while happened():
@@ -108,7 +108,7 @@ class ItemPrinter:
 
 
 @contextmanager
-def _happening(client: Client) -> Iterator[Callable[[], bool]]:
+def happening(client: Client) -> Iterator[Callable[[], bool]]:
     """Something that waits until anything has happened since it was last asked, though a second at least;
     False: nothing more is told.
     """

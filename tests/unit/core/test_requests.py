@@ -2,7 +2,8 @@
 
 import pytest
 
-from oobleckd.protocol.api import Accepted, Control, Denied, Drain, Kill, Submit
+from oobleckd.core import view
+from oobleckd.protocol.api import Accepted, Control, Delete, Denied, Drain, Kill, Submit
 from oobleckd.protocol.changes import Audited
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Train
@@ -39,6 +40,38 @@ def test_submit_starts_or_queues(world):
     assert isinstance(world.ask(Control("job-2", "cancel")), Accepted)
     assert world.job("job-2").state == "cancelled"
     assert "over" in denied(world, Control("job-2", "cancel"), "conflict").problem
+
+
+def test_what_is_over_is_deleted_for_good(world):
+    """Also for the daemon that is started next; its number is taken, and its checkpoint can be named."""
+    world.ask(Submit(make_job(steps=4, f=0, memory=350)))
+    world.until_state("done")
+    kept = world.job("job-1").checkpoint
+    assert kept
+    assert world.ask(Delete("job-1", "root")) == Accepted(
+        "job-1", f"job-1 is deleted; its newest checkpoint stays: {kept}"
+    )
+    assert world.told(Audited)[-1] == Audited("root", "delete", "job-1")
+    world.daemon.stop()
+    world.daemon.start()
+    core = world.machine.core
+    assert view.job_views(core) == []
+    assert view.status(core).jobs == 0
+    denied(world, Delete("job-1"), "not-found")
+    denied(world, Control("job-1", "cancel"), "not-found")
+    assert "no job named" in denied(world, Submit(make_job(), resume="latest"), "invalid").problem
+    assert world.ask(Submit(make_job(steps=6, f=0, memory=350), resume=kept)).id == "job-2"
+    assert [job.id for job in view.job_views(core)] == ["job-2"]
+
+
+def test_what_is_not_over_is_not_deleted(world):
+    world.ask(Submit(make_job(memory=350)))
+    world.ask(Submit(make_job(memory=350)))
+    for job in ("job-1", "job-2"):
+        refused = denied(world, Delete(job), "conflict")
+        assert "only what is over is deleted" in refused.problem
+        assert refused.hint == f"`oobleckctl cancel {job} --wait` ends it first"
+    denied(world, Delete("job-9"), "not-found")
 
 
 def test_resume_needs_a_checkpoint_that_can_be_read(world):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -115,16 +116,46 @@ def test_keygen(tmp_path: Path) -> None:
 def test_logs(home: Home) -> None:
     assert ctl("logs", "--state", home.state).exit_code == 3
     home.logs.mkdir()
-    home.log("node-1").write_text("one\ntwo\nunfinished")
-    home.log("oobleckd").write_text("up\n")
+    (home.logs / "node-1.log").write_text("one\ntwo\nthree without an end")
+    (home.logs / "oobleckd.log").write_text("up\n")
     assert ctl("logs", "node-1", "-n", "1", "--state", home.state).stdout == "two\n"
+    assert ctl("logs", "node/node-1", "--tail", "1", "--state", home.state).stdout == "two\n"
     assert ctl("logs", "daemon", "--state", home.state).stdout == "up\n"
-    assert ctl("logs", "--state", home.state).stdout == "node-1   | one\nnode-1   | two\noobleckd | up\n"
+    shown = ctl("logs", "--state", home.state).stdout.splitlines()
+    assert [line.split() for line in shown] == [["node-1", "one"], ["node-1", "two"], ["oobleckd", "up"]]
     assert ctl("logs", "node-9", "--state", home.state).exit_code == 3
     lines = map(json.loads, ctl("logs", "--state", home.state, "-o", "json").stdout.splitlines())
-    found = [(line["kind"], line["source"], line["text"]) for line in lines]
-    said = (("node-1", "one"), ("node-1", "two"), ("oobleckd", "up"))
-    assert found == [("LogLine", *each) for each in said]
+    assert [(line["kind"], line["source"], line["text"]) for line in lines] == [
+        ("LogLine", "node-1", "one"), ("LogLine", "node-1", "two"), ("LogLine", "oobleckd", "up"),
+    ]  # fmt: skip
+
+
+def test_logs_of_all_are_one_in_the_order_of_time(home: Home) -> None:
+    """Each program writes times as it does; a traceback stays below its line."""
+    home.logs.mkdir()
+    local = datetime.fromtimestamp(1_700_000_000).isoformat(" ")  # noqa: DTZ006 - as logging writes it
+    utc = datetime.fromtimestamp(1_700_000_001, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    late = datetime.fromtimestamp(1_700_000_002).isoformat(" ")  # noqa: DTZ006 - the same
+    (home.logs / "node-1.log").write_text(
+        f"{local},500 W node-1 oobleckd.worker: first\n    below it\n{late},000 INFO worker.device: last\n"
+    )
+    (home.logs / "oobleckd.log").write_text(f"{utc}.250Z ERROR oobleckd: between\n")
+    shown = [line.split() for line in ctl("logs", "--state", home.state).stdout.splitlines()]
+    assert [line[2:] if len(line) > 3 else line for line in shown] == [
+        ["W", "node-1", "oobleckd.worker:", "first"],
+        ["node-1", "below", "it"],
+        ["E", "oobleckd", "oobleckd:", "between"],
+        ["I", "node-1", "worker.device:", "last"],
+    ]
+    lines = [
+        json.loads(line) for line in ctl("logs", "--state", home.state, "-o", "json").stdout.splitlines()
+    ]
+    assert [line["at"] for line in lines] == [
+        1_700_000_000.5,
+        1_700_000_000.5,
+        1_700_000_001.25,
+        1_700_000_002,
+    ]
 
 
 def test_the_socket_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

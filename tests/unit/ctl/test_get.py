@@ -84,6 +84,8 @@ def test_kubectls_habits(full: Ctl, words: str, said: list[str]) -> None:
         ("get job/nobody", 3, "no job 'nobody'"),
         ("get pods", 2, "no kind 'pods'"),
         ("get jbo", 2, "did you mean 'jobs'?"),
+        ("get events", 2, "no kind 'events'\nhint: `oobleckctl events` shows what happens"),
+        ("get device node-1/0", 2, "`oobleckctl describe node NODE` shows its devices"),
         ("get jobs,nodes job-1", 2, "names are of one kind"),
         ("get jobs node/node-1", 2, "KIND/NAME stands alone"),
         ("get job/small node-1", 2, "'node-1' is no KIND/NAME"),

@@ -45,6 +45,8 @@ RAW = (
         (("wait",), "JOB is missing"),
         (("plan", "x", "--nodes"), "--nodes needs a value"),
         (("gt",), "did you mean 'get'?"),
+        (("apply", "-f", "x"), "no verb 'apply'; did you mean 'submit'?"),
+        (("squeue",), "no verb 'squeue'; did you mean 'get jobs'?"),
     ],
 )
 def test_what_was_typed_wrong_is_told_in_our_words(ctl: Ctl, words: tuple[str, ...], said: str) -> None:

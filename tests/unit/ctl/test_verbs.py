@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 
-from oobleckd.ctl.main import VERBS, Verbs, main
+from oobleckd.ctl.main import OTHER_TOOLS, VERBS, Verbs, main
 from oobleckd.protocol.api import (
     API_VERSION,
     Accepted,
@@ -444,15 +446,56 @@ def test_what_set_says_wrong_is_named_by_its_flag(
 def test_a_job_comes_by_stdin(
     ctl: Ctl, job_file: Callable[..., Path], more: str, code: int, said: str
 ) -> None:
+    """Of a socket too, as sshd gives one, which cannot be opened by its name."""
     ctl.api.jobs = [job_view(state="deploying")]
     words = ["--socket", str(ctl.socket), "submit", "-", "--set", "name=piped", "--no-wait"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "oobleckd.ctl.main", *words],
-        input=job_file(more).read_text(encoding="utf-8"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(job_file(more).read_bytes())
+        ours.shutdown(socket.SHUT_WR)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "oobleckd.ctl.main", *words],
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert [body["job"]["name"] for _, body in ctl.api.asked] == (["piped"] if not more else [])
+
+
+@pytest.mark.parametrize("words", OTHER_TOOLS.values())
+def test_what_is_named_instead_of_another_tools_verb_is_there(ctl: Ctl, words: str) -> None:
+    verb, *more = words.split()
+    assert ctl(verb, "--help").exit_code == 0
+    told = ctl(verb, "--help").stdout
+    assert all(word in told for word in more)
+
+
+def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Verbs, and the verbs of those that have such."""
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    context = click.Context(command)
+    for each in command.list_commands(context):
+        found = command.get_command(context, each)
+        assert found is not None
+        yield from leaves(found, f"{name} {each}".strip())
+
+
+def test_every_verb_that_prints_data_prints_documents_too() -> None:
+    """A script for a shell is no data."""
+    without = {
+        name
+        for name, command in leaves(main, "")
+        if not any({"-o", "--output"} <= set(parameter.opts) for parameter in command.params)
+    }
+    assert without == {"completion"}
+
+
+def test_a_format_of_documents_has_errors_that_are_documents(ctl: Ctl) -> None:
+    for how in ("json", "jsonl"):
+        told = json.loads(ctl("get", "job", "nobody", "-o", how).stderr)
+        assert (told["kind"], told["code"]) == ("Error", 3)

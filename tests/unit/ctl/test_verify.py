@@ -52,6 +52,7 @@ def test_identical(cluster: Ctl) -> None:
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].startswith("ledger: 12 samples in 3 steps")
+    assert result.stderr.startswith("verify trains small again, 3 steps, without failures: about 1 s\n")
     assert lines[-1].startswith("verified: 3 of 3 losses and 4 of 4 weight tensors are bit-identical")
     submitted = parse_job(cluster.api.asked[0][1]["job"])
     assert submitted.name == "small-reference"
