@@ -39,6 +39,7 @@ from oobleckd.daemon.mend import Damage
 from oobleckd.daemon.past import PastStore
 from oobleckd.daemon.planning import Planning
 from oobleckd.daemon.recorder import Recorder
+from oobleckd.daemon.sinking import Sinking, orders_of
 from oobleckd.daemon.tokens import Token, load_tokens
 from oobleckd.daemon.traces import Traces, open_traces
 from oobleckd.daemon.verifying import Verifying
@@ -74,6 +75,7 @@ class Service:
     loop: Loop
     callers: Callers
     folders: Folders
+    sinking: Sinking
     recorder: Recorder | None = None
     traces: Traces | None = None
     running: asyncio.Task[None] | None = None
@@ -93,6 +95,7 @@ class Service:
         self.looking = asyncio.create_task(self._look_at_folders(), name="folders")
         verifying = Verifying(self.journal, self.kept_for_long_enough, self._damaged)
         self.verifying = asyncio.create_task(verifying.run(), name="verifying")
+        self.sinking.look(job.spec for job in self.core.state.jobs.values())
         if self.recorder is not None:
             self.recorder.start()
         return self.running
@@ -168,6 +171,7 @@ class Service:
             await asyncio.wait({self.running})
         self.planning.close()
         self.hub.close()
+        await asyncio.to_thread(self.sinking.close)
 
 
 def open_service(config: Config, *, adopt: bool = False) -> Service:
@@ -256,8 +260,9 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         made.feed(Tick())  # which has it written at once
     callers = Callers(config.group, _tokens(config))
     service = Service(
-        config, clock, clock.now(), journal, machine, history, planning, hub, made, callers, folders
-    )
+        config, clock, clock.now(), journal, machine, history, planning, hub, made, callers, folders,
+        Sinking(orders_of(config)),
+    )  # fmt: skip
     if config.replay_mb:
         service.recorder = _recorder(service)
     return service
