@@ -16,9 +16,10 @@ from pathlib import Path
 from oobleckd.client import Client
 from oobleckd.protocol.api import JobView
 from oobleckd.sinks.writer import SinkWriter, read_note
-from oobleckd.unixhttp import ClientError
+from oobleckd.unixhttp import ApiProblem, ClientError
 
 LOOK_S = 1.0
+NOT_FOUND = 404
 _LIST_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -59,8 +60,16 @@ class Overseer(threading.Thread):
 
     def _look_at_mine(self) -> None:
         for job in sorted({job for job, _ in self._writers}):
-            view = self._client.job(job)
-            for key in [key for key in self._writers if key[0] == job]:
+            mine = [key for key in self._writers if key[0] == job]
+            try:
+                view = self._client.job(job)
+            except ApiProblem as problem:
+                if problem.status != NOT_FOUND:
+                    raise
+                for key in mine:  # it was deleted: what was written of it stays
+                    self._writers.pop(key).stop()
+                continue
+            for key in mine:
                 self._follow(view, key)
 
     def stop(self, wait_s: float) -> None:

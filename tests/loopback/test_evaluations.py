@@ -29,7 +29,7 @@ from tests.helpers.webhook import Receiver, receiving
 
 BEGIN, EVERY = 4, 8
 KINDS = ("csv", "jsonl", "tensorboard", "wandb", "stuck")
-STEPS = 20
+STEPS = 30
 PATIENCE_S = 60.0
 
 
@@ -91,7 +91,7 @@ def test_each_committed_step_is_once_in_each_sink_whatever_dies(
             "sunk",
             train={"steps": STEPS},
             fault_tolerance={"policy": "varuna"},
-            checkpoint={"every": 4},
+            checkpoint={"every": 0},
             resources={"device_memory": "14MiB", "max_nodes": 3},
             eval={"every": 5, "sequences": 20, "at_start": True, "source": [source]},
         )
@@ -102,18 +102,22 @@ def test_each_committed_step_is_once_in_each_sink_whatever_dies(
     job = cluster.client.submit(parse_job(table | {"sink": [{"kind": kind} for kind in KINDS]})).id
     home = Path(cluster.client.status().state_dir) / "sinks"
     csv = home / "csv" / job
-    cluster.until(lambda: len(_steps_of(csv)) >= 6 or None, "six steps in CSV")
+    cluster.at_step(job, 3)
+    cluster.client.control(job, "pause")
+    view = cluster.job_in(job, "paused")
+    cluster.until(lambda: len(_steps_of(csv)) == view.step or None, "all steps so far in CSV")
     _kill_the_process(cluster, receiver)
-    cluster.kill(cluster.client.job(job).nodes[-1], "device")
-    cluster.until(lambda: cluster.client.job(job).steps_lost or None, "a rollback")
+    cluster.kill(view.pipelines[0].nodes[0], "device")
+    lost = cluster.until(lambda: cluster.client.job(job).steps_lost or None, "a rollback")
+    assert lost == view.step, "to where it began: it has written no checkpoint"
     handle = handle_of(_process(cluster))
     cluster.kill_daemon()
     await_end(handle, PATIENCE_S)  # with its daemon
     cluster.start_daemon()
-    cluster.at_step(job, 12)
-    cluster.kill(cluster.client.job(job).nodes[0], "device")
+    cluster.until(lambda: cluster.client.control(job, "resume"), "the daemon to be back")
+    cluster.kill(cluster.at_step(job, 3).nodes[0], "device")
     done = cluster.job_in(job, "done")
-    assert done.steps_lost > 0
+    assert done.steps_lost > lost
     package = folder / "package"
     assert (package / "hangs").exists(), "it has hung since the first step, and the job is done"
     others = [home / kind / job for kind in KINDS[:-1]]
@@ -125,8 +129,8 @@ def test_each_committed_step_is_once_in_each_sink_whatever_dies(
     while told[-1]["event"] != "job-done":
         told.append(receiver.got.get(timeout=PATIENCE_S))
     assert {each["data"]["job"] for each in told} == {job}
-    lost = {each["seq"]: each["data"]["steps_lost"] for each in told if each["event"] == "job-went-back"}
-    assert sum(lost.values()) == done.steps_lost, "each of them, and whatever was told twice has its number"
+    back = {each["seq"]: each["data"]["steps_lost"] for each in told if each["event"] == "job-went-back"}
+    assert sum(back.values()) == done.steps_lost, "each of them, and whatever was told twice has its number"
 
 
 def _kill_the_process(cluster: Cluster, receiver: Receiver) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oobleckd.protocol.api import JobView
 from oobleckd.sinks import writer as writers
 from oobleckd.sinks.base import Record
 from oobleckd.sinks.kinds import GROUP, SinkMissing, sink_class
 from oobleckd.sinks.overseer import Overseer
 from oobleckd.sinks.textfiles import TextSink
 from oobleckd.sinks.writer import SinkWriter, read_note
-from oobleckd.unixhttp import Unreachable
+from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.helpers import stuck_sink
 from tests.helpers.committed import Committed, read_steps, wanted_steps
 
@@ -145,3 +146,20 @@ def test_what_is_not_there_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
         sink_class("wandb")
     with pytest.raises(SinkMissing, match=f"offers a sink nowhere .*{GROUP}"):
         sink_class("nowhere")
+
+
+def test_a_job_that_is_deleted_is_written_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = Committed("csv")
+    history.commit(4)
+    overseer = Overseer(history, ("csv",), tmp_path)
+    overseer.look()
+    ((_, writer),) = overseer._writers.items()
+
+    def job(_name: str, *, unique: bool = False) -> JobView:
+        raise ApiProblem(404, "not-found", "no job tiny-1")
+
+    monkeypatch.setattr(history, "job", job)
+    overseer._look_at_mine()
+    writer.join(PATIENCE_S)
+    assert not writer.is_alive()
+    assert overseer._writers == {}
