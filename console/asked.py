@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from oobleckd.client import Client
 from oobleckd.console.facts import AnyFact, QueryRefused, Wants, Watched
-from oobleckd.console.model import STEPS_KEPT, identity
+from oobleckd.console.model import identity
 from oobleckd.protocol.api import JobView
 from oobleckd.unixhttp import ClientError, Unreachable
 
@@ -44,7 +44,7 @@ MIN_S = {"layers": 1.0, "goodput": 1.0, "curve": 5.0, "impact": 3.0}
 AT_ONCE = frozenset({"plan", "gap"})
 # A daemon that refused one of these, or took too long over it, is asked again, but not at the usual pace.
 REFUSED_S = 15.0
-CURVE_BINS = 150  # about as many as a panel has columns
+CURVE_BINS = 240  # as many as a wide panel has columns of dots
 
 
 def is_of_one_question(error: ClientError) -> bool:
@@ -167,9 +167,9 @@ class ConsoleQueries:
         yield Watched(now, goodput=self._client.goodput(self._job))
 
     def _curve(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
-        """All of a job that has more steps than are kept here, and what its evaluations found."""
-        if self._step > STEPS_KEPT:
-            yield Watched(now, curve=self._client.curve(self._job, CURVE_BINS))
+        """All of a job's steps, and what its evaluations found."""
+        if self._step:
+            yield Watched(now, curve=self._client.curve(self._job, CURVE_BINS, scale="log"))
         if self._evaluates:
             yield Watched(now, evaluations=self._client.evaluations(self._job, last=CURVE_BINS))
 

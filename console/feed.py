@@ -301,9 +301,9 @@ def fetch_once(client: Client, now: float) -> tuple[AnyFact, ...]:
     job = shown_job(jobs)
     if job is not None:
         facts.append(PastHistory(now, job.id, client.steps(job.id, max(0, job.step - STEPS_KEPT))))
-        if job.step > STEPS_KEPT:
+        if job.step:
             with suppress(ApiProblem):  # an older daemon has none
-                facts.append(Watched(now, curve=client.curve(job.id, CURVE_BINS)))
+                facts.append(Watched(now, curve=client.curve(job.id, CURVE_BINS, scale="log")))
         if job.spec.eval.wanted:
             facts.append(Watched(now, evaluations=client.evaluations(job.id, last=CURVE_BINS)))
     facts += [ChangesHeard(now, change) for change in client.events(0, follow=False)]

@@ -119,6 +119,16 @@ def many(value: float) -> str:
     return f"{short(value / 1e15)} P"
 
 
+def tick(value: float) -> str:
+    """A number beside an axis, in few cells: ``"0.002"``, ``"2.5"``, ``"12.5k"``, ``"20M"``."""
+    if not math.isfinite(value):
+        return _not_finite(value)
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit * 0.9995:
+            return f"{short(value / limit)}{unit}"
+    return plain(float(f"{value:.4g}"))
+
+
 def _not_finite(value: float) -> str:
     return "NaN" if math.isnan(value) else "infinite"
 

@@ -13,7 +13,7 @@ from oobleckd.console.keys import ScreenName
 from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Page, bindings
 from oobleckd.console.screens.places import Places
-from oobleckd.console.widgets import goodput, jobfacts, training
+from oobleckd.console.widgets import curves, goodput, jobfacts
 from oobleckd.console.widgets.panel import Panel
 
 
@@ -26,7 +26,7 @@ class JobPage(Page):
     def body(self) -> Iterable[Panel]:
         """Facts, curves, goodput."""
         yield Panel(jobfacts.paint, "Job", id="facts", depends=jobfacts.DEPENDS)
-        yield Panel(training.paint, "Throughput and loss", id="curves")
+        yield Panel(curves.paint, "Curves of the run", id="curves", depends=curves.DEPENDS)
         yield Panel(goodput.paint, "Where the time went", id="goodput", depends=goodput.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
@@ -44,8 +44,8 @@ class JobPage(Page):
         return Wants(goodput=True, curve=True)
 
     def titles(self) -> None:
-        """What the sign below the throughput is."""
-        self.entitle("curves", "Throughput and loss", "▲ an incident")
+        """What the signs on the axes are."""
+        self.entitle("curves", "Curves of the run", curves.said(self.view))
 
     def command(self) -> str:
         """The job in words."""

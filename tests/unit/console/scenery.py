@@ -263,7 +263,7 @@ def told(
         "schedules": SampledSteps(JOB, tuple(range(STEP - 300, STEP + 1, 10))),
         "schedule": fleet.schedule(STEP, NOW - 0.4),
         "modelled": fleet.schedule(0, 0.0, measured=False), "layers": _holders(plan, gone),
-        "goodput": fleet.goodput(0.992, BEST_AT),
+        "goodput": fleet.goodput(0.992, BEST_AT), "curve": fleet.curve(view.step, evaluated=True),
     }  # fmt: skip
     facts = (
         Fetched(NOW, status(fleet), (view,), nodes, plan, _used(fleet, plan), incidents),
