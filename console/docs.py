@@ -22,6 +22,7 @@ from oobleckd.console.screens.help import LINKS, SIGNS
 SEEN: dict[ScreenName, str] = {
     "overview": "failing-160x46", "nodes": "fleet-160x46", "pipelines": "failing-160x46", "templates": "recovered-120x36",
     "incidents": "recovered-160x46", "job": "recovered-120x36", "events": "recovered-120x36", "whatif": "recovered-120x36",
+    "jobs": "calm-120x36",
 }  # fmt: skip
 _HEAD = """\
 # oobleck-console
@@ -116,6 +117,8 @@ def _screens() -> Iterator[str]:
 def _everywhere() -> Iterator[str]:
     yield "## Everywhere"
     yield from _table(keys.of("everywhere"))
+    yield "In the log of a node (`l` on Nodes):\n"
+    yield from _table(keys.of("log"))
     yield "In whatever asks for something:\n"
     yield from _table(keys.of("prompt"))
     yield "After `:` a screen's name, its beginning or its number, or: "

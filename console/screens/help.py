@@ -50,7 +50,13 @@ SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("first", "modelled: one micro-batch through all stages, and back"),
         ("further", "modelled: each one more"),
     ),
-    "job": (("▲", "an incident began"), ("✓", "no step was given up")),
+    "job": (
+        ("▲ ◀ ✗", "on an axis: an incident began, it went back to a checkpoint, a step made no update"),
+        ("░", "between the least and the most of a curve's steps"),
+        ("●", "what an evaluation found"),
+        ("✓", "no step was given up"),
+    ),
+    "jobs": (("▸", "the job that all screens show"),),
     "incidents": (("✓ ! ✗", "over, over with steps lost, open"),),
     "events": (("! ✗", "a warning, an error"),),
 }  # fmt: skip

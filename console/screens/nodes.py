@@ -109,6 +109,12 @@ class NodesPage(ListPage):
         node = nodetable.at_cursor(self.view, self.look)
         self.host.ask(ConsoleAct("undrain", (node.name,) if node else ()))
 
+    def action_log(self) -> None:
+        """What the node wrote last."""
+        node = nodetable.at_cursor(self.view, self.look)
+        if node is not None:
+            self.host.show_log(node.name)
+
     # ------------------------------------------------------------------ panels
 
     def _grid(self, view: View, now: float, width: int, height: int) -> list[Line]:

@@ -1,4 +1,4 @@
-"""What all eight screens have in common: a verdict on top, panels in places, the keys at the bottom.
+"""What all screens have in common: a verdict on top, panels in places, the keys at the bottom.
 
 A screen owns what one looks at (a cursor, a filter, a mode) and hands it to pure painters. What is shown
 belongs to the application, which also does what lasts longer than a screen: the ``Host``.
@@ -47,6 +47,12 @@ class Host(Protocol):
 
     def ask(self, act: ConsoleAct, preview: tuple[str, ...] = ()) -> None:
         """Do ``act`` if it is confirmed. ``preview``: nodes of which what follows is shown first."""
+
+    def choose(self, job: str) -> None:
+        """Show another job on every screen, by its id; "": whichever is at work."""
+
+    def show_log(self, node: str) -> None:
+        """Show what a node wrote last."""
 
     def export(self, incident: str) -> None:
         """Write an incident into a file of the current folder."""
