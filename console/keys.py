@@ -26,7 +26,7 @@ TITLES: dict[ScreenName, str] = {
 }  # fmt: skip
 SUBJECTS: dict[ScreenName, str] = {
     "overview": "the job, its nodes, its pipelines and its last incident in one picture",
-    "nodes": "every node, by rack or pipeline, and how many live copies each layer has",
+    "nodes": "every node, by rack or pipeline, its devices, and how many live copies each layer has",
     "pipelines": "who computes what when in one step: measured, modelled, and where they differ",
     "templates": "the templates of the job, and which numbers of nodes they cover",
     "incidents": "every recovery by phase, what it cost, what was chosen and what was not",

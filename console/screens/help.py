@@ -33,6 +33,7 @@ SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("█ ▓ ▒ ✗ ·", "both nodes of a cell: at work, waiting, in trouble, lost, gone"),
         ("▀ ▄", "one of the two is not at work"),
         ("◆", "marked for the what-if screen"),
+        ("█·┊", "memory used, free, and where what was planned ends"),
     ),
     "pipelines": (
         ("F B I W", "forward, backward, input gradients, weight gradients; then the micro-batch"),

@@ -84,6 +84,7 @@ class Page(Screen[None]):
         self.view = View()
         self.now = 0.0
         self.words = ""
+        self._shape: object = None
         self._panels: dict[str, Panel] = {}
 
     # ------------------------------------------------------------------ what a screen says of itself
@@ -95,6 +96,10 @@ class Page(Screen[None]):
     @abstractmethod
     def places(self, width: int, height: int) -> Places:
         """Where they lie in a terminal of that size."""
+
+    def shape(self) -> object:
+        """What of the view decides where panels lie; they are put there anew with another one."""
+        return None
 
     def wants(self) -> Wants:
         """What it wants to know beyond the lists."""
@@ -127,6 +132,9 @@ class Page(Screen[None]):
     def show(self, view: View, now: float) -> None:
         """Paint ``view`` as it is at ``now``."""
         self.view, self.now = view, now
+        if (shape := self.shape()) != self._shape:
+            self._shape = shape
+            self._put_panels(self.size.width, self.size.height)
         self.titles()
         for panel in self.panels():
             if panel.display:
@@ -157,7 +165,10 @@ class Page(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         """Put every panel in its place; one without a place is not shown."""
-        where = self.places(event.size.width, event.size.height)
+        self._put_panels(event.size.width, event.size.height)
+
+    def _put_panels(self, width: int, height: int) -> None:
+        where = self.places(width, height)
         for panel in self.panels():
             place = where.get(panel.id or "")
             panel.display = place is not None

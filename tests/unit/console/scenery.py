@@ -305,7 +305,7 @@ def told(
         *(ChangesHeard(NOW, each) for each in events),
         Watched(NOW, **(usual | dict(watched or {}))),
     )
-    asked = candidates(fold(View(), facts)) if plan else ()
+    asked = candidates(fold(View(), facts), many=True) if plan else ()
     answered = [
         impact(*nodes, throughput=0.924 - number / 100, stall_s=1.09 + number / 10)
         for number, nodes in enumerate(asked)
