@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from oobleckd.client import Client
-from oobleckd.console.facts import AnyFact, NodeLogView, QueryRefused, Wants, Watched
+from oobleckd.console.facts import AnyFact, QueryRefused, Wants, Watched
 from oobleckd.console.model import identity
 from oobleckd.protocol.api import JobView
 from oobleckd.unixhttp import ClientError, Unreachable
@@ -194,7 +194,7 @@ class ConsoleQueries:
                 yield Watched(now, impact=found, job=self._job)
 
     def _log(self, wants: Wants, now: float) -> Iterator[AnyFact]:
-        yield Watched(now, log=NodeLogView(wants.log, self._client.node_log(wants.log, LOG_LINES)))
+        yield Watched(now, log=self._client.node_log(wants.log, LOG_LINES))
 
 
 def _wanted(wants: Wants, name: str) -> bool:

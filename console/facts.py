@@ -11,6 +11,7 @@ from oobleckd.protocol.api import (
     EvaluationView,
     IncidentView,
     JobView,
+    NodeLogView,
     NodeView,
     PipelineView,
     Status,
@@ -19,13 +20,6 @@ from oobleckd.protocol.api import (
 )
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.watch import CurveView, GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
-
-
-class NodeLogView(msgspec.Struct, frozen=True):
-    """The newest lines that a node wrote, the newest last."""
-
-    node: str
-    lines: tuple[str, ...]
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True):

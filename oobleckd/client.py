@@ -150,10 +150,6 @@ class Client:
         """
         return self._get(f"/v1/jobs/{quote(job, safe='')}/curve", CurveView, bins=bins, scale=scale)
 
-    def node_log(self, node: str, lines: int = 200) -> tuple[str, ...]:
-        """The newest lines that a node wrote, the newest last. ApiProblem 404 where nobody keeps them."""
-        return self._list(f"/v1/nodes/{quote(node, safe='')}/log", str, lines=lines)
-
     def nodes(self) -> tuple[NodeView, ...]:
         """All nodes the daemon has ever heard of, by name."""
         return self._list("/v1/nodes", NodeView)

@@ -53,6 +53,8 @@ class NodeLog(Modal[None]):
         title, keys = f"Log of {self.node}", "f follow  / search  n N next  esc close"
         if self.words:
             title += f': {count(len(nodelog.found(view, self.look)), "line")} with "{self.words}"'
+        if self._view.log is not None and not self._view.log.complete and self._view.log.node == self.node:
+            title += " (of its agent alone)"
         said = f"{'following' if self.follow else 'standing still'}   {keys}"
         self._panel.entitle(self.legible(title), said)
         self._panel.show(view, now)

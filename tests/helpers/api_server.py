@@ -54,7 +54,6 @@ class Api:
     changes: list[Change] = field(default_factory=list)
     evaluations: dict[str, list[EvaluationView]] = field(default_factory=dict)
     layers: list[LayerView] = field(default_factory=list)
-    logs: dict[str, list[str]] = field(default_factory=dict)
     watched: dict[str, msgspec.Struct] = field(default_factory=dict)
     queries: list[tuple[str, dict[str, list[str]]]] = field(default_factory=list)
     follow: Callable[[], Iterable[Change]] = tuple
@@ -67,7 +66,6 @@ class Api:
     def read(self, path: str, query: dict[str, list[str]]) -> Any:
         """The answer to a GET: a struct, or a list of them."""
         parts = path.strip("/").split("/")[1:]
-        found: Any = None
         match parts:
             case ["status" | "jobs" | "nodes" | "incidents" | "pipelines" | "templates" | "layers" as name]:
                 return getattr(self, name)
@@ -82,11 +80,9 @@ class Api:
             ]:
                 self.queries.append((path, query))
                 return self.watched.get(name)
-            case ["nodes", node, "log"]:
-                found = self.logs.get(node)
             case ["story"]:
                 return [change for change in self.changes if query["key"][0] in change.story]
-        return found
+        return None
 
     def _steps_of(self, job: str, query: dict[str, list[str]]) -> list[StepView]:
         since, last = int(query.get("since", ["0"])[0]), int(query.get("last", [str(2**60)])[0])

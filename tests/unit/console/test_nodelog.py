@@ -8,19 +8,21 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.console.asked import PERIODS_S, ConsoleQueries
-from oobleckd.console.facts import NodeLogView, QueryRefused, Wants, Watched
+from oobleckd.console.facts import QueryRefused, Wants, Watched
 from oobleckd.console.model import View, fold
 from oobleckd.console.screens.nodelog import NodeLog
 from oobleckd.console.widgets import nodelog
 from oobleckd.console.widgets.nodelog import NodeLogLook
 from oobleckd.draw.lines import plain
+from oobleckd.protocol.api import NodeLogView
 from tests.helpers.api_server import serving
 from tests.unit.console.build import NOW
 from tests.unit.console.piloted import shown
 from tests.unit.console.test_feed import api
 
 LINES = tuple(f"line {number}" + (" error" if number % 10 == 3 else "") for number in range(50))
-TOLD = Watched(NOW, log=NodeLogView("node-1", LINES))
+LOG = NodeLogView("node-1", LINES, complete=True)
+TOLD = Watched(NOW, log=LOG)
 
 
 def rows(view: View, look: NodeLogLook, height: int = 10) -> list[str]:
@@ -52,23 +54,25 @@ def test_without_any_line_it_is_said_why() -> None:
     assert rows(View(), look) == ["asking for what node-1 wrote …"]
     refused = fold(View(), [QueryRefused(NOW, "log", "nobody keeps it")])
     assert rows(refused, look) == ["not known: nobody keeps it"]
-    empty = fold(refused, [Watched(NOW, log=NodeLogView("node-1", ()))])
+    empty = fold(refused, [Watched(NOW, log=NodeLogView("node-1", (), complete=True))])
     assert rows(empty, look) == ["node-1 has written nothing"]
     assert rows(fold(View(), [TOLD]), NodeLogLook("node-2")) == ["asking for what node-2 wrote …"]
 
 
 def test_it_is_asked_for_once_a_second_while_it_is_wanted(tmp_path: Path) -> None:
     served = api(tmp_path)
-    served.logs["node-1"] = list(LINES)
+    served.watched["log"] = LOG
     with serving(tmp_path / "s", served):
         asked = ConsoleQueries(Client(tmp_path / "s"))
         assert list(asked.answers(None, NOW)) == []
         asked.want(Wants(log="node-1"))
         (fact,) = asked.answers(None, NOW)
         assert isinstance(fact, Watched)
-        assert fact.log == NodeLogView("node-1", LINES)
+        assert fact.log == LOG
+        assert served.queries == [("/v1/nodes/node-1/log", {"lines": ["200"]})]
         assert list(asked.answers(None, NOW)) == []
         assert asked.due_at() == NOW + PERIODS_S["log"]
+        del served.watched["log"]
         asked.want(Wants(log="node-9"))
         (fact,) = asked.answers(None, NOW + 2)
         assert isinstance(fact, QueryRefused)
