@@ -46,7 +46,7 @@ from oobleckd.protocol.watch import CurveView, GoodputView, ImpactView, LayerVie
 Link = Literal["waiting", "live", "stale", "replay"]
 
 STEPS_KEPT = 600
-IMPACTS_KEPT = 12
+IMPACTS_KEPT = 16
 ENDED = frozenset({"done", "failed", "cancelled"})
 # What is fetched for all screens; a refusal of one of these is about the daemon and not about a plan.
 LISTS = ("status", "jobs", "nodes", "pipelines", "templates", "incidents")

@@ -111,6 +111,14 @@ def rate(value: float) -> str:
     return f"{value:,.1f}" if value < 999.95 else f"{value:,.0f}"
 
 
+def done(part: float, whole: float, digits: int = 0) -> str:
+    """``"62%"``: how far something is; all of it only where nothing is left."""
+    if not whole:
+        return "0%"
+    scale = 10.0**digits
+    return f"{math.floor(100 * scale * min(1.0, part / whole) + 1e-9) / scale:.{digits}f}%"
+
+
 def many(value: float) -> str:
     """``"950"``, ``"12.4 M"``, ``"300 B"``, ``"1.98 P"``: an amount whose first three digits say enough."""
     for limit, unit in ((1e6, 1.0), (999.5e6, 1e6), (999.5e9, 1e9), (999.5e12, 1e12)):

@@ -19,6 +19,8 @@ from oobleckd.console.widgets.jobtable import JobTableLook
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
+_CURVE_ROWS = 10
+
 
 class JobsPage(ListPage):
     """A table with a cursor, the job of the cursor in words, and the curves of the one that is shown."""
@@ -34,13 +36,17 @@ class JobsPage(ListPage):
         yield Panel(curves.paint, "Curves of the run", id="curves", depends=curves.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
-        """The table has what the facts leave; in a large terminal curves have the most of that."""
+        """The table has as many rows as there are jobs, where that leaves room for curves."""
         facts = ("facts", jobfacts.ROWS + 2)
-        if places.arrangement(width, height) == "wide":
-            return places.one_below_other(
-                width, height, "table", (("table", 0), facts, ("curves", height // 2 - 2))
-            )
-        return places.one_below_other(width, height, "table", (("table", 0), facts))
+        if places.arrangement(width, height) in {"tiny", "small"}:
+            return places.one_below_other(width, height, "table", (("table", 0), facts))
+        room = height - places.VERDICT_ROWS - places.FOOTER_ROWS - facts[1]
+        table = min(len(self.view.jobs) + 4, room - _CURVE_ROWS)
+        return places.one_below_other(width, height, "table", (("table", table), facts, ("curves", 0)))
+
+    def shape(self) -> object:
+        """How many jobs there are."""
+        return len(self.view.jobs)
 
     def wants(self) -> Wants:
         """The curves of the job that is shown."""

@@ -17,7 +17,7 @@ from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.steps import StepCursor, moment_of
-from oobleckd.console.widgets import fleet, optimes, timeline
+from oobleckd.console.widgets import fleet, optimes, pipelines, timeline
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.console.widgets.timeline import Order, TimelineLook
 from oobleckd.draw.lines import Line, plain
@@ -116,9 +116,14 @@ class Pipelines(ListPage):
         shown = timeline.shown_schedule(view, self.look.mode)
         below = optimes.paint(shown, timeline.by_pipeline(shown, self.look.order), width) if shown else []
         needed = timeline.num_rows(shown) if shown else 0
-        if not shown or self.look.mode == "difference" or needed + 1 + len(below) > height:
+        if not shown or self.look.mode == "difference" or self.cursor or needed >= height:
             return timeline.paint(view, now, width, height, self.look)
+        if needed + 1 + len(below) > height:
+            below = []
         look = msgspec.structs.replace(self.look, most_rows=_MOST_ROWS)
+        holders = pipelines.paint(view, now, width, height - needed - len(below) - 2)
+        if len(view.pipelines) + len(below) + needed + 2 <= height:
+            below = [*below, (), *holders]
         lanes = timeline.paint(view, now, width, height - len(below) - 1, look)
         return [*lanes, (), *below]
 

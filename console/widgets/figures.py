@@ -12,7 +12,7 @@ from typing import NamedTuple
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import nothing
 from oobleckd.console.widgets.nodes import STATES
-from oobleckd.draw.lines import Line, Role, Span, bar, cell, clipped, flow
+from oobleckd.draw.lines import Line, Role, Span, bar, cell, clipped, flow, length
 from oobleckd.protocol.api import DeviceFigures, NodeView
 from oobleckd.words import short, size
 
@@ -21,6 +21,7 @@ _FULL = 0.95
 _BAR = 8
 _WIDE_BAR = 24
 _LABEL = 14
+_MEMORY = 43  # what is said beside its bar
 
 
 # --------------------------------------------------------------------------- columns
@@ -40,7 +41,7 @@ class FigureColumn(NamedTuple):
 def columns() -> tuple[FigureColumn, ...]:
     """All that there may be."""
     return (
-        FigureColumn("memory", _BAR + 5, 3, _memory_cell, False, _any(lambda each: each.used_bytes > 0)),
+        FigureColumn("memory", _BAR + 6, 3, _memory_cell, False, _any(lambda each: each.used_bytes > 0)),
         FigureColumn("busy", 4, 4, _busy_cell, True, _any(lambda each: each.utilisation >= 0)),
         FigureColumn("temp", 5, 6, _temperature_cell, True, _any(lambda each: each.temperature_c > 0)),
         FigureColumn("power", 5, 7, _power_cell, True, _any(lambda each: each.power_w > 0)),
@@ -59,8 +60,8 @@ def _memory_cell(node: NodeView) -> Iterable[Span]:
     if worst is None or not worst.used_bytes:
         return (("-", "dim"),)
     share = _share(worst)
-    drawn = bar(0.0, share, _BAR) if share else ""
-    return ((cell(drawn, _BAR), _memory_role(worst)), (f" {share:>4.0%}", ""))
+    drawn, role = bar(0.0, share, _BAR) if share else "", _memory_role(worst)
+    return ((cell(drawn, _BAR), role), (f" {share:>4.0%}{' ' if role == 'bar' else '!'}", ""))
 
 
 def _share(each: DeviceFigures) -> float:
@@ -171,7 +172,12 @@ def _memory(each: DeviceFigures, room: int) -> Line:
         parts.append((f" of {size(each.planned_bytes)} planned", "dim"))
     if each.total_bytes:
         parts.append((f", {size(each.total_bytes)} in all", "dim"))
-    return (*_memory_bar(each, room), (" ", ""), *parts)
+    return _wide((*_memory_bar(each, room), (" ", ""), *parts), room + _MEMORY)
+
+
+def _wide(field: Line, width: int) -> Line:
+    """At least so many cells, so that those of several devices are below each other."""
+    return (*field, (" " * max(0, width - length(field)), ""))
 
 
 def _memory_bar(each: DeviceFigures, room: int) -> Line:
@@ -198,9 +204,9 @@ def _card(each: DeviceFigures) -> list[Line]:
     """What is known of the card."""
     fields: list[Line] = []
     if each.used_bytes and each.rss_bytes:
-        fields.append((("RSS ", "dim"), (size(each.rss_bytes), "")))
+        fields.append(_wide((("RSS ", "dim"), (size(each.rss_bytes), "")), 12))
     if each.utilisation >= 0:
-        fields.append((("busy ", "dim"), (f"{each.utilisation:.0%}", "")))
+        fields.append((("busy ", "dim"), (f"{each.utilisation:>4.0%}", "")))
     if each.power_w:
         limit = f" of {each.power_limit_w:.0f}" if each.power_limit_w else ""
         fields.append(((short(each.power_w), ""), (f"{limit} W", "dim")))
@@ -208,19 +214,21 @@ def _card(each: DeviceFigures) -> list[Line]:
         fields.append(((f"{each.temperature_c} °C", ""),))
     if each.clock_mhz:
         most = f" of {each.clock_max_mhz:,}" if each.clock_max_mhz else ""
-        fields.append(((f"{each.clock_mhz:,}", ""), (f"{most} MHz", "dim")))
+        fields.append(((f"{each.clock_mhz:>5,}", ""), (f"{most} MHz", "dim")))
+    if each.card:
+        fields.append(((each.card, "dim"),))
     if each.throttled:
         fields.append(((f"! held down: {', '.join(each.throttled)}", "warn"),))
     if each.ecc_corrected >= 0 or each.ecc_uncorrected >= 0:
         fields.append(_ecc(each))
     if each.xids:
         fields.append(((f"✗ XID {', '.join(map(str, each.xids))}", "bad"),))
-    if each.card:
-        fields.append(((each.card, "dim"),))
     return fields
 
 
 def _ecc(each: DeviceFigures) -> Line:
     corrected, wrong = max(0, each.ecc_corrected), max(0, each.ecc_uncorrected)
+    if not corrected and not wrong:
+        return (("ECC 0", "dim"),)
     said = f"{corrected:,} corrected, {wrong:,} not"
     return (("ECC ", "dim"), (said, "bad" if wrong else "" if corrected else "dim"))

@@ -16,7 +16,7 @@ from oobleckd.protocol.watch import ImpactView
 from oobleckd.words import count, layers, seconds, size
 
 DEPENDS = ("impacts", "refused", "job", "nodes", "layers")
-CANDIDATES, MANY_CANDIDATES = 3, 8
+CANDIDATES, MANY_CANDIDATES = 3, 12
 _FEW_NODES = 64
 """Up to so many nodes the daemon may be asked about more of them: it plans for each."""
 _INDENT = 3

@@ -9,7 +9,7 @@ from oobleckd.console.widgets.listing import nothing
 from oobleckd.draw.lines import Line, bar, clipped, flow
 from oobleckd.draw.times import dated, minute
 from oobleckd.protocol.api import JobView
-from oobleckd.words import count, loss, many, noun, rate, seconds, short
+from oobleckd.words import count, done, loss, many, noun, rate, seconds, short
 
 DEPENDS = ("job", "link")
 ROWS = 5
@@ -47,10 +47,13 @@ def exactness(job: JobView) -> Line:
 def _progress(job: JobView, now: float, width: int) -> list[Line]:
     """How far it is, and when it will be done."""
     share = job.step / job.steps if job.steps else 0.0
-    room = max(6, min(40, width // 5))
+    room = max(6, width // 12)
     fields: list[Line] = [
         ((full_name(job), "strong"), (f" {job.state}", "dim")),
-        ((bar(0.0, share, room).ljust(room) if share else " " * room, "bar"), (f"{share:>6.1%}", "strong")),
+        (
+            (bar(0.0, share, room).ljust(room) if share else " " * room, "bar"),
+            (f" {done(job.step, job.steps, 1)}", "strong"),
+        ),
         (("step ", "dim"), (f"{job.step:,}", "strong"), (f" of {job.steps:,}", "dim")),
         *_skipped(job),
     ]

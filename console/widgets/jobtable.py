@@ -7,17 +7,18 @@ import msgspec
 from oobleckd.console.model import ENDED, View
 from oobleckd.console.widgets.jobfacts import full_name, left_of
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
-from oobleckd.draw.lines import Line, Role, Span, bar, cell, clipped
+from oobleckd.draw.lines import Line, Role, Span, bar, cell, clean, clipped
 from oobleckd.protocol.api import JobView
-from oobleckd.words import loss, rate, seconds, short_age
+from oobleckd.words import done, loss, rate, seconds, short_age
 
 DEPENDS = ("jobs", "job", "chosen", "refused", "link")
 _ROLES: dict[str, Role] = {
     "running": "good", "done": "good", "failed": "bad", "recovering": "warn", "waiting": "warn",
     "queued": "note", "cancelled": "dim",
 }  # fmt: skip
-_ROOMY, _WIDE = 100, 140
+_WITH_LOSS, _ROOMY, _WIDE = 70, 100, 140
 _BAR = 10
+_TAIL = 8
 _ORDER = {"queued": 1}  # those at work, those that wait, those that have ended
 
 
@@ -76,8 +77,10 @@ def _head(width: int) -> str:
         f"  {cell('job', _name(width))} {cell('state', 10)} {cell('progress', _BAR + 5)} "
         f"{cell('ETA', 11, right=True)}"
     )
+    if width >= _WITH_LOSS:
+        left += f" {cell('loss', 9, right=True)}"
     if width >= _ROOMY:
-        left += f" {cell('step', 17, right=True)} {cell('loss', 9, right=True)}"
+        left += f" {cell('step', 17, right=True)}"
     if width >= _WIDE:
         left += f" {cell('tokens/s', 9, right=True)} {cell('nodes', 5, right=True)} "
         left += cell("age", 7, right=True)
@@ -85,31 +88,39 @@ def _head(width: int) -> str:
 
 
 def _name(width: int) -> int:
-    return 24 if width >= _ROOMY else 16
+    return min(40, width - 76) if width >= _ROOMY else max(14, min(24, width - 54))
 
 
 def _row(job: JobView, view: View, place: int, now: float, width: int) -> Line:
     shown = view.job is not None and view.job.id == job.id
     share = job.step / job.steps if job.steps else 0.0
     known = full_name(job)
+    name_role: Role = "strong" if shown else ""
     spans: list[Span] = [
         ("▸ " if shown else "  ", "good"),
-        (cell(job.id if len(known) > _name(width) else known, _name(width)), "strong" if shown else ""),
+        (cell(_short(job.id if len(known) > _name(width) else known, _name(width)), _name(width)), name_role),
         (f" {cell(job.state, 10)} ", _ROLES.get(job.state, "")),
         (cell(bar(0.0, share, _BAR) if share else "", _BAR), "bar"),
-        (f"{share:>5.0%} ", ""),
+        (f"{done(job.step, job.steps):>5} ", ""),
         (cell(_left(job, place), 11, right=True), "dim" if place else ""),
     ]
-    if width >= _ROOMY:
+    if width >= _WITH_LOSS:
         known_loss = loss(job.loss) if job.step and job.loss is not None else "-"
-        spans.append((f" {cell(f'{job.step:,}/{job.steps:,}', 17, right=True)}", ""))
         spans.append((f" {cell(known_loss, 9, right=True)}", ""))
+    if width >= _ROOMY:
+        spans.append((f" {cell(f'{job.step:,}/{job.steps:,}', 17, right=True)}", ""))
     if width >= _WIDE:
         tokens = job.progress.tokens_per_s if job.progress is not None else 0.0
         spans.append((f" {cell(rate(tokens) if tokens else '-', 9, right=True)}", ""))
         spans.append((f" {cell(str(len(job.nodes)) if job.nodes else '-', 5, right=True)}", ""))
         spans.append((f" {cell(short_age(now - job.submitted_at), 7, right=True)}", "dim"))
     return (*spans, (f"  {job.reason}", "dim"))
+
+
+def _short(name: str, width: int) -> str:
+    """A long one without its middle: jobs differ at the end."""
+    name = clean(name)
+    return name if len(name) <= width else f"{name[: width - _TAIL - 1]}…{name[-_TAIL:]}"
 
 
 def _left(job: JobView, place: int) -> str:

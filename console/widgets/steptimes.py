@@ -60,7 +60,7 @@ def _histogram(times: StepTimes, width: int, height: int) -> list[Line]:
     return [
         clipped(
             (
-                (f" ≤ {cell(seconds(edge_s), CELLS, right=True)} ", "dim"),
+                (f" {cell(f'≤ {seconds(edge_s)}', CELLS + 2, right=True)} ", "dim"),
                 (bar(0.0, number / most, room) if number else "", "bar"),
                 (f" {number:,}", "dim"),
             ),

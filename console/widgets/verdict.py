@@ -12,7 +12,7 @@ from oobleckd.console.widgets.jobfacts import left_of
 from oobleckd.draw.lines import Line, Role, Span, clipped, flow, length
 from oobleckd.draw.times import clock, dated, minute
 from oobleckd.protocol.api import JobView
-from oobleckd.words import age, count, noun, rate, seconds, silence
+from oobleckd.words import age, count, done, noun, rate, seconds, silence
 
 HEIGHT = 3
 AWAY = "daemon away"
@@ -83,7 +83,7 @@ def _job_fields(view: View) -> list[Line]:
 
 
 def _progress(job: JobView) -> Line:
-    share = f" {job.step / job.steps:.0%}" if job.steps else ""
+    share = f" {done(job.step, job.steps)}" if job.steps else ""
     return (
         ("step ", "dim"),
         (f"{job.step:,}", "strong"),

@@ -208,13 +208,14 @@ def _stroke(begin: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int,
 
 
 def _shades(chart: Chart, scale: Scale, width: int, height: int) -> set[tuple[int, int]]:
-    """Cells between the least and the most of their columns."""
+    """Cells whose middle is between the least and the most of their columns."""
     found: set[tuple[int, int]] = set()
     last = len(chart.columns) - 1
     for column, (_, low, high) in enumerate(chart.columns):
         if low is None or high is None:
             continue
-        rows = range(_row(scale.share(high), height), _row(scale.share(low), height) + 1)
+        top, bottom = ((1.0 - scale.share(value)) * height for value in (high, low))
+        rows = range(math.ceil(top - 0.5), math.floor(bottom - 0.5) + 1)
         first, after = (_cell_of(at, chart, width) for at in (column, min(column + 1, last)))
         found |= {(x, row) for x in range(first, max(after, first + 1)) for row in rows}
     return found

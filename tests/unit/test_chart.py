@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from oobleckd.draw.chart import Chart, ChartColumn, paint, round_ticks, scale_of
 from oobleckd.draw.lines import length, plain
+from oobleckd.words import done, tick
 
 
 def lines(chart: Chart, width: int, height: int) -> list[str]:
@@ -83,3 +86,23 @@ def test_ticks_are_round_steps_and_the_last_one() -> None:
     ]
     assert round_ticks([], 0, log=False) == ()
     assert round_ticks([1], 1, log=False) == ((0, "1"),)
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "digits", "said"),
+    [(0, 0, 0, "0%"), (19_990, 20_000, 0, "99%"), (19_999, 20_000, 1, "99.9%"), (20_000, 20_000, 0, "100%"),
+     (624, 1000, 1, "62.4%"), (29, 100, 0, "29%"), (3, 2, 0, "100%")],
+)  # fmt: skip
+def test_all_of_it_is_done_only_where_nothing_is_left(
+    part: float, whole: float, digits: int, said: str
+) -> None:
+    assert done(part, whole, digits) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.0, "0"), (0.002, "0.002"), (2.5, "2.5"), (1e-5, "1e-5"), (999.0, "999"), (1_000.0, "1k"),
+     (12_480.0, "12.5k"), (2e7, "20M"), (3e12, "3T"), (math.nan, "NaN")],
+)  # fmt: skip
+def test_numbers_beside_an_axis(value: float, said: str) -> None:
+    assert tick(value) == said

@@ -96,7 +96,7 @@ def test_device_by_device_the_one_of_the_cursor_first() -> None:
     text = "\n".join(lines)
     for said in (
         "70 GiB of 60 GiB planned, 80 GiB in all",
-        "busy 93%",
+        "busy  93%",
         "650 of 700 W",
         "1,410 of 1,980 MHz",
         "! held down: thermal, power",
