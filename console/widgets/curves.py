@@ -20,7 +20,7 @@ from oobleckd.draw import chart
 from oobleckd.draw.chart import Chart, ChartColumn
 from oobleckd.draw.lines import Line, Role, Span, clipped, length
 from oobleckd.protocol.api import CurveBin, EvaluationView
-from oobleckd.words import count, loss, plain, rate, short
+from oobleckd.words import count, loss, rate, short, tick
 
 DEPENDS = ("curve", "points", "evaluations", "incidents", "job", "refused", "link")
 _SIDE_FROM = 110  # cells: as wide a panel has curves side by side
@@ -108,7 +108,7 @@ def learning_rate(view: View, width: int, height: int) -> list[Line]:
         for each in run.bins
     )
     known = [each.mean for each in columns if each.mean is not None]
-    head: Line = (("learning rate ", ""), (plain(float(f"{known[-1]:.4g}")) if known else "-", "strong"))
+    head: Line = (("learning rate ", ""), (tick(known[-1]) if known else "-", "strong"))
     return _titled(head, run.chart(columns, "resume"), width, height)
 
 
