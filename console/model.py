@@ -255,6 +255,8 @@ def _fetched(view: View, fact: Fetched) -> View:
     )  # fmt: skip
 
 
+# A console that follows what is at work has nothing to say of a queue; one that stays with what was chosen
+# must not mix two jobs' answers. (D-console-016)
 def _chosen(view: View, chosen: str) -> View:
     """Another job: of the one before nothing stays, and what is asked of this one is on its way."""
     job = shown_job(view.jobs, chosen)

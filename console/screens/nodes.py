@@ -39,6 +39,7 @@ class NodesPage(ListPage):
         self.order = 0
         self._num_groups = 0
         self._counted: object = None
+        self._grouped: tuple[tuple[object, ...], str] = ((None,) * 5, "")
 
     def body(self) -> Iterable[Panel]:
         """Grid, layers, table, devices."""
@@ -75,9 +76,18 @@ class NodesPage(ListPage):
 
     def titles(self) -> None:
         """How the grid is grouped, how the table is sorted."""
-        self.entitle("grid", "Nodes", grid.grouping(self.view, grid.GROUPINGS[self.by]))
+        self.entitle("grid", "Nodes", self._grouping())
         order = nodetable.ORDERS[self.order]
         self.entitle("table", f'Table: "{self.words}"' if self.words else "Table", f"by {order}")
+
+    def _grouping(self) -> str:
+        """Made anew with other nodes alone: to group a thousand takes a while."""
+        width, height = self._panels["grid"].size if "grid" in self._panels else (0, 0)
+        asked = self.view.nodes, self.view.pipelines, self.by, width, height
+        if any(one is not two for one, two in zip(asked, self._grouped[0], strict=True)):
+            said = grid.grouping(self.view, grid.GROUPINGS[self.by], width, height)
+            self._grouped = asked, said
+        return self._grouped[1]
 
     def command(self) -> str:
         """The node of the cursor in words."""

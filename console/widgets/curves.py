@@ -168,6 +168,8 @@ def _known(view: View) -> list[EvaluationView]:
 # --------------------------------------------------------------------------- the run
 
 
+# A column is a part as the daemon made it, and not so many steps or cells: whichever scale it has, the axis
+# says the steps. (D-console-017)
 class RunInColumns(msgspec.Struct, frozen=True):
     """A run in ``bins``, a column each; ``log``: their widths grow. ``marks``: column, sign, role."""
 

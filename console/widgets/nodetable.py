@@ -13,7 +13,7 @@ from oobleckd.console.model import View
 from oobleckd.console.widgets import figures
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.console.widgets.nodes import STATES, natural
-from oobleckd.draw.lines import Line, Role, Span, cell, clipped
+from oobleckd.draw.lines import Line, Role, Span, cell, clipped, length
 from oobleckd.protocol.api import LayerRange, NodeState, NodeView
 from oobleckd.words import CELLS, layers, seconds, size
 
@@ -46,8 +46,8 @@ def paint(view: View, _now: float, width: int, height: int, look: NodeTableLook 
     columns = _fitting(_columns(view, width), width)
     body = rows(found, look.cursor, width, max(1, height - 1), lambda node: _row(node, columns, look.marked))
     said = counted(len(found), len(view.nodes), "nodes", look.words)
-    names = "   " + "".join(cell(each.name, each.width, right=each.right) + " " * _GAP for each in columns)
-    head = clipped(((names + said if width >= _ROOMY else said or names, "dim"),), width)
+    names = "   " + (" " * _GAP).join(cell(each.name, each.width, right=each.right) for each in columns)
+    head = clipped(((f"{names}  {said}".rstrip() if width >= _ROOMY else said or names, "dim"),), width)
     return [head, *body][:height] if height > 1 else body
 
 
@@ -144,8 +144,8 @@ def _row(node: NodeView, columns: Sequence[NodeColumn], marked: Collection[str])
         # Why a node is lost is worth more than what it had.
         if node.reason and each.rank > _SAYS_WHO:
             continue
-        spans += _filled(tuple(each.said(node)), each)
-    return (*spans, (node.reason, "dim"))
+        spans += [*_filled(tuple(each.said(node)), each), (" " * _GAP, "")]
+    return (*spans, (node.reason, "dim")) if node.reason else tuple(spans[:-1])
 
 
 _SAYS_WHO = 2
@@ -153,12 +153,11 @@ _SAYS_WHO = 2
 
 def _filled(spans: Sequence[Span], column: NodeColumn) -> Line:
     """In exactly the column's width."""
-    gap = " " * _GAP
     if len(spans) == 1:
         ((text, role),) = spans
-        return ((cell(text, column.width, right=column.right) + gap, role),)
+        return ((cell(text, column.width, right=column.right), role),)
     cut_off = clipped(tuple(spans), column.width)
-    return (*cut_off, (" " * (column.width - sum(len(text) for text, _ in cut_off)) + gap, ""))
+    return (*cut_off, (" " * (column.width - length(cut_off)), ""))
 
 
 def _copies(least: int | None) -> Span:

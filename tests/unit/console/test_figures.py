@@ -7,7 +7,7 @@ import pytest
 
 from oobleckd.console.letters import ascii_line
 from oobleckd.console.model import View, fold
-from oobleckd.console.widgets import figures, nodetable
+from oobleckd.console.widgets import figures, grid, nodetable
 from oobleckd.console.widgets.nodetable import NodeTableLook
 from oobleckd.draw.lines import length, plain
 from oobleckd.protocol.api import DeviceFigures, NodeView
@@ -119,3 +119,12 @@ def test_the_bar_of_memory_shows_where_the_plan_ends() -> None:
 
 def test_without_any_node_it_is_said() -> None:
     assert [plain(line) for line in figures.paint(View(), 80, 5, [], 0)] == ["no node is chosen"]
+
+
+@pytest.mark.parametrize(("rows", "said"), [(6, "by rack"), (3, "all together, as there are many")])
+def test_the_title_of_the_grid_says_by_what_it_is_grouped_in_this_much_room(rows: int, said: str) -> None:
+    nodes = tuple(msgspec.structs.replace(node, zone=f"r{at % 3}") for at, node in enumerate(LIVE.nodes))
+    view = msgspec.structs.replace(LIVE, nodes=nodes)
+    assert grid.grouping(view, "rack", 80, rows) == said
+    assert ("r2" in "\n".join(map(plain, grid.paint(view, NOW, 80, rows)))) == (said == "by rack")
+    assert grid.grouping(LIVE, "rack", 80, rows) == "all together"
