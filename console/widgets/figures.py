@@ -73,7 +73,8 @@ def _share(each: DeviceFigures) -> float:
 def _memory_role(each: DeviceFigures) -> Role:
     if each.total_bytes and each.used_bytes >= _FULL * each.total_bytes:
         return "bad"
-    return "warn" if 0 < each.planned_bytes < each.used_bytes else "bar"
+    # A process on the host holds more than what is planned of it: its interpreter, its libraries.
+    return "warn" if each.card and 0 < each.planned_bytes < each.used_bytes else "bar"
 
 
 def _busy_cell(node: NodeView) -> Iterable[Span]:
@@ -203,7 +204,7 @@ def _memory_bar(each: DeviceFigures, room: int) -> Line:
 def _card(each: DeviceFigures) -> list[Line]:
     """What is known of the card."""
     fields: list[Line] = []
-    if each.used_bytes and each.rss_bytes:
+    if each.rss_bytes and 0 < each.used_bytes != each.rss_bytes:
         fields.append(_wide((("RSS ", "dim"), (size(each.rss_bytes), "")), 12))
     if each.utilisation >= 0:
         fields.append((("busy ", "dim"), (f"{each.utilisation:>4.0%}", "")))

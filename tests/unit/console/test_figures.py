@@ -128,3 +128,14 @@ def test_the_title_of_the_grid_says_by_what_it_is_grouped_in_this_much_room(rows
     assert grid.grouping(view, "rack", 80, rows) == said
     assert ("r2" in "\n".join(map(plain, grid.paint(view, NOW, 80, rows)))) == (said == "by rack")
     assert grid.grouping(LIVE, "rack", 80, rows) == "all together"
+
+
+def test_a_process_on_the_host_may_hold_more_than_what_is_planned_of_it() -> None:
+    host = DeviceFigures(
+        "node-2/0", NOW, rss_bytes=GIB, used_bytes=GIB, planned_bytes=10 << 20, total_bytes=24 * GIB
+    )
+    (drawn, role), (percent, _) = figures.columns()[0].said(node(of(two=host), "node-2"))
+    assert (role, percent.strip()) == ("bar", "4%")
+    (line,) = figures.paint(View(), 150, 5, [node(of(two=host), "node-2")], 0)
+    assert "RSS" not in plain(line), "it is the same"
+    assert drawn.strip()
