@@ -1,4 +1,4 @@
-"""All eight screens under Textual's pilot: sizes, keys, filters, looks, loads."""
+"""All screens under Textual's pilot: sizes, keys, filters, looks, loads."""
 
 from __future__ import annotations
 
