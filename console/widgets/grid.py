@@ -60,7 +60,7 @@ def grouping(view: View, by: By, width: int, height: int) -> str:
     return (
         f"by {by}"
         if _have_room(groups, width - _label(groups), height - _BELOW)
-        else "all together, as there are many"
+        else "all together, for lack of room"
     )
 
 

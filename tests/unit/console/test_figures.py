@@ -121,7 +121,7 @@ def test_without_any_node_it_is_said() -> None:
     assert [plain(line) for line in figures.paint(View(), 80, 5, [], 0)] == ["no node is chosen"]
 
 
-@pytest.mark.parametrize(("rows", "said"), [(6, "by rack"), (3, "all together, as there are many")])
+@pytest.mark.parametrize(("rows", "said"), [(6, "by rack"), (3, "all together, for lack of room")])
 def test_the_title_of_the_grid_says_by_what_it_is_grouped_in_this_much_room(rows: int, said: str) -> None:
     nodes = tuple(msgspec.structs.replace(node, zone=f"r{at % 3}") for at, node in enumerate(LIVE.nodes))
     view = msgspec.structs.replace(LIVE, nodes=nodes)
