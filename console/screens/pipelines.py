@@ -114,12 +114,12 @@ class Pipelines(ListPage):
     def _timeline(self, view: View, now: float, width: int, height: int) -> list[Line]:
         """Lanes, as high as there is room; below them, if there is some, how long which was at what."""
         shown = timeline.shown_schedule(view, self.look.mode)
-        below = optimes.paint(shown, timeline.by_pipeline(shown, self.look.order), width) if shown else []
         needed = timeline.num_rows(shown) if shown else 0
         if not shown or self.look.mode == "difference" or self.cursor or needed >= height:
             return timeline.paint(view, now, width, height, self.look)
-        if needed + 1 + len(below) > height:
-            below = []
+        below: list[Line] = []
+        if needed + len(shown.lanes) + 2 <= height:
+            below = optimes.paint(shown, timeline.by_pipeline(shown, self.look.order), width)
         look = msgspec.structs.replace(self.look, most_rows=_MOST_ROWS)
         holders = pipelines.paint(view, now, width, height - needed - len(below) - 2)
         if len(view.pipelines) + len(below) + needed + 2 <= height:
