@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from oobleckd.client import Client
 from oobleckd.console.facts import AnyFact, QueryRefused, Wants, Watched
-from oobleckd.console.model import STEPS_KEPT, identity
+from oobleckd.console.model import identity
 from oobleckd.protocol.api import JobView
 from oobleckd.unixhttp import ClientError, Unreachable
 
@@ -27,6 +27,7 @@ PERIODS_S = {
     "goodput": 5.0,
     "curve": 15.0,
     "impact": 60.0,
+    "log": 1.0,
 }
 TOUCHES: dict[str, frozenset[str]] = {
     "plan": frozenset({"schedules", "schedule", "modelled", "layers", "goodput", "impact"}),
@@ -44,7 +45,8 @@ MIN_S = {"layers": 1.0, "goodput": 1.0, "curve": 5.0, "impact": 3.0}
 AT_ONCE = frozenset({"plan", "gap"})
 # A daemon that refused one of these, or took too long over it, is asked again, but not at the usual pace.
 REFUSED_S = 15.0
-CURVE_BINS = 150  # about as many as a panel has columns
+LOG_LINES = 200
+CURVE_BINS = 240  # as many as a wide panel has columns of dots
 
 
 def is_of_one_question(error: ClientError) -> bool:
@@ -81,7 +83,7 @@ class ConsoleQueries:
             before, self._wants = self._wants, wants
             fresh = [name for name in ("modelled", "layers", "goodput", "curve") if _wanted(wants, name)]
             self._due |= {name: 0.0 for name in fresh if not _wanted(before, name)}
-            self._due |= dict.fromkeys(("schedules", "schedule", "impact"), 0.0)
+            self._due |= dict.fromkeys(("schedules", "schedule", "impact", "log"), 0.0)
             self._impacts &= set(wants.impacts)  # what is not kept in sight may have been dropped
             return True
 
@@ -106,15 +108,7 @@ class ConsoleQueries:
         """What is due by ``now``, one fact each; after an answer that was too late the rest is left for the
         next time. Raises Unreachable.
         """
-        if job is None:
-            with self._lock:
-                self._due = {name: now + period_s for name, period_s in PERIODS_S.items()}
-            return
-        if identity(job) != self._of:
-            self._of, self._job = identity(job), job.id
-            self._newest, self._shown = 0, ("", 0)
-            self._impacts.clear()
-        self._step, self._evaluates = job.step, job.spec.eval.wanted
+        self._notice(job, now)
         with self._lock:
             wants = self._wants
             due = [name for name in PERIODS_S if _wanted(wants, name) and self._due[name] <= now]
@@ -130,6 +124,21 @@ class ConsoleQueries:
                 if isinstance(error, Unreachable):  # whether it is there at all, the lists say
                     return
 
+    def _notice(self, job: JobView | None, now: float) -> None:
+        """Of another job everything is asked at once; without one only what is of none."""
+        if job is None:
+            with self._lock:
+                log_at = self._due["log"]
+                self._due = {name: now + period_s for name, period_s in PERIODS_S.items()} | {"log": log_at}
+            return
+        if identity(job) != self._of:
+            with self._lock:
+                self._due = dict.fromkeys(PERIODS_S, 0.0)
+                self._impacts.clear()
+            self._of, self._job = identity(job), job.id
+            self._newest, self._shown = 0, ("", 0)
+        self._step, self._evaluates = job.step, job.spec.eval.wanted
+
     def _answer(self, name: str, wants: Wants, now: float) -> Iterator[AnyFact]:
         with self._lock:
             self._due[name] = now + PERIODS_S[name] * self.stretch
@@ -137,6 +146,7 @@ class ConsoleQueries:
         questions: dict[str, Callable[[Wants, float], Iterator[AnyFact]]] = {
             "schedules": self._schedules, "schedule": self._schedule, "modelled": self._modelled,
             "layers": self._layers, "goodput": self._goodput, "curve": self._curve, "impact": self._impact,
+            "log": self._log,
         }  # fmt: skip
         yield from questions[name](wants, now)
 
@@ -147,7 +157,7 @@ class ConsoleQueries:
     def _schedules(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
         sampled = self._client.schedules(self._job)
         self._newest = sampled.steps[-1] if sampled.steps else 0
-        yield Watched(now, schedules=sampled)
+        yield Watched(now, schedules=sampled, job=self._job)
 
     def _schedule(self, wants: Wants, now: float) -> Iterator[AnyFact]:
         """The step that is looked at, once: what was measured does not change any more."""
@@ -155,23 +165,25 @@ class ConsoleQueries:
         if step and (self._job, step) != self._shown:
             found = self._client.schedule(self._job, step)
             self._shown = (self._job, step)
-            yield Watched(now, schedule=found)
+            yield Watched(now, schedule=found, job=self._job)
 
     def _modelled(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
-        yield Watched(now, modelled=self._client.schedule(self._job, modelled=True))
+        yield Watched(now, modelled=self._client.schedule(self._job, modelled=True), job=self._job)
 
     def _layers(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
-        yield Watched(now, layers=self._client.layers(self._job))
+        yield Watched(now, layers=self._client.layers(self._job), job=self._job)
 
     def _goodput(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
-        yield Watched(now, goodput=self._client.goodput(self._job))
+        yield Watched(now, goodput=self._client.goodput(self._job), job=self._job)
 
     def _curve(self, _wants: Wants, now: float) -> Iterator[AnyFact]:
-        """All of a job that has more steps than are kept here, and what its evaluations found."""
-        if self._step > STEPS_KEPT:
-            yield Watched(now, curve=self._client.curve(self._job, CURVE_BINS))
+        """All of a job's steps, and what its evaluations found."""
+        if self._step:
+            yield Watched(now, curve=self._client.curve(self._job, CURVE_BINS, scale="log"), job=self._job)
         if self._evaluates:
-            yield Watched(now, evaluations=self._client.evaluations(self._job, last=CURVE_BINS))
+            yield Watched(
+                now, evaluations=self._client.evaluations(self._job, last=CURVE_BINS), job=self._job
+            )
 
     def _impact(self, wants: Wants, now: float) -> Iterator[AnyFact]:
         """Each set of nodes once until the plan is another one: the daemon has to plan for it."""
@@ -179,7 +191,10 @@ class ConsoleQueries:
             if nodes not in self._impacts:
                 found = self._client.impact(self._job, nodes)
                 self._impacts.add(nodes)
-                yield Watched(now, impact=found)
+                yield Watched(now, impact=found, job=self._job)
+
+    def _log(self, wants: Wants, now: float) -> Iterator[AnyFact]:
+        yield Watched(now, log=self._client.node_log(wants.log, LOG_LINES))
 
 
 def _wanted(wants: Wants, name: str) -> bool:

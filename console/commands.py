@@ -11,6 +11,7 @@ from oobleckd.console.keys import SCREENS, TITLES, ScreenName
 WORDS: dict[str, str] = {
     "q": "quit", "quit": "quit", "help": "what the keys do", "theme": "`:theme light`, dark or colour-blind",
     "at": "`:at 12:04` shows that moment, `:at now` comes back", "filter": "`:filter WORDS`, as `/` does",
+    "job": "`:job NAME` shows that job on every screen; `:job` is the screen",
 }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def parse(text: str) -> Goto | Say:
     """
     word, _, rest = text.strip().partition(" ")
     word = word.casefold()
-    if word in WORDS:
+    if word in WORDS and (rest.strip() or word not in SCREENS):
         return Say(word, rest.strip())
     names: dict[str, ScreenName] = {name: name for name in SCREENS} | {
         TITLES[name].casefold(): name for name in SCREENS

@@ -22,6 +22,7 @@ from oobleckd.console.screens.help import LINKS, SIGNS
 SEEN: dict[ScreenName, str] = {
     "overview": "failing-160x46", "nodes": "fleet-160x46", "pipelines": "failing-160x46", "templates": "recovered-120x36",
     "incidents": "recovered-160x46", "job": "recovered-120x36", "events": "recovered-120x36", "whatif": "recovered-120x36",
+    "jobs": "calm-120x36",
 }  # fmt: skip
 _HEAD = """\
 # oobleck-console
@@ -49,6 +50,14 @@ _STATES = """\
 
 Colour never says anything alone: every state has its sign or its word. `NO_COLOR` takes all colours away, `--ascii` the signs; the theme
 `colour-blind` uses the colours of Okabe and Ito.
+
+## Jobs, curves, devices, logs
+`9` lists all jobs: those at work, the queue in its order, those that have ended. `enter` shows one of them on every screen (so do `:job NAME` and
+the palette, `^p`), `a` whichever is at work. Nodes are of no job; layers, plans, schedules, incidents, curves and goodput are of the one that is shown.
+Curves (Job, Jobs, Overview) are of the whole run from its first step on. Their columns grow with their place, so that the beginning of a run is seen as
+well as its end; a line is the mean of a column's steps, the shade what lies between the least and the most of them.
+Nodes shows what devices and cards say of themselves: memory used, planned and there is, utilisation, temperature, power, clocks and what holds
+them down, errors. What no node tells has no column. `l` shows the newest lines that the node under the cursor wrote.
 
 ## The past
 `oobleck-console --at 12:04` begins at a time of the daemon's history and plays; `t` asks for a time at any time, `enter` on an event or an
@@ -116,6 +125,8 @@ def _screens() -> Iterator[str]:
 def _everywhere() -> Iterator[str]:
     yield "## Everywhere"
     yield from _table(keys.of("everywhere"))
+    yield "In the log of a node (`l` on Nodes):\n"
+    yield from _table(keys.of("log"))
     yield "In whatever asks for something:\n"
     yield from _table(keys.of("prompt"))
     yield "After `:` a screen's name, its beginning or its number, or: "

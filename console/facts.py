@@ -11,6 +11,7 @@ from oobleckd.protocol.api import (
     EvaluationView,
     IncidentView,
     JobView,
+    NodeLogView,
     NodeView,
     PipelineView,
     Status,
@@ -28,7 +29,9 @@ class Fact(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fetched(Fact, frozen=True):
-    """Answers of the daemon; None for what was not asked this time."""
+    """Answers of the daemon; None for what was not asked this time. ``chosen``: of which job pipelines and
+    templates are, where somebody chose it.
+    """
 
     status: Status | None = None
     jobs: tuple[JobView, ...] | None = None
@@ -36,6 +39,13 @@ class Fetched(Fact, frozen=True):
     pipelines: tuple[PipelineView, ...] | None = None
     templates: tuple[TemplateView, ...] | None = None
     incidents: tuple[IncidentView, ...] | None = None
+    chosen: str = ""
+
+
+class JobChosen(Fact, frozen=True):
+    """Somebody wants to see ``job``, by its id; "": whichever is at work."""
+
+    job: str
 
 
 class PastHistory(Fact, frozen=True):
@@ -63,7 +73,7 @@ class Away(Fact, frozen=True):
 
 
 class Watched(Fact, frozen=True):
-    """Answers about the job at work that only some screens ask for; None for what was not asked this time."""
+    """Answers about ``job`` that only some screens ask for; None for what was not asked this time."""
 
     schedules: SampledSteps | None = None
     schedule: ScheduleView | None = None
@@ -73,6 +83,8 @@ class Watched(Fact, frozen=True):
     curve: CurveView | None = None
     evaluations: tuple[EvaluationView, ...] | None = None
     impact: ImpactView | None = None
+    log: NodeLogView | None = None
+    job: str = ""
 
 
 class QueryRefused(Fact, frozen=True):
@@ -109,13 +121,14 @@ class Unshown(Fact, frozen=True):
     hint: str = ""
 
 
-AnyFact = Fetched | PastHistory | ChangesHeard | Away | Watched | QueryRefused | Rewound | Unshown
+AnyFact = Fetched | JobChosen | PastHistory | ChangesHeard | Away | Watched | QueryRefused | Rewound | Unshown
 
 
 class Wants(msgspec.Struct, frozen=True):
     """What the screen in sight wants beyond what is listed. ``step``: of the schedule (0: the newest known).
 
-    ``impacts``: sets of nodes, each by name in order.
+    ``impacts``: sets of nodes, each by name in order. ``log``: the node whose newest lines are wanted.
+    ``job``: the one that all of it is about, by its id ("": whichever is at work).
     """
 
     schedule: bool = False
@@ -125,3 +138,5 @@ class Wants(msgspec.Struct, frozen=True):
     curve: bool = False
     step: int = 0
     impacts: tuple[tuple[str, ...], ...] = ()
+    log: str = ""
+    job: str = ""

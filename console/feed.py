@@ -25,7 +25,7 @@ from oobleckd.console.facts import (
     Wants,
     Watched,
 )
-from oobleckd.console.model import STEPS_KEPT, identity, is_other_history, shown_job
+from oobleckd.console.model import OF_A_JOB, STEPS_KEPT, identity, is_other_history, shown_job
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import Change
 from oobleckd.unixhttp import ApiProblem, BadAnswer, ClientError, Unreachable
@@ -113,6 +113,7 @@ class Feed:
         self._rested_at = 0.0
         self._asked = ConsoleQueries(client)
         self._job: JobView | None = None
+        self._chosen = ""
         self._plan: tuple[object, object] = (None, None)
         self._events: Events = client.events(0, on_link=self._on_link)
 
@@ -122,7 +123,12 @@ class Feed:
         return self.follow, self.poll
 
     def want(self, wants: Wants) -> None:
-        """What the screen in sight wants beyond the lists; it is fetched at once."""
+        """What the screen in sight wants beyond the lists; it is fetched at once, and of another job
+        everything.
+        """
+        if wants.job != self._chosen:
+            self._chosen = wants.job
+            self._hasten(ALL, at_once=True)
         if self._asked.want(wants):
             self._kick.set()
 
@@ -215,27 +221,27 @@ class Feed:
         self._closed.wait(SETTLE_S)
 
     def _fetch(self) -> None:
-        now = self._clock()
+        now, chosen = self._clock(), self._chosen
         with self._lock:
             due = [name for name in PERIODS_S if self._due[name] <= now]
             self._due |= {name: now + self._period_s(name) for name in due}
             self._fetched_at |= dict.fromkeys(due, now)
-        answers, refused = self._answers(due)
+        answers, refused = self._answers(due, chosen)
         if answers:
-            self._deliver(Fetched(self._clock(), **answers))
+            self._deliver(Fetched(self._clock(), chosen=chosen, **answers))
         for name, error in refused.items():
             self._deliver(QueryRefused(self._clock(), name, error.problem))
         if "nodes" in answers:
             self._stretch = max(1.0, len(answers["nodes"]) / NODES_AT_FULL_RATE)
             self._asked.stretch = self._stretch
-        self._notice_plan(answers)
+        self._notice_plan(answers, chosen)
         if "jobs" in answers:
-            self._notice_job(answers["jobs"])
+            self._notice_job(answers["jobs"], chosen)
         if any(incident.open for incident in answers.get("incidents", ())):
             with self._lock:
                 self._due["incidents"] = min(self._due["incidents"], now + OPEN_INCIDENT_S)
 
-    def _answers(self, due: Iterable[str]) -> tuple[dict[str, Any], dict[str, ClientError]]:
+    def _answers(self, due: Iterable[str], chosen: str) -> tuple[dict[str, Any], dict[str, ClientError]]:
         """By name what was answered, and what could not be. Raises where this version can read nothing at all
         of what it asked last.
         """
@@ -243,7 +249,8 @@ class Feed:
         refused: dict[str, ClientError] = {}
         for name in due:
             try:
-                answers[name] = getattr(self._client, name)()
+                of = (chosen,) if chosen and name in OF_A_JOB else ()
+                answers[name] = getattr(self._client, name)(*of)
             except (ApiProblem, BadAnswer) as error:
                 refused[name] = error
         self._unread = (self._unread - answers.keys()) | refused.keys()
@@ -251,17 +258,17 @@ class Feed:
             raise next(iter(refused.values()))
         return answers, refused
 
-    def _notice_job(self, jobs: tuple[JobView, ...]) -> None:
+    def _notice_job(self, jobs: tuple[JobView, ...], chosen: str) -> None:
         """What is shown of a job, and whether it is one of another cluster."""
         if is_other_history(self._job, jobs):
             self._other_history = True
             self._events.close()
-        self._job = shown_job(jobs)
+        self._job = shown_job(jobs, chosen)
         self._fetch_history(self._job)
 
-    def _notice_plan(self, answers: dict[str, Any]) -> None:
+    def _notice_plan(self, answers: dict[str, Any], chosen: str = "") -> None:
         """With another plan the model forgets what was asked of the one before, so that is asked again."""
-        job = shown_job(answers["jobs"]) if "jobs" in answers else None
+        job = shown_job(answers["jobs"], chosen) if "jobs" in answers else None
         epoch = (identity(job), job.epoch) if job is not None else self._plan[0]
         plan = (epoch, answers.get("pipelines", self._plan[1]))
         if plan != self._plan:
@@ -301,9 +308,9 @@ def fetch_once(client: Client, now: float) -> tuple[AnyFact, ...]:
     job = shown_job(jobs)
     if job is not None:
         facts.append(PastHistory(now, job.id, client.steps(job.id, max(0, job.step - STEPS_KEPT))))
-        if job.step > STEPS_KEPT:
+        if job.step:
             with suppress(ApiProblem):  # an older daemon has none
-                facts.append(Watched(now, curve=client.curve(job.id, CURVE_BINS)))
+                facts.append(Watched(now, curve=client.curve(job.id, CURVE_BINS, scale="log")))
         if job.spec.eval.wanted:
             facts.append(Watched(now, evaluations=client.evaluations(job.id, last=CURVE_BINS)))
     facts += [ChangesHeard(now, change) for change in client.events(0, follow=False)]

@@ -12,27 +12,33 @@ from typing import Literal, get_args
 
 import msgspec
 
-ScreenName = Literal["overview", "nodes", "pipelines", "templates", "incidents", "job", "events", "whatif"]
+ScreenName = Literal[
+    "overview", "nodes", "pipelines", "templates", "incidents", "job", "events", "whatif", "jobs"
+]
 Scope = Literal["everywhere", "list", "overview", "nodes", "pipelines", "templates", "incidents", "job",
-    "events", "whatif", "prompt"]  # fmt: skip
+    "events", "whatif", "jobs", "log", "prompt"]  # fmt: skip
 
 SCREENS: tuple[ScreenName, ...] = get_args(ScreenName)
 TITLES: dict[ScreenName, str] = {
     "overview": "Overview", "nodes": "Nodes", "pipelines": "Pipelines", "templates": "Templates",
     "incidents": "Incidents", "job": "Job", "events": "Events", "whatif": "What-if",
+    "jobs": "Jobs",
 }  # fmt: skip
 SUBJECTS: dict[ScreenName, str] = {
     "overview": "the job, its nodes, its pipelines and its last incident in one picture",
-    "nodes": "every node, by rack or pipeline, and how many live copies each layer has",
+    "nodes": "every node, by rack or pipeline, its devices, and how many live copies each layer has",
     "pipelines": "who computes what when in one step: measured, modelled, and where they differ",
     "templates": "the templates of the job, and which numbers of nodes they cover",
     "incidents": "every recovery by phase, what it cost, what was chosen and what was not",
-    "job": "loss, throughput, and where the time of the devices went",
+    "job": "progress, curves of the whole run, how long steps take, and where the time of the devices went",
     "events": "what happened, in order, with filters and a return to each moment",
     "whatif": "what would follow if marked nodes died, and failure injection",
+    "jobs": "all jobs with their progress and place in the queue; enter shows another one on every screen",
 }
 # Screens whose panels are lists that a cursor moves through.
-LISTS: frozenset[ScreenName] = frozenset({"nodes", "pipelines", "templates", "incidents", "events", "whatif"})
+LISTS: frozenset[ScreenName] = frozenset(
+    {"nodes", "pipelines", "templates", "incidents", "events", "whatif", "jobs"}
+)
 # Screens with rows that a filter leaves out.
 FILTERED: frozenset[ScreenName] = LISTS - {"pipelines"}
 WITH_FILTER = ", ".join(TITLES[name] for name in SCREENS if name in FILTERED)
@@ -98,7 +104,7 @@ def _everywhere() -> Iterator[Key]:
         ("colon",),
         "app.command",
         "Go",
-        "go to a screen by its name, or say a command: `:nodes`, `:theme light`, `:at 12:04`, `:q`",
+        "go to a screen by its name, or say a command: `:nodes`, `:job NAME`, `:theme light`, `:q`",
         3,
     )
     yield Key(
@@ -106,7 +112,7 @@ def _everywhere() -> Iterator[Key]:
         ("ctrl+p",),
         "app.command_palette",
         "Palette",
-        "find any screen or key by a part of its words",
+        "find any screen, key or job by a part of its words",
     )
     yield Key(
         "everywhere",
@@ -210,6 +216,16 @@ def _screens() -> Iterator[Key]:
         command="oobleckctl undrain NODE",
     )
 
+    yield Key(
+        "nodes",
+        ("l",),
+        "log",
+        "Log",
+        "show what the node wrote last, and follow it",
+        8,
+        "oobleckctl logs NODE",
+    )
+
     yield Key("pipelines", ("m",), "mode", "Mode", "measured, modelled, and the difference of both", 2)
     yield Key(
         "pipelines",
@@ -282,6 +298,19 @@ def _screens() -> Iterator[Key]:
         "oobleckctl kill-node NODE… --how HOW",
     )
 
+    yield Key(
+        "jobs", ("enter",), "choose", "Show", "show this job on every screen, until another is chosen", 2
+    )
+    yield Key("jobs", ("a",), "automatic", "Auto", "show whichever job is at work", 7)
+
+    yield Key("log", ("f",), "follow", "Follow", "stay with the newest line, or stop there")
+    yield Key("log", ("up", "k", "down", "j"), "move({by})", "", "one line up, one line down")
+    yield Key("log", ("pageup", "pagedown"), "move({by})", "", "ten lines up, ten lines down")
+    yield Key("log", ("home", "end"), "move({by})", "", "to the first line, to the newest one")
+    yield Key("log", ("slash",), "search", "Search", "mark the lines that have all of these words")
+    yield Key("log", ("n", "N"), "next({by})", "Next", "the marked line before, the next one")
+    yield Key("log", ("escape", "l", "q"), "dismiss", "Close", "back to the nodes")
+
     yield Key("prompt", ("enter",), "", "", "take what is written")
     yield Key("prompt", ("escape",), "", "", "leave everything as it is")
     yield Key(
@@ -298,7 +327,7 @@ KEYS: tuple[Key, ...] = (*_everywhere(), *_lists(), *_screens())
 STEPS: dict[str, int] = {
     "comma": -1, "full_stop": 1, "less_than_sign": -30, "greater_than_sign": 30, "up": -1, "k": -1, "down": 1,
     "j": 1, "pageup": -10, "pagedown": 10, "home": -1_000_000, "end": 1_000_000, "left": -1, "right": 1,
-    "tab": 1, "shift+tab": -1, "left_square_bracket": -1, "right_square_bracket": 1,
+    "tab": 1, "shift+tab": -1, "n": -1, "N": 1, "left_square_bracket": -1, "right_square_bracket": 1,
 }  # fmt: skip
 
 

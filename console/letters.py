@@ -14,9 +14,23 @@ _LETTERS = {
     "○": "o", "◌": "?", "✗": "x", "✖": "x", "✓": "+", "·": ".", "↓": "v", "↑": "^", "→": ">", "←": "<",
     "↪": ">", "↔": "-", "▸": ">", "▾": "v", "▲": "^", "◀": "<", "▶": ">", "│": "|", "─": "-", "┊": ":",
     "…": "~",
-    "»": ">", "⇧": "^", "◆": "*", "±": "~",
+    "»": ">", "⇧": "^", "◆": "*", "±": "~", "┤": "+", "└": "+", "┴": "+", "▕": "|", "≤": "<", "°": " ",
 }  # fmt: skip
-_TABLE = str.maketrans(_LETTERS)
+_BRAILLE = range(0x2800, 0x2900)
+# Of a cell's four rows of dots, from the top down: by which of them has any.
+_HEIGHTS = (0x09, 0x12, 0x24, 0xC0)
+_STROKES = {(True, False): "'", (False, True): ".", (True, True): ":", (False, False): "-"}
+
+
+def _stroke(dots: int) -> str:
+    """A letter whose ink is about where that of a braille sign is."""
+    if not dots:
+        return " "
+    upper, _, _, lower = (bool(dots & row) for row in _HEIGHTS)
+    return _STROKES[upper, lower]
+
+
+_TABLE = str.maketrans(_LETTERS | {chr(sign): _stroke(sign - _BRAILLE[0]) for sign in _BRAILLE})
 
 
 def ascii_text(text: str) -> str:

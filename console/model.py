@@ -22,6 +22,7 @@ from oobleckd.console.facts import (
     Away,
     ChangesHeard,
     Fetched,
+    JobChosen,
     PastHistory,
     QueryRefused,
     Rewound,
@@ -33,6 +34,7 @@ from oobleckd.protocol.api import (
     EvaluationView,
     IncidentView,
     JobView,
+    NodeLogView,
     NodeView,
     PipelineView,
     Status,
@@ -45,10 +47,12 @@ from oobleckd.protocol.watch import CurveView, GoodputView, ImpactView, LayerVie
 Link = Literal["waiting", "live", "stale", "replay"]
 
 STEPS_KEPT = 600
-IMPACTS_KEPT = 8
+IMPACTS_KEPT = 16
 ENDED = frozenset({"done", "failed", "cancelled"})
 # What is fetched for all screens; a refusal of one of these is about the daemon and not about a plan.
 LISTS = ("status", "jobs", "nodes", "pipelines", "templates", "incidents")
+# Of these lists, what is of one job alone.
+OF_A_JOB = frozenset({"pipelines", "templates"})
 
 
 # --------------------------------------------------------------------------- the view
@@ -79,9 +83,11 @@ class Tape(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """Everything that the console shows.
 
-    ``heard_at`` is when the daemon last answered (0: never), ``points`` the newest committed steps of
-    ``job``, ``curve`` the run from its first step on where it is longer, ``evaluations`` its newest ones,
-    ``num_queued`` how many others wait, ``events`` the newest changes, ``seq`` the number of the newest one.
+    ``heard_at`` is when the daemon last answered (0: never). ``jobs`` are all that there are, ``chosen`` the
+    one that somebody wants to see ("": whichever is at work), ``job`` the one that is seen; ``num_queued``:
+    how many others wait. ``points`` are the newest committed steps of ``job``, ``curve`` its run from the
+    first step on, ``evaluations`` its newest ones, ``log`` the newest lines of a node, ``events`` the newest
+    changes, ``seq`` the number of the newest one.
     ``problem``: why it is not live, or why a moment of the past is not shown. ``schedule`` is measured,
     ``modelled`` of the plan in force; ``refused`` names questions that had no answer, and why. ``tape`` is
     there while the past is shown.
@@ -94,6 +100,8 @@ class View(msgspec.Struct, frozen=True):
     answers: bool = False
     status: Status | None = None
     job: JobView | None = None
+    jobs: tuple[JobView, ...] = ()
+    chosen: str = ""
     num_queued: int = 0
     nodes: tuple[NodeView, ...] = ()
     pipelines: tuple[PipelineView, ...] = ()
@@ -110,6 +118,7 @@ class View(msgspec.Struct, frozen=True):
     curve: CurveView | None = None
     evaluations: tuple[EvaluationView, ...] = ()
     impacts: tuple[ImpactView, ...] = ()
+    log: NodeLogView | None = None
     refused: tuple[tuple[str, str], ...] = ()
     tape: Tape | None = None
 
@@ -161,9 +170,13 @@ class View(msgspec.Struct, frozen=True):
         return max(0.0, now - self.heard_at) if self.heard_at else 0.0
 
 
-def shown_job(jobs: Iterable[JobView]) -> JobView | None:
-    """The job that the overview is about: the one at work, else the next in the queue, else the last."""
+def shown_job(jobs: Iterable[JobView], chosen: str = "") -> JobView | None:
+    """The job that the screens are about: the ``chosen`` one, by its id; else the one at work, else the next
+    in the queue, else the last.
+    """
     known = tuple(jobs)
+    if found := next((job for job in known if chosen and job.id == chosen), None):
+        return found
     at_work = [job for job in known if job.state not in ENDED and job.state != "queued"]
     queued = [job for job in known if job.state == "queued"]
     return next(iter(at_work or queued or known[-1:]), None)
@@ -194,6 +207,8 @@ def fold(view: View, facts: Iterable[AnyFact]) -> View:
         match fact:
             case Fetched():
                 view = _fetched(view, fact)
+            case JobChosen():
+                view = _chosen(view, fact.job)
             case PastHistory():
                 view = _history(view, fact)
             case ChangesHeard():
@@ -224,18 +239,34 @@ def _away(view: View, fact: Away) -> View:
 
 def _fetched(view: View, fact: Fetched) -> View:
     told = {name for name in LISTS if getattr(fact, name) is not None}
-    answers = {name: getattr(fact, name) for name in told - {"jobs"}}
+    if fact.chosen != view.chosen:
+        told -= OF_A_JOB
+    answers = {name: getattr(fact, name) for name in told}
     if fact.jobs is not None:
-        job = _not_overtaken(view.job, shown_job(fact.jobs))
+        job = _not_overtaken(view.job, shown_job(fact.jobs, view.chosen))
         queued = sum(other.state == "queued" and (job is None or other.id != job.id) for other in fact.jobs)
         answers |= {"job": job, "num_queued": queued, "points": _still_valid(view, job)}
-        answers |= _outdated(view, job, fact.pipelines)
+        answers |= _outdated(view, job, answers.get("pipelines"))
         if is_other_history(view.job, fact.jobs):
             answers |= {"events": (), "seq": -1}
     refused = answers.pop("refused", view.refused)
     return msgspec.structs.replace(
         view, link="live", heard_at=fact.at, problem="", hint="", answers=False,
         refused=_without(refused, told), **answers,
+    )  # fmt: skip
+
+
+# A console that follows what is at work has nothing to say of a queue; one that stays with what was chosen
+# must not mix two jobs' answers. (D-console-016)
+def _chosen(view: View, chosen: str) -> View:
+    """Another job: of the one before nothing stays, and what is asked of this one is on its way."""
+    job = shown_job(view.jobs, chosen)
+    if _same(view.job, job):
+        return msgspec.structs.replace(view, chosen=chosen)
+    queued = sum(other.state == "queued" and (job is None or other.id != job.id) for other in view.jobs)
+    return msgspec.structs.replace(
+        view, chosen=chosen, job=job, num_queued=queued, points=(), pipelines=(), templates=(),
+        **_outdated(view, job, None),
     )  # fmt: skip
 
 
@@ -266,7 +297,9 @@ def _outdated(view: View, job: JobView | None, pipelines: tuple[PipelineView, ..
 
 
 def _watched(view: View, fact: Watched) -> View:
-    names = ("schedules", "schedule", "modelled", "layers", "goodput", "curve", "evaluations")
+    if fact.job and view.job is not None and fact.job != view.job.id:
+        return view
+    names = ("schedules", "schedule", "modelled", "layers", "goodput", "curve", "evaluations", "log")
     answers = {name: value for name in names if (value := getattr(fact, name)) is not None}
     answered = set(answers)
     if fact.impact is not None:

@@ -21,7 +21,7 @@ from textual.binding import BindingType
 from oobleckd.client import Client
 from oobleckd.console import commands, letters, themes
 from oobleckd.console.acts import ActOutcome, ConsoleAct, export, perform, refusal, to_socket
-from oobleckd.console.facts import AnyFact, Wants
+from oobleckd.console.facts import AnyFact, JobChosen, Wants
 from oobleckd.console.feed import Source
 from oobleckd.console.keys import FILTERED, SCREENS, WITH_FILTER, ScreenName
 from oobleckd.console.marks import Marks
@@ -31,6 +31,8 @@ from oobleckd.console.screens.events import EventsPage
 from oobleckd.console.screens.help import Help
 from oobleckd.console.screens.incidents import Incidents
 from oobleckd.console.screens.job import JobPage
+from oobleckd.console.screens.jobs import JobsPage
+from oobleckd.console.screens.nodelog import NodeLog
 from oobleckd.console.screens.nodes import NodesPage
 from oobleckd.console.screens.overview import Overview
 from oobleckd.console.screens.page import Page, bindings
@@ -85,6 +87,7 @@ class ConsoleApp(App[None]):
         self.view = View()
         self.marks = Marks()
         self.asked_for: tuple[str, ...] = ()
+        self.chosen = ""
         self._clock = clock
         self._facts: SimpleQueue[AnyFact] = SimpleQueue()
         self._past_facts: SimpleQueue[AnyFact] = SimpleQueue()
@@ -98,7 +101,7 @@ class ConsoleApp(App[None]):
             for page in (
                 Overview(self), NodesPage(self), Pipelines(self), Templates(self), Incidents(self),
                 JobPage(self), EventsPage(self),
-                WhatIf(self),
+                WhatIf(self), JobsPage(self),
             )
         }  # fmt: skip
 
@@ -173,11 +176,19 @@ class ConsoleApp(App[None]):
         page.show(view, now)
         if isinstance(self.screen, Confirm):
             self.screen.show(self.view)
+        if self.node_log is not None:
+            self.node_log.show(view, now)
         # What the past wants is on its tape.
-        self._source.want(self._wants(page) if self._past is None else Wants())
+        self._source.want(self._wants(page) if self._past is None else Wants(job=self.chosen))
+
+    @property
+    def node_log(self) -> NodeLog | None:
+        """The lines of a node that are in sight, if any are."""
+        return next((screen for screen in reversed(self.screen_stack) if isinstance(screen, NodeLog)), None)
 
     def _wants(self, page: Page) -> Wants:
-        wants = page.wants()
+        log = self.node_log.node if self.node_log is not None else ""
+        wants = msgspec.structs.replace(page.wants(), log=log, job=self.chosen)
         if self.asked_for and self.asked_for not in wants.impacts:
             wants = msgspec.structs.replace(wants, impacts=(*wants.impacts, self.asked_for))
         return wants
@@ -207,7 +218,7 @@ class ConsoleApp(App[None]):
         self.call_after_refresh(self.frame)
 
     def action_goto(self, screen: ScreenName) -> None:
-        """Keys 1 to 8."""
+        """Keys 1 to 9."""
         self.goto(screen)
 
     async def action_back(self) -> None:
@@ -264,6 +275,30 @@ class ConsoleApp(App[None]):
         text = letters.ascii_text(text) if self.ascii_only else text
         self.notify(text, severity="error" if bad else "information", markup=False)
 
+    def show_log(self, node: str) -> None:
+        """What a node wrote last."""
+        self.push_screen(NodeLog(node))
+        self.call_after_refresh(self.frame)
+
+    def choose(self, job: str) -> None:
+        """Show another job on every screen, by its id; "": whichever is at work."""
+        if self._past is not None:
+            self.say("the past shows the job that was at work then; esc comes back to now", bad=True)
+            return
+        self.chosen, self._frozen = job, None
+        self._facts.put(JobChosen(self._clock(), job))
+        self.frame()
+        found = self.view.job
+        self.say(f"now on every screen: {found.id}" if found is not None else "there is no job")
+
+    def _choose_named(self, name: str) -> None:
+        """By its id, or the newest one of that name."""
+        found = [job.id for job in self.view.jobs if name in {job.id, job.name}]
+        if found:
+            self.choose(found[-1])
+        else:
+            self.say(f"there is no job {name!r}; :jobs lists them", bad=True)
+
     # ------------------------------------------------------------------ commands
 
     def action_command(self) -> None:
@@ -284,7 +319,7 @@ class ConsoleApp(App[None]):
         doing: dict[str, Callable[[str], Any]] = {
             "q": lambda _rest: self.exit(), "quit": lambda _rest: self.exit(),
             "help": lambda _rest: self.action_help(), "theme": self._theme, "at": self._time,
-            "filter": self._filter,
+            "filter": self._filter, "job": self._choose_named,
         }  # fmt: skip
         doing[said.word](said.rest)
 

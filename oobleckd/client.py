@@ -144,6 +144,17 @@ class Client:
         query: dict[str, int] = {"since": since} | ({"last": last} if last is not None else {})
         return self._list(f"/v1/jobs/{quote(job, safe='')}/evaluations", EvaluationView, **query)
 
+    def some_steps(self, job: str, since: int, most: int) -> tuple[StepView, ...]:
+        """Of ``steps``, from ``since`` on, ``most`` or fewer, by one question."""
+        asked = f"/v1/jobs/{quote(job, safe='')}/steps"
+        page = self._get(asked, Items[_StepRow], since=since, limit=most)
+        return tuple(row.view() for row in page.items)
+
+    def some_evaluations(self, job: str, since: int, most: int) -> tuple[EvaluationView, ...]:
+        """Of ``evaluations``, from ``since`` on, ``most`` or fewer, by one question."""
+        asked = f"/v1/jobs/{quote(job, safe='')}/evaluations"
+        return self._get(asked, Items[EvaluationView], since=since, limit=most).items
+
     def curve(self, job: str, bins: int = 200, scale: Scale = "linear") -> CurveView:
         """All steps of a job in so many parts at most, however long it has run: of equal width, or with the
         scale "log" of widths that grow from its first step on.

@@ -123,12 +123,30 @@ def rate(value: float) -> str:
     return f"{value:,.1f}" if value < 999.95 else f"{value:,.0f}"
 
 
+def done(part: float, whole: float, digits: int = 0) -> str:
+    """``"62%"``: how far something is; all of it only where nothing is left."""
+    if not whole:
+        return "0%"
+    scale = 10.0**digits
+    return f"{math.floor(100 * scale * min(1.0, part / whole) + 1e-9) / scale:.{digits}f}%"
+
+
 def many(value: float) -> str:
     """``"950"``, ``"12.4 M"``, ``"300 B"``, ``"1.98 P"``: an amount whose first three digits say enough."""
     for limit, unit in ((1e6, 1.0), (999.5e6, 1e6), (999.5e9, 1e9), (999.5e12, 1e12)):
         if abs(value) < limit:
             return f"{short(value / unit)}{_AMOUNTS[unit]}"
     return f"{short(value / 1e15)} P"
+
+
+def tick(value: float) -> str:
+    """A number beside an axis, in few cells: ``"0.002"``, ``"2.5"``, ``"12.5k"``, ``"20M"``."""
+    if not math.isfinite(value):
+        return _not_finite(value)
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit * 0.9995:
+            return f"{short(value / limit)}{unit}"
+    return plain(float(f"{value:.4g}"))
 
 
 def _not_finite(value: float) -> str:

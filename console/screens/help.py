@@ -33,6 +33,7 @@ SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("█ ▓ ▒ ✗ ·", "both nodes of a cell: at work, waiting, in trouble, lost, gone"),
         ("▀ ▄", "one of the two is not at work"),
         ("◆", "marked for the what-if screen"),
+        ("█·┊", "memory used, free, and where what was planned ends"),
     ),
     "pipelines": (
         ("F B I W", "forward, backward, input gradients, weight gradients; then the micro-batch"),
@@ -50,7 +51,13 @@ SIGNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("first", "modelled: one micro-batch through all stages, and back"),
         ("further", "modelled: each one more"),
     ),
-    "job": (("▲", "an incident began"), ("✓", "no step was given up")),
+    "job": (
+        ("▲ ◀ ✗", "on an axis: an incident began, it went back to a checkpoint, a step made no update"),
+        ("░", "between the least and the most of a curve's steps"),
+        ("●", "what an evaluation found"),
+        ("✓", "no step was given up"),
+    ),
+    "jobs": (("▸", "the job that all screens show"),),
     "incidents": (("✓ ! ✗", "over, over with steps lost, open"),),
     "events": (("! ✗", "a warning, an error"),),
 }  # fmt: skip

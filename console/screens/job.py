@@ -1,4 +1,4 @@
-"""6 Job: loss, throughput, and where the time of the devices went."""
+"""6 Job: progress, curves of the run, how long steps take, and where the time of the devices went."""
 
 from __future__ import annotations
 
@@ -13,39 +13,45 @@ from oobleckd.console.keys import ScreenName
 from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Page, bindings
 from oobleckd.console.screens.places import Places
-from oobleckd.console.widgets import goodput, jobfacts, training
+from oobleckd.console.widgets import curves, goodput, jobfacts, steptimes
 from oobleckd.console.widgets.panel import Panel
 
 
 class JobPage(Page):
-    """Facts, curves with the incidents, and goodput by cause."""
+    """Facts, curves with the incidents, goodput by cause, and the spread of step times."""
 
     TAG: ClassVar[ScreenName] = "job"
     BINDINGS: ClassVar[list[BindingType]] = bindings("job")
 
     def body(self) -> Iterable[Panel]:
-        """Facts, curves, goodput."""
+        """Facts, curves, goodput, step times."""
         yield Panel(jobfacts.paint, "Job", id="facts", depends=jobfacts.DEPENDS)
-        yield Panel(training.paint, "Throughput and loss", id="curves")
+        yield Panel(curves.paint, "Curves of the run", id="curves", depends=curves.DEPENDS)
         yield Panel(goodput.paint, "Where the time went", id="goodput", depends=goodput.DEPENDS)
+        yield Panel(steptimes.paint, "Step times", id="times", depends=steptimes.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
         """The curves have what the others leave."""
-        small = places.arrangement(width, height) == "small"
-        return places.one_below_other(
-            width,
-            height,
-            "curves",
-            (("facts", 5 if small else 6), ("curves", 0), ("goodput", 7 if small else 12)),
-        )
+        found, rest = places.framed_by(width, height, "curves")
+        match places.arrangement(width, height):
+            case "tiny":
+                return found
+            case "small":
+                return found | places.above(rest, ("facts", 6), ("curves", 0), ("goodput", 5))
+            case found_size:
+                low_rows = 13 if found_size == "wide" else 10
+                rows = places.above(rest, ("facts", jobfacts.ROWS + 2), ("curves", 0), ("low", low_rows))
+                low = rows.pop("low", None)
+                return found | rows | (places.split(low, ("goodput", 3), ("times", 2)) if low else {})
 
     def wants(self) -> Wants:
         """Where the time went."""
         return Wants(goodput=True, curve=True)
 
     def titles(self) -> None:
-        """What the sign below the throughput is."""
-        self.entitle("curves", "Throughput and loss", "▲ an incident")
+        """What the signs on the axes are."""
+        self.entitle("curves", "Curves of the run", curves.said(self.view))
+        self.entitle("times", "Step times", steptimes.said(self.view))
 
     def command(self) -> str:
         """The job in words."""

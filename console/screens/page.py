@@ -1,4 +1,4 @@
-"""What all eight screens have in common: a verdict on top, panels in places, the keys at the bottom.
+"""What all screens have in common: a verdict on top, panels in places, the keys at the bottom.
 
 A screen owns what one looks at (a cursor, a filter, a mode) and hands it to pure painters. What is shown
 belongs to the application, which also does what lasts longer than a screen: the ``Host``.
@@ -48,6 +48,12 @@ class Host(Protocol):
     def ask(self, act: ConsoleAct, preview: tuple[str, ...] = ()) -> None:
         """Do ``act`` if it is confirmed. ``preview``: nodes of which what follows is shown first."""
 
+    def choose(self, job: str) -> None:
+        """Show another job on every screen, by its id; "": whichever is at work."""
+
+    def show_log(self, node: str) -> None:
+        """Show what a node wrote last."""
+
     def export(self, incident: str) -> None:
         """Write an incident into a file of the current folder."""
 
@@ -78,6 +84,7 @@ class Page(Screen[None]):
         self.view = View()
         self.now = 0.0
         self.words = ""
+        self._shape: object = None
         self._panels: dict[str, Panel] = {}
 
     # ------------------------------------------------------------------ what a screen says of itself
@@ -89,6 +96,10 @@ class Page(Screen[None]):
     @abstractmethod
     def places(self, width: int, height: int) -> Places:
         """Where they lie in a terminal of that size."""
+
+    def shape(self) -> object:
+        """What of the view decides where panels lie; they are put there anew with another one."""
+        return None
 
     def wants(self) -> Wants:
         """What it wants to know beyond the lists."""
@@ -121,6 +132,9 @@ class Page(Screen[None]):
     def show(self, view: View, now: float) -> None:
         """Paint ``view`` as it is at ``now``."""
         self.view, self.now = view, now
+        if (shape := self.shape()) != self._shape:
+            self._shape = shape
+            self._put_panels(self.size.width, self.size.height)
         self.titles()
         for panel in self.panels():
             if panel.display:
@@ -151,7 +165,10 @@ class Page(Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         """Put every panel in its place; one without a place is not shown."""
-        where = self.places(event.size.width, event.size.height)
+        self._put_panels(event.size.width, event.size.height)
+
+    def _put_panels(self, width: int, height: int) -> None:
+        where = self.places(width, height)
         for panel in self.panels():
             place = where.get(panel.id or "")
             panel.display = place is not None

@@ -1,4 +1,4 @@
-"""ctrl+p: every key of the screen, found by a part of its words."""
+"""ctrl+p: every key of the screen, and every job, found by a part of their words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from oobleckd.console import keys
 from oobleckd.console.letters import ascii_text
 from oobleckd.console.screens.page import Page
+from oobleckd.words import being
 
 
 class Finder(CommandPalette):
@@ -47,3 +48,11 @@ class Keys(Provider):
             said = (f"{key.label} ({key.shown})", key.help)
             name, what = map(ascii_text, said) if screen.host.ascii_only else said
             yield name, what, partial(screen.run_action, action)
+        for job in screen.view.jobs:
+            said = (f"Job {job.id}", f"show it on every screen; it {being(job.state)}")
+            name, what = map(ascii_text, said) if screen.host.ascii_only else said
+            yield name, what, partial(_chosen, screen, job.id)
+
+
+async def _chosen(page: Page, job: str) -> None:
+    page.host.choose(job)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+import msgspec
 from textual.binding import BindingType
 
 from oobleckd.console.facts import Wants
@@ -16,7 +17,7 @@ from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.steps import StepCursor, moment_of
-from oobleckd.console.widgets import fleet, timeline
+from oobleckd.console.widgets import fleet, optimes, pipelines, timeline
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.console.widgets.timeline import Order, TimelineLook
 from oobleckd.draw.lines import Line, plain
@@ -26,6 +27,7 @@ _ORDER_WORDS: dict[Order, str] = {
     "waiting": "most waiting first",
     "hurt": "touched by a loss first",
 }
+_MOST_ROWS = 5
 _DEPENDS = ("schedule", "modelled", "refused", "schedules")
 
 
@@ -110,7 +112,20 @@ class Pipelines(ListPage):
     # ------------------------------------------------------------------ panels
 
     def _timeline(self, view: View, now: float, width: int, height: int) -> list[Line]:
-        return timeline.paint(view, now, width, height, self.look)
+        """Lanes, as high as there is room; below them, if there is some, how long which was at what."""
+        shown = timeline.shown_schedule(view, self.look.mode)
+        needed = timeline.num_rows(shown) if shown else 0
+        if not shown or self.look.mode == "difference" or self.cursor or needed >= height:
+            return timeline.paint(view, now, width, height, self.look)
+        below: list[Line] = []
+        if needed + len(shown.lanes) + 2 <= height:
+            below = optimes.paint(shown, timeline.by_pipeline(shown, self.look.order), width)
+        look = msgspec.structs.replace(self.look, most_rows=_MOST_ROWS)
+        holders = pipelines.paint(view, now, width, height - needed - len(below) - 2)
+        if len(view.pipelines) + len(below) + needed + 2 <= height:
+            below = [*below, (), *holders]
+        lanes = timeline.paint(view, now, width, height - len(below) - 1, look)
+        return [*lanes, (), *below]
 
     def _fleet(self, view: View, now: float, width: int, height: int) -> list[Line]:
         return fleet.paint(view, now, width, height, self.look)

@@ -12,7 +12,9 @@ from oobleckd.console.widgets import impact
 
 @dataclass(slots=True)
 class Risk:
-    """The last ranking, and what it was made of."""
+    """The last ranking, and what it was made of. ``many``: of more nodes, where they are few."""
+
+    many: bool = False
 
     _nodes: object = None
     _layers: object = None
@@ -26,7 +28,7 @@ class Risk:
         them is at work no more.
         """
         if self._layers != view.layers or (self._nodes is not view.nodes and not self._at_work(view)):
-            self._found = impact.candidates(view)
+            self._found = impact.candidates(view, many=self.many)
         self._nodes, self._layers = view.nodes, view.layers
         return self._found
 

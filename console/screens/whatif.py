@@ -15,10 +15,12 @@ from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.risk import Risk
-from oobleckd.console.widgets import impact, nodetable
+from oobleckd.console.widgets import impact, nodetable, pipelines
 from oobleckd.console.widgets.nodetable import NodeTableLook
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
+
+_UPPER_ROWS, _LOWER_ROWS = 12, 14
 
 
 class WhatIf(ListPage):
@@ -31,23 +33,39 @@ class WhatIf(ListPage):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.how = 0
-        self._risk = Risk()
+        self._risk = Risk(many=True)
 
     def body(self) -> Iterable[Panel]:
-        """Nodes, what follows."""
+        """Nodes, what follows; where there is room the plan, and who else matters."""
         yield Panel(self._table, "Nodes", id="table", depends=nodetable.DEPENDS)
         yield Panel(self._impact, "What follows", id="impact", depends=impact.DEPENDS)
+        yield Panel(pipelines.paint, "Who holds what", id="plan", depends=pipelines.DEPENDS)
+        yield Panel(impact.ranking, "One node alone", id="ranking", depends=impact.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
-        """Side by side, where it is wide enough."""
-        return places.side_by_side(width, height, "table", "impact", 48)
+        """Side by side, where it is wide enough; below them what else there is room for."""
+        found = places.side_by_side(width, height, "table", "impact", 48)
+        if places.arrangement(width, height) != "wide":
+            return found
+        table, follows = found["table"], found["impact"]
+        upper = max(_UPPER_ROWS, min(len(self.view.nodes) + 3, table.height - _LOWER_ROWS))
+        found |= places.above(table, ("table", upper), ("plan", 0))
+        if self.host.marks.names:  # else what follows is the ranking itself
+            found |= places.above(follows, ("impact", upper), ("ranking", 0))
+        return found
+
+    def shape(self) -> object:
+        """How many nodes there are, and whether some are marked."""
+        return len(self.view.nodes), bool(self.host.marks.names)
 
     def wants(self) -> Wants:
         """What would follow without the marked nodes, or without one of those that matter most; and who holds
         what.
         """
         marked = self.host.marks.names
-        return Wants(layers=True, impacts=(marked,) if marked else self._risk.candidates(self.view))
+        ranked = places.arrangement(*self.size) == "wide" or not marked
+        others = self._risk.candidates(self.view) if ranked else ()
+        return Wants(layers=True, impacts=(*((marked,) if marked else ()), *others))
 
     def titles(self) -> None:
         """Who is marked, and how they would die."""

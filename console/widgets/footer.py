@@ -21,7 +21,7 @@ def paint(here: ScreenName, keys: Iterable[Key], width: int) -> Line:
         )
         line = (*line, ("┊ ", "dim"))
     elif width >= 40:
-        line = (("1..8 ", "warn"), (f"{TITLES[here]}  ", "strong"))
+        line = ((f"1..{len(SCREENS)} ", "warn"), (f"{TITLES[here]}  ", "strong"))
     for key in keys:
         item = _item(key.shown, key.label, False)
         if length(line) + length(item) > width + 1:

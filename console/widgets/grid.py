@@ -34,7 +34,7 @@ _PAIRS: dict[tuple[Half, Half], Role] = {
     ("note", "dim"): "note/dim",
 }  # fmt: skip
 _ILL = ("lost", "disconnected", "draining", "joining")
-_LABEL = 10
+_LABEL, _BELOW = 10, 2
 
 
 def paint(view: View, _now: float, width: int, height: int, by: By = "rack") -> list[Line]:
@@ -48,15 +48,20 @@ def paint(view: View, _now: float, width: int, height: int, by: By = "rack") -> 
         [_named(view.nodes, width), counts(view.nodes, width)] if height > 2 else [counts(view.nodes, width)]
     )
     room = height - len(below)
-    label = 0 if len(groups) == 1 else min(_LABEL, 1 + max(len(name) for name, _ in groups))
-    lines = _fitting(groups, label, width, room)
+    lines = _fitting(groups, _label(groups), width, room)
     return [*lines, *below][:height]
 
 
-def grouping(view: View, by: By) -> str:
-    """How they are grouped, in words: by what some of them have."""
-    named = any(name for name, _ in grouped(view, by))
-    return f"by {by}" if named else "all together"
+def grouping(view: View, by: By, width: int, height: int) -> str:
+    """How they are grouped in so much room, in words: by what some of them have."""
+    groups = grouped(view, by)
+    if not any(name for name, _ in groups):
+        return "all together"
+    return (
+        f"by {by}"
+        if _have_room(groups, width - _label(groups), height - _BELOW)
+        else "all together, for lack of room"
+    )
 
 
 def grouped(view: View, by: By) -> list[tuple[str, list[NodeView]]]:
@@ -69,11 +74,20 @@ def grouped(view: View, by: By) -> list[tuple[str, list[NodeView]]]:
     return sorted(groups.items(), key=lambda group: (not group[0], natural(group[0])))
 
 
+def _label(groups: Sequence[tuple[str, list[NodeView]]]) -> int:
+    """Cells for the groups' names."""
+    return 0 if len(groups) == 1 else min(_LABEL, 1 + max(len(name) for name, _ in groups))
+
+
+def _have_room(groups: Sequence[tuple[str, list[NodeView]]], cells: int, height: int) -> bool:
+    """Whether every group has lines of its own."""
+    return sum(math.ceil(len(nodes) / (2 * max(1, cells))) for _, nodes in groups) <= height
+
+
 def _fitting(groups: Sequence[tuple[str, list[NodeView]]], label: int, width: int, height: int) -> list[Line]:
     """Every group on lines of its own; where those are too many, all nodes together, several to a half."""
     cells = max(1, width - label)
-    needed = sum(math.ceil(len(nodes) / (2 * cells)) for _, nodes in groups)
-    if needed <= height:
+    if _have_room(groups, cells, height):
         return [line for name, nodes in groups for line in _group(name, nodes, label, cells)]
     nodes = [node for _, group in groups for node in group]
     per_half = math.ceil(len(nodes) / (2 * max(1, width) * max(1, height)))

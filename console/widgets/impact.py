@@ -10,22 +10,25 @@ from heapq import nsmallest
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.nodes import natural
-from oobleckd.draw.lines import Line, Role, clipped, flow, wrapped
+from oobleckd.draw.lines import Line, Role, cell, clipped, flow, wrapped
 from oobleckd.protocol.api import LayerRange, NodeView
 from oobleckd.protocol.watch import ImpactView
 from oobleckd.words import count, layers, seconds, size
 
 DEPENDS = ("impacts", "refused", "job", "nodes", "layers")
-CANDIDATES = 3
+CANDIDATES, MANY_CANDIDATES = 3, 12
+_FEW_NODES = 64
+"""Up to so many nodes the daemon may be asked about more of them: it plans for each."""
 _INDENT = 3
+_NAME = 12
 
 
-def paint(view: View, _now: float, width: int, height: int, nodes: Sequence[str] = ()) -> list[Line]:
+def paint(view: View, now: float, width: int, height: int, nodes: Sequence[str] = ()) -> list[Line]:
     """Of ``nodes``: the verdict, its price, what is left, the plan that would follow, and the
     ways not taken.
     """
     if not nodes:
-        return _ranking(view, width)[:height]
+        return ranking(view, now, width, height)
     impact = view.impact(nodes)
     if impact is None:
         problem = view.refusal("impact")
@@ -52,18 +55,28 @@ def paint(view: View, _now: float, width: int, height: int, nodes: Sequence[str]
     return [clipped(line, width) for line in lines][:height]
 
 
-def _ranking(view: View, width: int) -> list[Line]:
-    """Nothing is marked: what the loss of each of those that matter most would cost."""
-    lines: list[Line] = [clipped((("mark nodes to see what follows when they die", "dim"),), width)]
-    known = [impact for names in candidates(view) if (impact := view.impact(names)) is not None]
-    if known:
-        lines += [(), (("the loss of one of these alone, now:", ""),)]
+def ranking(view: View, _now: float, width: int, height: int) -> list[Line]:
+    """What the loss of each of those that matter most would cost, one alone."""
+    asked = candidates(view, many=True)
+    known = [impact for names in asked if (impact := view.impact(names)) is not None]
+    if not known:
+        said = (
+            "what follows is not kept of the past"
+            if view.tape is not None
+            else "mark nodes to see what follows"
+        )
+        return [clipped(((said, "dim"),), width)][:height]
+    lines: list[Line] = [
+        clipped((("mark nodes to see what follows when they die", "dim"),), width),
+        clipped((("the loss of one of these alone, now:", ""),), width),
+    ]
     for impact in known:
-        lines.append(clipped(((f" {', '.join(impact.nodes)}  ", "strong"), *verdict(impact)), width))
-        lines += [
-            clipped(((" " * _INDENT, ""), *line), width) for line in flow(_numbers(impact), width - _INDENT)
-        ]
-    return lines
+        lines.append(
+            clipped(((f" {cell(', '.join(impact.nodes), _NAME)} ", "strong"), *verdict(impact)), width)
+        )
+        numbers = flow(_numbers(impact), width - _INDENT)
+        lines += [clipped(((" " * _INDENT, ""), *line), width) for line in numbers]
+    return lines[:height]
 
 
 def verdict(impact: ImpactView) -> Line:
@@ -99,8 +112,11 @@ def _numbers(impact: ImpactView) -> list[Line]:
 # --------------------------------------------------------------------------- the overview's line
 
 
-def candidates(view: View) -> tuple[tuple[str, ...], ...]:
-    """Nodes whose loss is asked for in the overview: those whose layers have the fewest copies come first."""
+def candidates(view: View, *, many: bool = False) -> tuple[tuple[str, ...], ...]:
+    """Nodes whose loss is asked for: those whose layers have the fewest copies come first. ``many``: more of
+    them, in a small cluster.
+    """
+    wanted = MANY_CANDIDATES if many and len(view.nodes) <= _FEW_NODES else CANDIDATES
     copies = {layer.layer: layer.copies for layer in view.layers}
     fewest: dict[tuple[int, int], int] = {}  # of a stage, which a node of each pipeline holds
 
@@ -114,7 +130,7 @@ def candidates(view: View) -> tuple[tuple[str, ...], ...]:
         return min(map(least, node.layers)), natural(node.name)
 
     at_work = (node for node in view.nodes if node.state == "active" and node.layers)
-    return tuple((node.name,) for node in nsmallest(CANDIDATES, at_work, key=risk))
+    return tuple((node.name,) for node in nsmallest(wanted, at_work, key=risk))
 
 
 def line(view: View, width: int, asked: Sequence[tuple[str, ...]]) -> Line:

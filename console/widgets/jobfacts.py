@@ -4,14 +4,16 @@ Pure.
 
 from __future__ import annotations
 
-from oobleckd.console.model import View
+from oobleckd.console.model import ENDED, View
 from oobleckd.console.widgets.listing import nothing
-from oobleckd.draw.lines import Line, clipped, flow
-from oobleckd.draw.times import dated
+from oobleckd.draw.lines import Line, bar, clipped, flow
+from oobleckd.draw.times import dated, minute
 from oobleckd.protocol.api import JobView
-from oobleckd.words import count, loss, rate, seconds, why_skipped
+from oobleckd.words import count, done, loss, many, noun, rate, seconds, short, why_skipped
 
 DEPENDS = ("job", "link")
+ROWS = 5
+"""As many lines as it fills where there is room."""
 
 
 def paint(view: View, now: float, width: int, height: int) -> list[Line]:
@@ -20,7 +22,8 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
     if job is None:
         return nothing((("no job yet: `oobleckctl submit job.toml` hands one in", "dim"),), height)
     lines = [
-        *flow(_progress(job), width),
+        *flow(_progress(job, view.clock(now), width), width),
+        *flow(_speed(job), width),
         clipped(exactness(job), width),
         *flow(_kept(job, view.clock(now)), width),
     ]
@@ -41,19 +44,70 @@ def exactness(job: JobView) -> Line:
     )
 
 
-def _progress(job: JobView) -> list[Line]:
-    left = max(0, job.steps - job.step)
+def _progress(job: JobView, now: float, width: int) -> list[Line]:
+    """How far it is, and when it will be done."""
+    share = job.step / job.steps if job.steps else 0.0
+    room = max(6, width // 12)
     fields: list[Line] = [
-        ((job.name, "strong"), (f" ({job.id})", "dim")),
+        ((full_name(job), "strong"), (f" {job.state}", "dim")),
+        (
+            (bar(0.0, share, room).ljust(room) if share else " " * room, "bar"),
+            (f" {done(job.step, job.steps, 1)}", "strong"),
+        ),
         (("step ", "dim"), (f"{job.step:,}", "strong"), (f" of {job.steps:,}", "dim")),
         *_skipped(job),
-        (("policy ", "dim"), (job.policy, "")),
     ]
+    if (left_s := left_of(job)) >= 0:
+        fields.append(
+            (("ETA ", "dim"), (seconds(left_s), "strong"), (f" ({minute(now + left_s, now)})", "dim"))
+        )
+    if job.progress is not None and job.progress.elapsed_s:
+        fields.append((("elapsed ", "dim"), (seconds(job.progress.elapsed_s), "")))
+    return fields
+
+
+def full_name(job: JobView) -> str:
+    """Its name, and its id where that does not begin with it."""
+    return job.id if job.id.startswith(job.name) else f"{job.name} ({job.id})"
+
+
+def _speed(job: JobView) -> list[Line]:
+    """Tokens, and what is made of the hardware."""
+    fields: list[Line] = []
+    progress = job.progress
+    if progress is not None and progress.tokens_per_s:
+        fields.append(((rate(progress.tokens_per_s), "strong"), (" tokens/s", "dim")))
+        fields += mfu(job)
+        if progress.goodput:
+            fields.append(
+                (("goodput ", "dim"), (f"{progress.goodput:.1%}", "strong"), (" since the start", "dim"))
+            )
+    if progress is not None and progress.tokens:
+        passes = f", {short(progress.passes)} {noun(progress.passes, 'pass')}" if progress.passes else ""
+        of = f" of {many(progress.total_tokens)}{passes}" if progress.total_tokens else passes
+        fields.append((("tokens ", "dim"), (many(progress.tokens), "strong"), (of, "dim")))
     if job.samples_per_s:
         fields.append(((rate(job.samples_per_s), "strong"), (" samples/s", "dim")))
         fields.append((("a step ", "dim"), (seconds(job.step_s), "")))
-        fields.append((("the rest ", "dim"), (f"about {seconds(left * job.step_s)}", "")))
+    fields.append((("policy ", "dim"), (job.policy, "")))
     return fields
+
+
+def mfu(job: JobView) -> list[Line]:
+    """The share of the hardware's peak that is used, and by which data sheet, where that is known."""
+    if job.progress is None or not job.progress.mfu:
+        return []
+    of = f" of {job.progress.peak_of}" if job.progress.peak_of else ""
+    return [(("MFU ", "dim"), (f"{job.progress.mfu:.1%}", "strong"), (of, "dim"))]
+
+
+def left_of(job: JobView) -> float:
+    """Seconds until the last step, at the pace of late; -1 where that is not known."""
+    if job.state in ENDED:
+        return -1.0
+    if job.progress is not None and job.progress.left_s >= 0:
+        return job.progress.left_s
+    return (job.steps - job.step) * job.step_s if job.step_s > 0 else -1.0
 
 
 def _skipped(job: JobView) -> list[Line]:

@@ -1,16 +1,19 @@
-"""The nodes in rows: what is filtered, in the order that is wanted, the rows in sight alone. Pure."""
+"""The nodes in rows: what is filtered, in the order that is wanted, the rows in sight alone; as many columns
+as have room, and of those that only some clusters know, only where one knows them. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from oobleckd.console.model import View
+from oobleckd.console.widgets import figures
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.console.widgets.nodes import STATES, natural
-from oobleckd.draw.lines import Line, clipped, cut
+from oobleckd.draw.lines import Line, Role, Span, cell, clipped, length
 from oobleckd.protocol.api import LayerRange, NodeState, NodeView
 from oobleckd.words import CELLS, layers, seconds, size
 
@@ -18,7 +21,8 @@ Order = Literal["name", "state", "seen"]
 ORDERS: tuple[Order, ...] = ("name", "state", "seen")
 DEPENDS = ("nodes", "pipelines", "layers", "refused")
 _RANK: dict[NodeState, int] = {state: rank for rank, state in enumerate(STATES)}
-_ROOMY, _WIDE = 90, 130
+_ROOMY = 110
+_GAP = 1
 
 
 # What a screen looks at is a small frozen value for a pure painter: painters are tested as text, and only
@@ -39,13 +43,11 @@ def paint(view: View, _now: float, width: int, height: int, look: NodeTableLook 
     if not found:
         none = f'no node has "{look.words}"' if look.words else "no nodes yet"
         return nothing(missing(view, "nodes", none), height)
-    kept = any(node.spare or node.redundant for node in view.nodes)
-    columns = _Columns(
-        _places(view), {layer.layer: layer.copies for layer in view.layers}, look.marked, width, kept
-    )
-    body = rows(found, look.cursor, width, max(1, height - 1), columns.row)
+    columns = _fitting(_columns(view, width), width)
+    body = rows(found, look.cursor, width, max(1, height - 1), lambda node: _row(node, columns, look.marked))
     said = counted(len(found), len(view.nodes), "nodes", look.words)
-    head = clipped(((columns.head() + said if width >= _ROOMY else said or columns.head(), "dim"),), width)
+    names = "   " + (" " * _GAP).join(cell(each.name, each.width, right=each.right) for each in columns)
+    head = clipped(((f"{names}  {said}".rstrip() if width >= _ROOMY else said or names, "dim"),), width)
     return [head, *body][:height] if height > 1 else body
 
 
@@ -80,53 +82,90 @@ def _places(view: View) -> dict[str, str]:
     }
 
 
-class _Columns(NamedTuple):
-    """What a row says; in a narrow panel without rack and kind of device, in a wide one with host and, where
-    any node has them, spare and redundant layers (``kept``).
-    """
+# --------------------------------------------------------------------------- columns
 
-    places: Mapping[str, str]
-    copies: Mapping[int, int]
-    marked: Collection[str]
+
+class NodeColumn(NamedTuple):
+    """What a row says of a node, in exactly ``width`` cells; those with a small ``rank`` have room first."""
+
+    name: str
     width: int
-    kept: bool
+    rank: int
+    said: Callable[[NodeView], Iterable[Span]]
+    right: bool = False
 
-    def head(self) -> str:
-        """The columns' names."""
-        more = _more("host", "spare", "redundant", kept=self.kept) if self.width >= _WIDE else ""
-        return (
-            "  "
-            + self._text("node", "state", "seen", "rack", "device", "place", "layers")
-            + " copies  "
-            + more
-        )
 
-    def row(self, node: NodeView) -> Line:
-        """One node."""
-        sign, role = STATES[node.state]
-        held = _held(node.layers)
-        heartbeat = seconds(node.heartbeat_age_s) if node.state not in {"lost", "left"} else "-"
-        kinds = "+".join(sorted(set(node.kinds)))
-        text = self._text(
-            node.name, node.state, heartbeat, node.zone, kinds, self.places.get(node.name, ""), held
-        )
-        least = min_copies(node, self.copies)
+def _text(say: Callable[[NodeView], str], role: Role = "") -> Callable[[NodeView], Iterable[Span]]:
+    return lambda node: ((say(node), role),)
+
+
+def _columns(view: View, width: int) -> list[NodeColumn]:
+    """All that could be said, from left to right. The first ones say who it is and how it is."""
+    places = _places(view)
+    copies = {layer.layer: layer.copies for layer in view.layers}
+    name, held = (18, 14) if width >= _ROOMY else (12, 10)
+    found = [
+        NodeColumn("node", name, 0, _text(lambda node: node.name)),
+        NodeColumn("state", 12, 0, _text(lambda node: node.state)),
+        NodeColumn("place", 9, 1, _text(lambda node: places.get(node.name, ""))),
+        NodeColumn("layers", held, 2, _text(lambda node: _held(node.layers))),
+        NodeColumn("copies", 6, 1, lambda node: (_copies(min_copies(node, copies)),), right=True),
+        NodeColumn("seen", CELLS, 5, _text(_seen), right=True),
+    ]
+    found += [
+        NodeColumn(name, wide, rank, said, right=right)
+        for name, wide, rank, said, right, known in figures.columns()
+        if any(map(known, view.nodes))
+    ]
+    if any(node.zone for node in view.nodes):
+        found.append(NodeColumn("rack", 8, 10, _text(lambda node: node.zone)))
+    found.append(NodeColumn("device", 14, 11, _text(lambda node: "+".join(sorted(set(node.kinds))))))
+    found.append(NodeColumn("host", 14, 13, _text(lambda node: node.host)))
+    if any(node.spare or node.redundant for node in view.nodes):
+        found.append(NodeColumn("spare", 16, 14, _text(_spare)))
+        found.append(NodeColumn("redundant", 12, 14, _text(lambda node: _held(node.redundant))))
+    return found
+
+
+def _fitting(columns: Sequence[NodeColumn], width: int) -> list[NodeColumn]:
+    """Those that have room beside the signs, in their order."""
+    left, kept = width - 3, set[str]()
+    for each in sorted(columns, key=lambda each: each.rank):
+        if each.width <= left:
+            kept.add(each.name)
+            left -= each.width + _GAP
+    return [each for each in columns if each.name in kept] or list(columns[:1])
+
+
+def _row(node: NodeView, columns: Sequence[NodeColumn], marked: Collection[str]) -> Line:
+    sign, role = STATES[node.state]
+    spans: list[Span] = [("◆" if node.name in marked else " ", "warn"), (sign, role), (" ", "")]
+    for each in columns:
         # Why a node is lost is worth more than what it had.
-        wide = self.width >= _WIDE and not node.reason
-        more = _more(node.host, _spare(node), _held(node.redundant), kept=self.kept) if wide else ""
-        return (
-            ("◆" if node.name in self.marked else " ", "warn"), (sign, role), (text, ""),
-            (f"{'-' if least is None else least:>7}  ", "bad" if least == 1 else ""), (more, ""),
-            (node.reason, "dim"),
-        )  # fmt: skip
+        if node.reason and each.rank > _SAYS_WHO:
+            continue
+        spans += [*_filled(tuple(each.said(node)), each), (" " * _GAP, "")]
+    return (*spans, (node.reason, "dim")) if node.reason else tuple(spans[:-1])
 
-    def _text(
-        self, name: str, state: str, heartbeat: str, rack: str, kind: str, place: str, held: str
-    ) -> str:
-        if self.width < _ROOMY:
-            return f" {cut(name, 12):<12} {state:<12} {heartbeat:>{CELLS}} {place:<8} {cut(held, 10):<10}"
-        wide = f"{cut(rack, 8):<8} {cut(kind, 12):<12} "
-        return f" {cut(name, 18):<18} {state:<12} {heartbeat:>{CELLS}}  {wide}{place:<8} {cut(held, 14):<14}"
+
+_SAYS_WHO = 2
+
+
+def _filled(spans: Sequence[Span], column: NodeColumn) -> Line:
+    """In exactly the column's width."""
+    if len(spans) == 1:
+        ((text, role),) = spans
+        return ((cell(text, column.width, right=column.right), role),)
+    cut_off = clipped(tuple(spans), column.width)
+    return (*cut_off, (" " * (column.width - length(cut_off)), ""))
+
+
+def _copies(least: int | None) -> Span:
+    return ("-" if least is None else str(least), "bad" if least == 1 else "")
+
+
+def _seen(node: NodeView) -> str:
+    return seconds(node.heartbeat_age_s) if node.state not in {"lost", "left"} else "-"
 
 
 def _held(ranges: Sequence[LayerRange]) -> str:
@@ -136,11 +175,6 @@ def _held(ranges: Sequence[LayerRange]) -> str:
 def _spare(node: NodeView) -> str:
     """The state of its warm spare, and what of the host's memory that takes."""
     return f"{node.spare} {size(node.spare_bytes)}" if node.spare and node.spare_bytes else node.spare
-
-
-def _more(host: str, spare: str, redundant: str, *, kept: bool) -> str:
-    more = f"{cut(spare, 16):<16} {cut(redundant, 12):<12} " if kept else ""
-    return f"{cut(host, 14):<14} {more}"
 
 
 def min_copies(node: NodeView, copies: Mapping[int, int]) -> int | None:

@@ -41,6 +41,10 @@ def paint(
         return nothing(missing(view, "templates", none), height)
     chosen = found[clamped(look.cursor, len(found))]
     below = _stages(chosen, width)
+    for other in found:
+        more = _stages(other, width) if other is not chosen else []
+        if len(below) + len(more) + 1 + len(found) <= height:
+            below += more
     if height < len(below) + 1 + min(3, len(found)):
         below = []
     head: Line = clipped(((_HEAD + (_MORE if width >= _ROOMY else ""), "dim"),), width)

@@ -44,11 +44,14 @@ _SHORT: Line = (
 
 
 class TimelineLook(msgspec.Struct, frozen=True):
-    """What of it one looks at. ``top``: index of the first pipeline in sight; ``order`` of them."""
+    """What of it one looks at. ``top``: index of the first pipeline in sight; ``order`` of them. Where there
+    is room a device has ``most_rows``.
+    """
 
     mode: Mode = "measured"
     top: int = 0
     order: Order = "number"
+    most_rows: int = 1
 
 
 def paint(view: View, _now: float, width: int, height: int, look: TimelineLook | None = None) -> list[Line]:
@@ -60,6 +63,7 @@ def paint(view: View, _now: float, width: int, height: int, look: TimelineLook |
     groups = by_pipeline(shown, look.order)
     other = view.modelled if look.mode == "difference" else None
     roomy = len(shown.lanes) + 2 * len(groups) <= height + 1
+    tall = max(1, min(look.most_rows, (height + 1 - 2 * len(groups)) // max(1, len(shown.lanes))))
     lines: list[Line] = []
     for number in groups[min(look.top, max(0, len(groups) - 1)) :]:
         if len(lines) >= height:
@@ -67,8 +71,13 @@ def paint(view: View, _now: float, width: int, height: int, look: TimelineLook |
         if lines and roomy:
             lines.append(())
         lanes = [lane for lane in shown.lanes if lane.pipeline == number]
-        lines += _pipeline(number, lanes, shown, other, width)
+        lines += _pipeline(number, lanes, shown, other, width, tall)
     return lines[:height]
+
+
+def num_rows(schedule: ScheduleView) -> int:
+    """Rows of all its pipelines, each device in one."""
+    return len(schedule.lanes) + 2 * len({lane.pipeline for lane in schedule.lanes}) - 1
 
 
 def legend(width: int) -> Line:
@@ -158,18 +167,28 @@ def _missing(view: View, mode: Mode) -> list[Line]:
 
 
 def _pipeline(
-    number: int, lanes: Sequence[LaneView], shown: ScheduleView, other: ScheduleView | None, width: int
+    number: int,
+    lanes: Sequence[LaneView],
+    shown: ScheduleView,
+    other: ScheduleView | None,
+    width: int,
+    tall: int,
 ) -> list[Line]:
     lines = [clipped(_head(number, lanes), width)]
     all_modelled = {lane.device: lane for lane in other.lanes} if other is not None else {}
     for lane in lanes:
         if other is None:
-            lines.append(clipped(_lane(lane, shown.span_s, width), width))
+            line = _lane(lane, shown.span_s, width)
         else:
-            lines.append(
-                clipped(_difference(lane, all_modelled.get(lane.device), shown, other, width), width)
-            )
+            line = _difference(lane, all_modelled.get(lane.device), shown, other, width)
+        line = clipped(line, width)
+        lines += [line, *[_ground(line)] * (tall - 1)]
     return lines
+
+
+def _ground(line: Line) -> Line:
+    """The same ops in another row: their colours, without what they say."""
+    return tuple((" " * len(text), role) for text, role in line)
 
 
 def _head(number: int, lanes: Sequence[LaneView]) -> Line:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from oobleckd import __version__
 from oobleckd.console.model import LISTS, View
+from oobleckd.console.widgets.jobfacts import left_of
 from oobleckd.draw.lines import Line, Role, Span, clipped, flow, length
 from oobleckd.draw.times import clock, dated, minute
 from oobleckd.protocol.api import JobView
-from oobleckd.words import age, count, noun, rate, seconds, silence
+from oobleckd.words import age, count, done, noun, rate, seconds, silence
 
 HEIGHT = 3
 AWAY = "daemon away"
@@ -78,13 +79,23 @@ def _job_fields(view: View) -> list[Line]:
     if job is None:
         unknown = view.refusal("jobs") != ""
         return [(("job not known" if unknown else "no job", "dim"),)] if view.heard_at else []
-    return [
-        (("gen ", "dim"), (str(job.generation), "strong")),
-        _job_line(view, job),
-        (("step ", "dim"), (f"{job.step:,}", "strong"), (f"/{job.steps:,}", "dim"), *_skipped(job)),
-        (("policy ", "dim"), (job.policy, "")),
-        can_lose(job),
-    ]
+    return [_job_line(view, job), _progress(job), *_eta(job), can_lose(job)]
+
+
+def _progress(job: JobView) -> Line:
+    share = f" {done(job.step, job.steps)}" if job.steps else ""
+    return (
+        ("step ", "dim"),
+        (f"{job.step:,}", "strong"),
+        (f"/{job.steps:,}", "dim"),
+        (share, ""),
+        *_skipped(job),
+    )
+
+
+def _eta(job: JobView) -> list[Line]:
+    left_s = left_of(job)
+    return [(("ETA ", "dim"), (seconds(left_s), "strong"))] if left_s >= 0 and job.step < job.steps else []
 
 
 def _skipped(job: JobView) -> Line:
@@ -120,12 +131,10 @@ def _number_fields(view: View, now: float, width: int) -> list[Line]:
     if not view.heard_at:
         return [((view.hint, "dim"),)] if view.hint else []
     here = sum(node.state not in _AWAY for node in view.nodes)
-    fields: list[Line] = [
-        ((f"{here}", "strong"), (f" of {count(len(view.nodes), 'node')} here", "dim")),
-        ((f"{len(view.pipelines)}", "strong"), (f" {noun(len(view.pipelines), 'pipeline')}", "dim")),
-    ]
+    fields: list[Line] = [((f"{here}", "strong"), (f" of {count(len(view.nodes), 'node')} here", "dim"))]
     job = view.job
     if job is not None:
+        fields += _of_progress(job)
         if job.samples_per_s:
             roomy = width >= _ROOMY
             best = best_words(view, now, when=roomy)
@@ -134,8 +143,27 @@ def _number_fields(view: View, now: float, width: int) -> list[Line]:
             fields.append((("step ", "dim"), (seconds(job.step_s), "")))
         incidents = f"{count(job.incidents, 'incident')}, {count(job.steps_lost, 'step')} lost"
         fields.append(((incidents, "warn" if job.steps_lost else "dim"),))
+        pipelines = f" {noun(len(view.pipelines), 'pipeline')}"
+        fields.append(((f"{len(view.pipelines)}", "strong"), (pipelines, "dim")))
+        fields.append((("gen ", "dim"), (str(job.generation), "")))
+        fields.append((("policy ", "dim"), (job.policy, "")))
     # At the end: where there is no room for all, how many are here is there all the same.
     return [*fields, silent] if (silent := _silence(view)) else fields
+
+
+def _of_progress(job: JobView) -> list[Line]:
+    """Tokens a second, what is made of the hardware and of the time, and for how long already."""
+    progress = job.progress
+    if progress is None or not progress.tokens_per_s:
+        return []
+    fields: list[Line] = [((rate(progress.tokens_per_s), "strong"), (" tokens/s", "dim"))]
+    if progress.mfu:
+        fields.append((("MFU ", "dim"), (f"{progress.mfu:.1%}", "strong")))
+    if progress.goodput:
+        fields.append((("goodput ", "dim"), (f"{progress.goodput:.1%}", "")))
+    if progress.elapsed_s:
+        fields.append((("elapsed ", "dim"), (seconds(progress.elapsed_s), "")))
+    return fields
 
 
 def _silence(view: View) -> Line:

@@ -50,8 +50,8 @@ _SAID_S = 7 * 86400.0
 
 
 def digest(spec: Job) -> str:
-    """Names what a job computes: SHA-256 of its specification without the name."""
-    nameless = msgspec.structs.replace(spec, name="job")
+    """Names what a job computes: SHA-256 of its specification without the name and without sinks."""
+    nameless = msgspec.structs.replace(spec, name="job", sink=msgspec.UNSET)
     return hashlib.sha256(canonical(nameless)).hexdigest()
 
 

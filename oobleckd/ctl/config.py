@@ -20,6 +20,7 @@ from oobleckd.ctl.connect import CtlConfig, output_option, socket_option, wants_
 from oobleckd.ctl.output import USAGE, Failure, emit_json, emit_table
 from oobleckd.daemon.config import Config, load_config
 from oobleckd.host.settings import ConfigError, LoadedSettings, config_files
+from oobleckd.words import count
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -74,6 +75,9 @@ def _of_daemon(loaded: LoadedSettings[Config]) -> Iterator[Setting]:
         "state_dir": str(paths.state_path),
         "socket": str(paths.socket_path),
         "keys_dir": str(paths.keys_path),
+        "sinks": ", ".join(paths.sinks),
+        "sinks_dir": str(paths.sinks_path),
+        "on_event": count(len(paths.on_event), "rule"),  # not what they say: a webhook's URL is its secret
     }
     yield from _settings("daemon", loaded, effective)
 

@@ -39,8 +39,8 @@ sequence = 64
 _TAIL = """\
 ## What the result depends on
 `model`, `data`, `train`, `optimizer` and `eval.held_out` decide every bit of losses and weights. `fault_tolerance`,
-`schedule`, `resources`, `checkpoint` and the rest of `eval` decide only how and where the work is done, and what
-is kept. With `train.exact = false` there is no such promise. See [exactness](exactness.md).
+`schedule`, `resources`, `checkpoint`, `sink` and the rest of `eval` decide only how and where the work is
+done, and what is kept. With `train.exact = false` there is no such promise. See [exactness](exactness.md).
 """
 
 
@@ -54,6 +54,10 @@ def _tables() -> Iterator[str]:
     hints = typing.get_type_hints(job.Job, include_extras=True)
     plain = [field for field in msgspec.structs.fields(job.Job) if not _is_table(hints[field.name])]
     yield _table("Top level", "", job.Job, plain)
+    for field in plain:
+        for each in structs_in(hints[field.name]):
+            title = f"`[[{field.encode_name}]]`"
+            yield _table(title, first_paragraph(each), each, msgspec.structs.fields(each))
     for field in msgspec.structs.fields(job.Job):
         kind = hints[field.name]
         if _is_table(kind):
@@ -104,7 +108,9 @@ def default(field: msgspec.structs.FieldInfo) -> str:
     if field.default is msgspec.UNSET:
         return ""
     value = field.default if field.default is not msgspec.NODEFAULT else _made(field.default_factory)
-    return f"`{msgspec.json.encode(value).decode()}`" if not isinstance(value, msgspec.Struct) else ""
+    if isinstance(value, msgspec.Struct | msgspec.UnsetType):
+        return ""
+    return f"`{msgspec.json.encode(value).decode()}`"
 
 
 def _made(factory: Any) -> Any:

@@ -141,7 +141,7 @@ def _program(name: str) -> ExplainedKey:
     fields = tuple(
         ExplainedKey(
             f"{name}.{row.key}", _bare(row.type), _bare(row.meaning), _bare(row.default),
-            flag=_bare(row.flags), variable=settingsdocs.variable(row.key),
+            flag=_bare(row.flags), variable=settingsdocs.variable(row.key) if row.flags else "",
         )
         for row in rows
     )  # fmt: skip

@@ -23,6 +23,7 @@ from oobleckd.ctl.programs import run_worker
 from oobleckd.daemon.app import main as daemon
 from oobleckd.daemon.config import Config
 from oobleckd.host.settings import PREFIX
+from oobleckd.protocol.sinks import EVENTS, EventRule
 
 RELOADED = ("log_level",)
 """What a daemon takes over without a restart (``Service.reload``)."""
@@ -74,6 +75,10 @@ _READERS = """\
 therefore win; everything else they read as if you had started them.
 """
 
+_RULES = """\
+What follows when something happens, a table for each rule, in files alone ([how](sinks.md#when-something-happens)).
+"""
+
 _RELOAD = """\
 ## Reload and restart
 **oobleckctl** reads its settings anew at every call.
@@ -115,6 +120,7 @@ def page(worker: Iterable[tuple[str, str, str, str, str]]) -> str:
         _shared(tables.values()),
         _READERS,
         *(_table(name, rows) for name, rows in tables.items()),
+        _rules(),
     ]
     return "\n".join([*parts, _RELOAD.format(taken=" and ".join(f"`{key}`" for key in RELOADED))])
 
@@ -138,8 +144,8 @@ def _rows_of(model: type[msgspec.Struct], options: dict[str | None, click.Parame
     hints = typing.get_type_hints(model, include_extras=True)
     for field in msgspec.structs.fields(model):
         kind, bounds, meaning = explain(hints[field.name])
-        option = options[field.name]
-        flags = " ".join(f"`{flag}`" for flag in (*option.opts, *option.secondary_opts))
+        option = options.get(field.name)  # None for what is in files alone
+        flags = " ".join(f"`{flag}`" for flag in (*option.opts, *option.secondary_opts)) if option else ""
         yield SettingRow(
             field.name, kind, default(field), flags, f"{meaning} ({bounds})" if bounds else meaning
         )
@@ -152,9 +158,27 @@ def _table(name: str, rows: Iterable[SettingRow]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        cells = (f"`{row.key}`", row.type, row.default, row.flags, f"`{variable(row.key)}`", row.meaning)
+        cells = (
+            f"`{row.key}`",
+            row.type,
+            row.default,
+            row.flags,
+            f"`{variable(row.key)}`" if row.flags else "",
+            row.meaning,
+        )
         lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join([*lines, ""])
+
+
+def _rules() -> str:
+    """The keys of a rule, which has a table of its own."""
+    hints = typing.get_type_hints(EventRule, include_extras=True)
+    lines = ["## `[[daemon.on_event]]`", _RULES, "| Key | Type | Default | Meaning |", "|---|---|---|---|"]
+    for field in msgspec.structs.fields(EventRule):
+        kind, bounds, meaning = explain(hints[field.name])
+        said = f"{meaning} ({bounds})" if bounds else meaning
+        lines.append(f"| `{field.name}` | {kind} | {default(field)} | {_cell(said)} |")
+    return "\n".join([*lines, "", f"Events: {', '.join(f'`{event}`' for event in EVENTS)}.", ""])
 
 
 def _shared(tables: Iterable[list[SettingRow]]) -> str:

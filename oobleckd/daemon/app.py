@@ -44,9 +44,9 @@ from oobleckd.daemon.traces import TracesMissing
 from oobleckd.host import heap, journald, sd, urgency
 from oobleckd.host.mounts import MOUNTS, mount_of
 from oobleckd.host.needs import DAEMON_FILES
-from oobleckd.host.program import Program, end
+from oobleckd.host.program import Listed, Program, end
 from oobleckd.host.rlimits import RAISE_FILES, raise_file_limit, too_few_files
-from oobleckd.host.settings import ConfigError, LoadedSettings, config_files
+from oobleckd.host.settings import ConfigError, LoadedSettings, config_files, is_in_files_alone, is_list
 
 FAILED, USAGE, REFUSED = 1, 2, 5
 _STATUS_EVERY_S = 1.0
@@ -80,16 +80,22 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     """One option for every field of ``Config``, so that neither can be forgotten."""
     for field in reversed(msgspec.structs.fields(Config)):
         hint = get_type_hints(Config, include_extras=True)[field.name]
+        if is_in_files_alone(Config, field.name):
+            continue
         meta = next(extra for extra in hint.__metadata__ if extra.description)
         flag = "--" + field.name.replace("_", "-")
         plain = hint.__origin__
+        kind: click.ParamType[Any] | type | None = None
         if plain is bool:
-            flag, kind = f"{flag}/--no{flag[1:]}", None
+            flag = f"{flag}/--no{flag[1:]}"
+        elif is_list(hint):
+            kind = Listed()
         elif plain in {int, float, str}:
             kind = plain
         else:
             kind = click.Choice(get_args(plain))
-        default = f" [{field.default}]" if field.default not in {"", True, False} else ""
+        shown = ",".join(field.default) if is_list(hint) else field.default
+        default = f" [{shown}]" if shown not in {"", True, False} else ""
         command = click.option(flag, field.name, type=kind, default=None, help=meta.description + default)(
             command
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from oobleckd.host.settings import ConfigError, LoadedSettings, load
+from oobleckd.host.settings import FILES_ALONE, ConfigError, LoadedSettings, load
+from oobleckd.protocol.jobsinks import SINK_KIND
+from oobleckd.protocol.sinks import EventRule, problem_of_rule
 from oobleckd.words import plain, seconds
 
 TABLE = "daemon"
@@ -109,6 +112,25 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "recovery; empty: none."
         ),
     ] = ""
+    sinks: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Sinks that a job may choose with `[[sink]]`: csv, jsonl, tensorboard, wandb, and "
+            "those of installed packages (docs/sinks.md). As a flag or variable with commas between."
+        ),
+    ] = ("csv", "jsonl", "tensorboard")
+    sinks_dir: Annotated[
+        str,
+        Meta(description="Folder that sinks write below; empty: sinks below state_dir."),
+    ] = ""
+    on_event: Annotated[
+        tuple[EventRule, ...],
+        Meta(
+            description="What is run or called when something happens: `[[daemon.on_event]]`, in files alone "
+            "(docs/sinks.md).",
+            extra=FILES_ALONE,
+        ),
+    ] = ()
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Meta(description="What is logged: this level and above."),
@@ -145,6 +167,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def keys_path(self) -> Path:
         """The key folder."""
         return Path(self.keys_dir).expanduser().absolute() if self.keys_dir else self.state_path / "keys"
+
+    @property
+    def sinks_path(self) -> Path:
+        """The folder that sinks write below."""
+        return Path(self.sinks_dir).expanduser().absolute() if self.sinks_dir else self.state_path / "sinks"
 
 
 def load_config(
@@ -195,6 +222,7 @@ def _check(config: Config, origins: Mapping[str, str]) -> None:
             origins["traces"], f"traces = {config.traces!r} is no URL", "write http://127.0.0.1:4318"
         )
     _check_api(config, origins["api"])
+    _check_sinks(config, origins)
     if config.lease_s < 2 * config.heartbeat_s:
         raise ConfigError(
             origins["lease_s"],
@@ -216,6 +244,16 @@ def _check_api(config: Config, origin: str) -> None:
             "the API is served beyond this machine over TLS alone, and tls_cert or tls_key is missing",
             "name the PEM files of a certificate, or leave api away",
         )
+
+
+def _check_sinks(config: Config, origins: Mapping[str, str]) -> None:
+    """Names of sinks are names of folders, and rules make sense."""
+    for kind in config.sinks:
+        if not re.fullmatch(SINK_KIND, kind):
+            raise ConfigError(origins["sinks"], f"sinks: {kind!r} is no name of a sink", "see docs/sinks.md")
+    for index, rule in enumerate(config.on_event):
+        if (found := problem_of_rule(rule)) is not None:
+            raise ConfigError(origins["on_event"], f"on_event[{index}]: {found[0]}", found[1])
 
 
 def _check_metrics(config: Config, origin: str) -> None:

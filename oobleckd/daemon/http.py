@@ -33,6 +33,7 @@ from oobleckd.daemon.loop import Stopped
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.seldom import Seldom
 from oobleckd.daemon.service import Service, status_of
+from oobleckd.daemon.sinking import check_allowed
 from oobleckd.daemon.turns import Took, Turns, leave, metered
 from oobleckd.daemon.watchapi import WatchApi
 from oobleckd.host.folder import disclaim
@@ -302,6 +303,7 @@ class Api:
         """Queue a job."""
         body = await _body(request, SubmitBody)
         job = parse_job(body.job)
+        await asyncio.to_thread(check_allowed, job, self._service.config.sinks)
         source = latest(self._service.core, job.name) if body.resume == "latest" else body.resume
         manifest = await asyncio.to_thread(_manifest_of, source)
         counters = manifest.counters if manifest is not None else None
@@ -312,11 +314,13 @@ class Api:
             folder = await self._new_folder(root, job.name)
             try:
                 asked = Submit(job, body.resume, _who(request), counters, folder, inputs)
-                return await self._ask(asked)
+                answer = await self._ask(asked)
             except Refusal as refusal:
                 if refusal.problem.status != _TAKEN:
                     await asyncio.to_thread(disclaim, root / folder)
                 raise
+        self._service.sinking.look([job])
+        return answer
 
     async def control(self, request: web.Request) -> web.StreamResponse:
         """Pause, resume, cancel, checkpoint."""

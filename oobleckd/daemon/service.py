@@ -40,6 +40,7 @@ from oobleckd.daemon.nodelogs import NodeLogs
 from oobleckd.daemon.past import PastStore
 from oobleckd.daemon.planning import Planning
 from oobleckd.daemon.recorder import Recorder
+from oobleckd.daemon.sinking import Sinking, orders_of
 from oobleckd.daemon.tokens import Token, load_tokens
 from oobleckd.daemon.traces import Traces, open_traces
 from oobleckd.daemon.verifying import Verifying
@@ -77,6 +78,7 @@ class Service:
     callers: Callers
     folders: Folders
     node_logs: NodeLogs
+    sinking: Sinking
     recorder: Recorder | None = None
     traces: Traces | None = None
     running: asyncio.Task[None] | None = None
@@ -96,6 +98,7 @@ class Service:
         self.looking = asyncio.create_task(self._look_at_folders(), name="folders")
         verifying = Verifying(self.journal, self.kept_for_long_enough, self._damaged)
         self.verifying = asyncio.create_task(verifying.run(), name="verifying")
+        self.sinking.look(job.spec for job in self.core.state.jobs.values())
         if self.recorder is not None:
             self.recorder.start()
         return self.running
@@ -177,6 +180,7 @@ class Service:
             await asyncio.wait({self.running})
         self.planning.close()
         self.hub.close()
+        await asyncio.to_thread(self.sinking.close)
 
 
 def open_service(config: Config, *, adopt: bool = False) -> Service:
@@ -267,6 +271,7 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     service = Service(
         config, clock, clock.now(), journal, machine, history, planning, hub, made, callers, folders,
         NodeLogs(hub.tell),
+        Sinking(orders_of(config)),
     )  # fmt: skip
     if config.replay_mb:
         service.recorder = _recorder(service)

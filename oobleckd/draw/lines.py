@@ -62,6 +62,12 @@ def cut(text: str, width: int) -> str:
     return text[: width - 1] + "…" if width > 0 else ""
 
 
+def cell(text: str, width: int, *, right: bool = False) -> str:
+    """``text`` in exactly ``width`` cells, so that rows stay aligned whatever they say."""
+    text = cut(text, width)
+    return text.rjust(width) if right else text.ljust(width)
+
+
 def wrapped(text: str, width: int, max_lines: int) -> list[str]:
     """``text`` in at most ``max_lines`` lines of ``width`` cells, broken between words."""
     lines: list[str] = []

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from oobleckd.host import usage
-from oobleckd.host.settings import PREFIX, ConfigError, check_renamed, config_files, read_table
+from oobleckd.host.settings import PREFIX, ConfigError, check_renamed, config_files, listed, read_table
 from oobleckd.protocol.text import visible
 from oobleckd.protocol.units import parse_seconds
 
@@ -46,6 +46,17 @@ class Seconds(click.FloatRange):
         except ValueError as error:
             self.fail(f"{error}; write seconds, or 90s, 5m, 2h", param, ctx)
         return super().convert(seconds, param, ctx)
+
+
+class Listed(click.ParamType[list[str]]):
+    """Several words with commas between."""
+
+    name = "words"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        """The words."""
+        del param, ctx
+        return listed(value)
 
 
 class Program(click.Command):

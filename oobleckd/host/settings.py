@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -28,6 +28,9 @@ RENAMED = {"OOBLECK_BEAT_S": "OOBLECK_HEARTBEAT_S", "OOBLECK_ROAD": "OOBLECK_BAC
 _RENAMED_KEYS = {"beat_s": "heartbeat_s"}
 """Keys of files by their old names."""
 TABLES = frozenset({"console", "ctl", "daemon", "worker"})
+
+FILES_ALONE = {"files": "alone"}
+"""Of a field's ``Meta``: neither a flag nor a variable has it."""
 
 Model = TypeVar("Model", bound=msgspec.Struct)
 
@@ -59,6 +62,12 @@ def config_files(home: Path, cwd: Path) -> tuple[Path, ...]:
     )
 
 
+def is_in_files_alone(model: type[msgspec.Struct], key: str) -> bool:
+    """Whether neither a flag nor a variable may have it."""
+    extras = getattr(get_type_hints(model, include_extras=True)[key], "__metadata__", ())
+    return any(getattr(extra, "extra", None) == FILES_ALONE for extra in extras)
+
+
 def load(
     model: type[Model], table: str, flags: Mapping[str, Any], env: Mapping[str, str], files: Iterable[Path]
 ) -> LoadedSettings[Model]:
@@ -72,7 +81,7 @@ def load(
     origins = dict.fromkeys(fields, "default")
     for origin_of, found in (
         *((_file_origin(path), read_table(path, table, fields)) for path in reversed(tuple(files))),
-        (_env_origin, _from_env(fields, env)),
+        (_env_origin, _from_env([key for key in fields if not is_in_files_alone(model, key)], env)),
         (_flag_origin, {key: value for key, value in flags.items() if value is not None}),
     ):
         for key, value in found.items():
@@ -156,6 +165,8 @@ def _convert(model: type[Model], where: str, key: str, value: Any, *, text: bool
     if key.endswith("_s") and isinstance(value, str):
         with suppress(ValueError):  # what is no time is refused below
             value = parse_seconds(value)
+    if text and is_list(kind):
+        value = listed(value)
     try:
         return msgspec.convert(value, kind, strict=not text)
     except msgspec.ValidationError as error:
@@ -164,3 +175,14 @@ def _convert(model: type[Model], where: str, key: str, value: Any, *, text: bool
             f"{key} {misfit(error, kind, value).problem}",
             "mend this value, or leave it out",
         ) from error
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a field has several values: text has them with commas between."""
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return get_origin(plain) is tuple
+
+
+def listed(text: str) -> list[str]:
+    """The values of such a text."""
+    return [word for word in map(str.strip, text.split(",")) if word]

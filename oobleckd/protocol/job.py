@@ -20,6 +20,7 @@ from oobleckd.protocol.evaldata import check_evaluated
 from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.jobdata import Data, check_data, same_data
 from oobleckd.protocol.jobeval import Eval, check_eval
+from oobleckd.protocol.jobsinks import SinkTable, check_sinks
 from oobleckd.protocol.jobtable import SEE, JobError, JobTable
 from oobleckd.protocol.optimizers import KEYED, RULES, takes
 from oobleckd.protocol.parts import Counters
@@ -443,6 +444,16 @@ class Job(JobTable, frozen=True):
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
     eval: Eval = Eval()
+    # Unset and not empty: a job without sinks is encoded as it was before there were any. (D-sinks-001)
+    sink: Annotated[
+        tuple[SinkTable, ...] | msgspec.UnsetType,
+        Meta(description="Where its figures go beside the daemon's own: `[[sink]]`, below."),
+    ] = msgspec.UNSET
+
+    @property
+    def sinks(self) -> tuple[SinkTable, ...]:
+        """Its sinks, each of another kind."""
+        return self.sink or ()
 
     @property
     def num_micro_batches(self) -> int:
@@ -612,6 +623,7 @@ def check_job(job: Job) -> None:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
     _check_link(job.resources)
     _check_chunks(job)
+    check_sinks(job.sinks)
     check_eval(job.eval, job.train.micro_batch)
     for index, source in enumerate(job.eval.source):
         if source.name in job.held_out:

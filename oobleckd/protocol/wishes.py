@@ -19,7 +19,6 @@ class Wish(NamedTuple):
 _DATA = "docs/data.md"
 _LOOP = "docs/limits.md#training"
 _PARALLEL = "docs/limits.md#parallelism-and-plans"
-_STEPS = "docs/observability.md#prometheus"
 
 _TOKENIZER = Wish("data.tokenizer is a folder with a tokenizer.json, or such a file", _DATA)
 _SOURCES = Wish("data is local files (data.source, data.path): no data sets by name, no streams", _DATA)
@@ -27,7 +26,12 @@ _MIXED = Wish("several sources are tables [[data.source]], each with its weight"
 _EVAL = Wish(
     "what is evaluated while training stands in the table [eval]", "docs/data.md#evaluate-while-training"
 )
-_LOGGER = Wish("there is no logger to set: figures are read from the daemon", _STEPS)
+_LOGGER = Wish('a logger is a table [[sink]] with its kind, such as "wandb"', "docs/sinks.md")
+_HOOK = Wish(
+    "what runs a command or calls a URL stands in the daemon's configuration, under [[daemon.on_event]]: "
+    "whoever may submit a job may run nothing on its machine",
+    "docs/sinks.md#when-something-happens",
+)
 _COMPILE = Wish("models are not compiled", _LOOP)
 _RECOMPUTE = Wish("activations are not recomputed", _PARALLEL)
 _ADAPTER = Wish("there are no adapters: the model's own parameters are trained", _LOOP)
@@ -63,8 +67,9 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
     """),
     (_LOGGER, """
         wandb tensorboard mlflow logger loggers logging log_every log_interval logging_steps report_to
-        tracker aim comet run_name
+        tracker aim comet run_name sinks csv
     """),
+    (_HOOK, "on_event on_events hooks hook webhook webhooks notify notifications alerts slack"),
     (_COMPILE, "compile torch_compile"),
     (_RECOMPUTE, """
         gradient_checkpointing activation_checkpointing activation_checkpoint recompute

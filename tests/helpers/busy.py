@@ -25,7 +25,7 @@ from oobleckd.protocol.watch import ImpactView, SampledSteps
 from tests.helpers.api_server import Api, serving, status_view
 from tests.helpers.fleet import JOB, Fleet, of_nodes
 
-_FIRST_STEP = 12_480
+_FIRST_STEP = 19_500
 _STEPS_IN_TEN = 1
 _KINDS_OF_STEP = 4  # so many different schedules are made, and shown in turn
 
@@ -48,6 +48,7 @@ class BusyApi(Api):
         self.steps = {JOB: list(fleet.steps(_FIRST_STEP, self.began))}
         self._kept = fleet.job(pipelines=fleet.pipelines)
         self._schedules = [fleet.schedule(number, 0.0) for number in range(_KINDS_OF_STEP)]
+        self._curve = fleet.curve(_FIRST_STEP)
         self.follow = self.changes_for_ever
         self.watched["goodput"] = fleet.goodput(0.97)
 
@@ -75,6 +76,8 @@ class BusyApi(Api):
             case "schedule":
                 made = self._schedules[self.second % _KINDS_OF_STEP]
                 return msgspec.structs.replace(made, step=int(query.get("step", ["0"])[0]), at=time.time())
+            case "jobs/job-1/curve":
+                return msgspec.structs.replace(self._curve, step=self.step)
             case "impact":
                 nodes = tuple(query["nodes"][0].split(","))
                 return ImpactView(

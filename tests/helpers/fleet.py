@@ -16,15 +16,20 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from oobleckd.protocol.api import (
+    CurveBin,
+    DeviceFigures,
+    EvaluationView,
     JobView,
     LayerRange,
     NodeState,
     NodeView,
     PipelineView,
+    ProgressView,
+    StepTimes,
     StepView,
     TemplateView,
 )
-from oobleckd.protocol.watch import GoodputView, LaneView, LayerView, OpKind, OpView, ScheduleView
+from oobleckd.protocol.watch import CurveView, GoodputView, LaneView, LayerView, OpKind, OpView, ScheduleView
 from tests.helpers.api_server import job_spec, job_view, node_view
 
 JOB = "job-1"
@@ -33,6 +38,9 @@ NODES_IN_RACK = 8
 _MEMORY = 1 << 30
 _SLOT_S = 0.0125  # of a forward pass, or of either half of a backward pass
 _UPDATE_SLOTS = 2
+_SEQUENCE = 1024
+_STEPS = 20_000
+_WARMUP = 500
 # Micro-batches of a pipeline of so many nodes: all are done about as long.
 _SHARES = {3: 5, 4: 7, 5: 9, 6: 10}
 _PEERS = 6  # so many share what a dead device does not do
@@ -103,6 +111,7 @@ class Fleet:
                     name, state=state, reason=reason, host=f"host-{name}", kinds=("NVIDIA H100",),
                     layers=layers,
                     heartbeat_age_s=age_s, zone=f"r{number % racks:02}",
+                    figures=self.figures(number) if state in {"active", "standby"} else (),
                 )
             )  # fmt: skip
         return tuple(found)
@@ -136,17 +145,18 @@ class Fleet:
         step_s = self.span_s
         spec = job_spec(
             name="gpt2-xl",
-            train={"steps": 20_000, "global_batch": self.batch, "micro_batch": 1, "sequence": 1024},
+            train={"steps": _STEPS, "global_batch": self.batch, "micro_batch": 1, "sequence": _SEQUENCE},
             fault_tolerance={"f": self.f, "policy": "adaptive"},
         )
         usual: dict[str, Any] = {
-            "id": JOB, "spec": spec, "state": "running", "step": 12_480, "steps": 20_000, "epoch": 3,
+            "id": JOB, "spec": spec, "state": "running", "step": 12_480, "steps": _STEPS, "epoch": 3,
             "loss": self.loss(12_480),
             "tolerance": self.f, "f": self.f, "policy": "adaptive", "samples_per_s": self.batch / step_s,
             "step_s": step_s,
             "incidents": 1, "finished_at": None, "checkpoint_step": 12_400, "nodes": self.names,
         }  # fmt: skip
-        return job_view(**(usual | changes))
+        step = changes.get("step", usual["step"])
+        return job_view(**({"progress": self.progress(step)} | usual | changes))
 
     def loss(self, step: int) -> float:
         """A curve as training has it: falling, and uneven by noise that is the same each time."""
@@ -177,6 +187,68 @@ class Fleet:
                 StepView(step, loss, loss.hex(), 1.0, 3e-4, self.batch, "full", "applied", 3, at, step_s)
             )
         return tuple(found)
+
+    def curve(self, last: int, *, evaluated: bool = False) -> CurveView:
+        """The whole run in parts that grow with their place."""
+        bins, first = [], 1
+        while first <= last:
+            stop = min(last + 1, first + 1 + first // 30)
+            bins.append(self._bin(first, stop - 1))
+            first = stop
+        found = tuple(
+            EvaluationView(step, self.loss(step) + 0.06, (), 1, 0.0, 1.0)
+            for step in range(500, last + 1, 500)
+            if evaluated
+        )
+        return CurveView(JOB, last, tuple(bins), log=True, evaluations=found)
+
+    def _bin(self, first: int, last: int) -> CurveBin:
+        """Of every step, but of those of a wide part only some."""
+        steps = range(first, last + 1, 1 + (last - first) // 30)
+        losses = [self.loss(step) for step in steps]
+        norms = [0.4 + 6.0 / (1 + step / 60) + 0.2 * (step * 40_503 % 97) / 97 for step in steps]
+        rates = [self.tokens_per_s * (0.96 + 0.05 * (step * 40_503 % 89) / 89) for step in steps]
+        lrs = [_rate_of(step) for step in steps]
+        return CurveBin(
+            first, last, last - first + 1, 0, sum(losses) / len(losses), min(losses), max(losses),
+            self.span_s, self.span_s, self.span_s, lrs[-1], sum(norms) / len(norms), min(norms), max(norms),
+            min(lrs), max(lrs), sum(rates) / len(rates), min(rates), max(rates),
+        )  # fmt: skip
+
+    @property
+    def tokens_per_s(self) -> float:
+        """At full speed."""
+        return self.batch * _SEQUENCE / self.span_s
+
+    def progress(self, step: int, goodput: float = 0.918) -> ProgressView:
+        """How far the job is after so many steps, and how fast."""
+        tokens = self.batch * _SEQUENCE
+        times = StepTimes(
+            600, self.span_s, 1.08 * self.span_s, 1.31 * self.span_s, 3.9 * self.span_s,
+            tuple(round(self.span_s * share, 4) for share in (0.96, 0.98, 1.0, 1.02, 1.05, 1.1, 1.3, 4.0)),
+            (4, 61, 233, 187, 74, 29, 9, 3), f"{self.names[-1 - self.standby]}/0", 1.07,
+        )  # fmt: skip
+        return ProgressView(
+            elapsed_s=step * self.span_s * 1.07, left_s=(_STEPS - step) * self.span_s, tokens=step * tokens,
+            total_tokens=_STEPS * tokens, passes=step / 7_900, tokens_per_s=self.tokens_per_s,
+            flops_per_token=1e10, peak_flops=self.num_nodes * 9.89e14, peak_of="h100-sxm, bf16", mfu=0.384,
+            goodput=goodput, step_times=times,
+        )  # fmt: skip
+
+    def figures(self, number: int) -> tuple[DeviceFigures, ...]:
+        """What the device of the ``number``-th node says of itself."""
+        share = 0.62 + number * 13 % 30 / 100
+        return (
+            DeviceFigures(
+                f"{self.names[number]}/0", 0.0, rss_bytes=(9 + number % 3) << 30,
+                used_bytes=int(share * (80 << 30)), planned_bytes=60 << 30, total_bytes=80 << 30,
+                card="NVIDIA H100 80GB HBM3", utilisation=0.87 + number * 7 % 12 / 100,
+                power_w=610.0 + number * 11 % 80, power_limit_w=700.0, temperature_c=58 + number * 5 % 24,
+                clock_mhz=1_980 if number % 5 != 3 else 1_410, clock_max_mhz=1_980,
+                throttled=("thermal",) if number % 5 == 3 else (), ecc_corrected=number % 4,
+                ecc_uncorrected=0, xids=(63,) if number == 8 else (),
+            ),
+        )  # fmt: skip
 
     def goodput(self, of_fault_free: float, at: float = 0.0, **lost_s: float) -> GoodputView:
         """Of two hours and ten minutes on all nodes; the best step was measured ``at``."""
@@ -234,6 +306,12 @@ def thousand() -> Fleet:
 def of_nodes(count: int) -> Fleet:
     """About that many, in pipelines of four."""
     return Fleet((4,) * (count // 4), standby=count % 4, f=10)
+
+
+def _rate_of(step: int) -> float:
+    """The learning rate: a warm-up, then half a cosine."""
+    warm, rest = step / _WARMUP, (step - _WARMUP) / (_STEPS - _WARMUP)
+    return 3e-4 * (warm if step < _WARMUP else 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, rest))))
 
 
 def _stages(nodes: tuple[str, ...]) -> tuple[LayerRange, ...]:

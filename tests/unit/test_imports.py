@@ -68,6 +68,7 @@ PLANTED = {
     "daemon": [("oobleckd.daemon.app", "oobleckd.client")],
     "simulator": [("oobleckd.simulator.world", "oobleckd.worker.sums")],
     "client": [("oobleckd.client", "oobleckd.core.run")],
+    "sinks": [("oobleckd.sinks", "oobleckd.daemon.app"), ("oobleckd.sinks", "oobleckd.core.state")],
     "prepare": [("oobleckd.prepare", "oobleckd.daemon.app")],
     "tokens": [("oobleckd.tokens", "socket"), ("oobleckd.tokens", "oobleckd.prepare")],
     "host": [("oobleckd.host.settings", "oobleckd.core.run")],

@@ -151,7 +151,12 @@ def _between(ink: str, ground: str) -> str:
 
 def _paint_sign(brush: ImageDraw.ImageDraw, x: int, y: int, sign: str, ink: str, *, bold: bool) -> None:
     """Blocks and frames fill their cells to the edge, which no font does at every size."""
-    if sign in _BLOCKS:
+    if "\u2800" <= sign <= "\u28ff":  # the font has none
+        for bit, (across, down) in enumerate(_DOTS):
+            if ord(sign) >> bit & 1:
+                left, top = x + 1 + 4 * across, y + 1 + round(down * _HEIGHT / 4)
+                brush.rectangle((left, top, left + 1, top + 1), ink)
+    elif sign in _BLOCKS:
         left, top, right, bottom = _BLOCKS[sign]
         box = (x + left * _WIDTH, y + top * _HEIGHT, x + right * _WIDTH - 1, y + bottom * _HEIGHT - 1)
         brush.rectangle(tuple(map(round, box)), ink)
@@ -176,4 +181,16 @@ _BLOCKS: dict[str, tuple[float, float, float, float]] = {
     **{sign: (0, 1 - share, 1, 1) for sign, share in zip("▁▂▃▄▅▆▇█", _EIGHTHS, strict=True)},
     **{sign: (0, 0, share, 1) for sign, share in zip("▏▎▍▌▋▊▉", _EIGHTHS, strict=False)},
 }
-_STROKES = {"─": "lr", "│": "tb", "╭": "rb", "╮": "lb", "╰": "rt", "╯": "lt"}
+# Column and row of a braille sign's dots, in the order of their bits.
+_DOTS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3))
+_STROKES = {
+    "┤": "ltb",
+    "└": "tr",
+    "┴": "lrt",
+    "─": "lr",
+    "│": "tb",
+    "╭": "rb",
+    "╮": "lb",
+    "╰": "rt",
+    "╯": "lt",
+}

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from textual.command import CommandList
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
@@ -73,6 +74,14 @@ class Console:
     async def until(self, what: str) -> None:
         async with asyncio.timeout(WAIT_S):
             while what not in self.text():
+                await self.settle()
+
+    async def until_hit(self, what: str) -> None:
+        """Until the palette has found it."""
+        async with asyncio.timeout(WAIT_S):
+            while not any(
+                what in str(found.prompt) for found in self.app.screen.query_one(CommandList).options
+            ):
                 await self.settle()
 
     @property

@@ -19,6 +19,8 @@ from oobleckd.console.model import View, fold
 from oobleckd.console.widgets.impact import candidates
 from oobleckd.protocol.api import (
     IncidentView,
+    JobState,
+    JobView,
     LayerRange,
     NodeState,
     NodeView,
@@ -217,6 +219,37 @@ def _used(fleet: Fleet, pipelines: tuple[PipelineView, ...]) -> tuple[TemplateVi
     )
 
 
+# --------------------------------------------------------------------------- other jobs
+
+
+def other_jobs(count: int) -> tuple[JobView, ...]:
+    """So many beside the one at work: those that have ended, and a queue."""
+    names = (
+        "llama-160m",
+        "gpt2-small",
+        "moe-8x1b",
+        "ablate-lr-3e-4",
+        "ablate-lr-6e-4",
+        "a-job-with-a-long-name-2026",
+    )
+    states: tuple[JobState, ...] = ("done", "queued", "failed", "queued", "cancelled", "queued")
+    found = []
+    for number in range(count):
+        state = states[number % len(states)]
+        step = {"done": 20_000, "failed": 7_310, "cancelled": 400}.get(state, 0)
+        found.append(
+            FLEET.job(
+                id=f"{names[number % len(names)]}-{number + 2}", name=names[number % len(names)], state=state,
+                step=step, loss=FLEET.loss(step) if step else None, tolerance=-1, samples_per_s=0.0,
+                step_s=0.0,
+                nodes=(), incidents=0, submitted_at=NOW - 90_000.0 + 3_000.0 * number, checkpoint_step=step,
+                finished_at=NOW - 400.0 * number if state != "queued" else None, progress=None,
+                reason="3 steps in a row had a loss that is not finite" if state == "failed" else "",
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
 # --------------------------------------------------------------------------- all of it
 
 
@@ -241,6 +274,7 @@ def told(
     watched: Mapping[str, Any] | None = None,
     gap: tuple[float, float] = (0.0, 0.0),
     stands_s: float = 0.2,
+    others: tuple[JobView, ...] = (),
 ) -> tuple[AnyFact, ...]:
     """All that a console knows of ``fleet`` at ``NOW``, with the changes that make a scene of it.
     ``stands_s``: since its newest step.
@@ -263,15 +297,15 @@ def told(
         "schedules": SampledSteps(JOB, tuple(range(STEP - 300, STEP + 1, 10))),
         "schedule": fleet.schedule(STEP, NOW - 0.4),
         "modelled": fleet.schedule(0, 0.0, measured=False), "layers": _holders(plan, gone),
-        "goodput": fleet.goodput(0.992, BEST_AT),
+        "goodput": fleet.goodput(0.992, BEST_AT), "curve": fleet.curve(view.step, evaluated=True),
     }  # fmt: skip
     facts = (
-        Fetched(NOW, status(fleet), (view,), nodes, plan, _used(fleet, plan), incidents),
+        Fetched(NOW, status(fleet), (view, *others), nodes, plan, _used(fleet, plan), incidents),
         PastHistory(NOW, JOB, fleet.steps(view.step, NOW - stands_s, step_s=view.step_s, gap=gap)),
         *(ChangesHeard(NOW, each) for each in events),
         Watched(NOW, **(usual | dict(watched or {}))),
     )
-    asked = candidates(fold(View(), facts)) if plan else ()
+    asked = candidates(fold(View(), facts), many=True) if plan else ()
     answered = [
         impact(*nodes, throughput=0.924 - number / 100, stall_s=1.09 + number / 10)
         for number, nodes in enumerate(asked)

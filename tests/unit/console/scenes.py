@@ -44,7 +44,8 @@ class Scene:
 
 def calm() -> Scene:
     """Nothing happens."""
-    return Scene("all nodes are well", scenery.told(scenery.old_events(), (earlier(),)))
+    told = scenery.told(scenery.old_events(), (earlier(),), others=scenery.other_jobs(2))
+    return Scene("all nodes are well, and another job waits", told)
 
 
 def _lost() -> tuple[Change, ...]:

@@ -66,7 +66,8 @@ _AFTER: tuple[ScreenName, ...] = ("overview", "templates", "incidents", "job", "
 SHOTS: tuple[Shot, ...] = (
     *(Shot("recovered", size, _AFTER) for size in SIZES),
     *(Shot("failing", size, ("overview", "nodes", "pipelines")) for size in SIZES),
-    *(Shot(scene, size) for scene in ("calm", "degraded", "waiting", "stale", "replay") for size in SIZES),
+    *(Shot("calm", size, ("overview", "jobs")) for size in SIZES),
+    *(Shot(scene, size) for scene in ("degraded", "waiting", "stale", "replay") for size in SIZES),
     Shot("absent", MEDIUM),
     Shot("fleet", WIDE, ("overview", "nodes", "pipelines")),
     *(Shot("failing", MEDIUM, look=look) for look in ("light", "colour-blind", "ascii", "plain")),

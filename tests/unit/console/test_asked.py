@@ -15,7 +15,7 @@ from oobleckd.console.asked import CURVE_BINS, PERIODS_S, REFUSED_S, TOUCHES, Co
 from oobleckd.console.facts import QueryRefused, Wants, Watched
 from oobleckd.console.feed import Feed
 from oobleckd.console.marks import Marks
-from oobleckd.console.model import STEPS_KEPT, View, fold
+from oobleckd.console.model import View, fold
 from oobleckd.console.past import Walk
 from oobleckd.console.screens.prompt import word
 from oobleckd.console.screens.steps import StepCursor
@@ -92,13 +92,13 @@ def test_everything_that_is_wanted_ends_in_the_view(daemon: Daemon) -> None:
     assert [impact.nodes for impact in view.impacts] == [("node-1",), ("node-2",)]
 
 
-def test_the_whole_run_is_asked_for_where_it_is_longer_than_what_is_kept(daemon: Daemon) -> None:
+def test_the_whole_run_is_asked_for_from_its_first_step_on(daemon: Daemon) -> None:
     asked = ConsoleQueries(daemon)
     asked.want(Wants(curve=True))
-    assert list(asked.answers(build.job(step=STEPS_KEPT), NOW)) == []
+    assert list(asked.answers(build.job(step=0), NOW)) == []
     assert daemon.asked == []
     later = NOW + PERIODS_S["curve"]
-    (fact,) = asked.answers(build.job(step=STEPS_KEPT + 1), later)
+    (fact,) = asked.answers(build.job(step=1), later)
     view = fold(fold(View(), build.facts()), [fact])
     assert view.curve == watching.curve(CURVE_BINS)
 

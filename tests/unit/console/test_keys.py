@@ -13,6 +13,8 @@ from oobleckd.console.screens import help as help_screen
 from oobleckd.console.screens.events import EventsPage
 from oobleckd.console.screens.incidents import Incidents
 from oobleckd.console.screens.job import JobPage
+from oobleckd.console.screens.jobs import JobsPage
+from oobleckd.console.screens.nodelog import NodeLog
 from oobleckd.console.screens.nodes import NodesPage
 from oobleckd.console.screens.overview import Overview
 from oobleckd.console.screens.page import Page
@@ -35,6 +37,7 @@ PAGES: tuple[type[Page], ...] = (
     JobPage,
     EventsPage,
     WhatIf,
+    JobsPage,
 )
 
 
@@ -63,6 +66,12 @@ def test_every_action_is_there(page: type[Page]) -> None:
 
 def test_the_keys_of_a_confirmation_are_bound() -> None:
     assert {"escape", "ctrl+y"} <= {key for key, _ in Confirm._merged_bindings or ()}
+
+
+def test_the_keys_of_a_log_are_bound_and_do_something() -> None:
+    for key, action, _ in keys.bound(keys.of("log")):
+        assert key in {name for name, _ in NodeLog._merged_bindings or ()}
+        assert callable(getattr(NodeLog, f"action_{action.partition('(')[0]}", None)), action
 
 
 def test_every_act_names_a_verb_of_oobleckctl() -> None:

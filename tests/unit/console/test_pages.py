@@ -1,4 +1,4 @@
-"""All eight screens under Textual's pilot: sizes, keys, filters, looks, loads."""
+"""All screens under Textual's pilot: sizes, keys, filters, looks, loads."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ SIZES = [(160, 46), (120, 36), (80, 24)]
 NAMED: dict[ScreenName, tuple[str, ...]] = {
     "overview": ("node-5/0", "node-4"), "nodes": ("node-4",), "pipelines": ("node-5",), "templates": (),
     "incidents": ("inc-1",), "job": (), "events": ("node-3",), "whatif": ("node-3",),
+    "jobs": ("job-1", "running", "exact"),
 }  # fmt: skip
 """What is named on each screen, in every size."""
 

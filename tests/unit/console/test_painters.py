@@ -16,6 +16,7 @@ from oobleckd.console.themes import COLOURED, THEMES
 from oobleckd.console.widgets import (
     copies,
     coverage,
+    curves,
     fleet,
     goodput,
     grid,
@@ -39,6 +40,7 @@ from oobleckd.draw.times import minute
 from oobleckd.protocol.api import PhaseView, RejectedView
 from oobleckd.protocol.watch import LaneView, OpView, SampledSteps
 from tests.helpers.api_server import node_view
+from tests.helpers.fleet import Fleet
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW, fetched, incident
 from tests.unit.console.test_panels import MANY
@@ -220,7 +222,7 @@ def test_the_table_filters_sorts_and_says_copies() -> None:
     text = said(nodetable.paint(LIVE, NOW, 120, 10, nodetable.NodeTableLook(cursor=9)))
     assert "P0 s1" in text
     (row,) = [line for line in text.split("\n") if "node-2" in line]
-    assert row.split()[-1] == "1"
+    assert row.split()[6] == "1"
     found = nodetable.selected(LIVE, nodetable.NodeTableLook(words="LOST node"))
     assert [node.name for node in found] == ["node-4"]
     assert nodetable.selected(LIVE, nodetable.NodeTableLook(order="state"))[0].name == "node-4"
@@ -394,7 +396,7 @@ def test_the_loss_of_a_long_run_is_drawn_from_its_first_step_on() -> None:
     for width, height in ((120, 20), (60, 10), (200, 8), (70, 5)):
         text = said(training.paint(whole, NOW, width, height))
         assert "steps 1 to 1,000,000" in text
-        assert ("░" in text) == (height > 5)
+        assert "░" in text
     head = next(line for line in said(training.paint(whole, NOW, 120, 20)).split("\n") if "loss" in line)
     assert "least 1.0000" in head
     assert "✗" not in said(training.paint(whole, NOW, 120, 20))
@@ -425,10 +427,57 @@ def test_evaluations_are_dots_in_the_curve_of_the_loss() -> None:
     assert "● evaluation NaN" in said(training.paint(broken, NOW, 120, 20))
 
 
-def test_a_curve_that_says_no_more_than_the_points_is_not_drawn() -> None:
+def test_of_a_run_that_went_back_nothing_is_drawn_that_was_taken_back() -> None:
     first = LIVE.points[0].step
-    same = msgspec.structs.replace(LIVE, curve=watching.curve(10, first=first))
-    assert training.paint(same, NOW, 100, 20) == training.paint(LIVE, NOW, 100, 20)
+    ahead = msgspec.structs.replace(LIVE, curve=watching.curve(10, first=first))
+    run = curves.run_of(ahead)
+    assert run.bins[-1].first <= LIVE.points[-1].step
+
+
+def test_steps_since_the_answer_go_on_where_it_ended() -> None:
+    told = Fleet((4, 4)).curve(900)
+    later = tuple(StepPoint(step, NOW, 2.0) for step in range(500, 1_001))
+    run = curves.run_of(msgspec.structs.replace(LIVE, points=later, curve=told))
+    assert [each.first for each in run.bins][: len(told.bins)] == [each.first for each in told.bins]
+    newer = run.bins[len(told.bins) :]
+    assert (newer[0].first, newer[-1].last) == (901, 1_000)
+    assert all(one.last + 1 == two.first for one, two in itertools.pairwise(run.bins))
+    assert 2 <= len(newer) <= 6, "as wide as those before would go on"
+    assert [text for _, text in run.ticks] == ["1", "10", "100", "1k"]
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(76, 7), (76, 26), (116, 14), (196, 26), (30, 3), (8, 1), (1, 1)]
+)
+def test_more_room_shows_more_curves_and_all_of_them_fit(width: int, height: int) -> None:
+    view = msgspec.structs.replace(
+        LIVE, points=fleet_points(20_000), curve=Fleet((4, 4)).curve(20_000, evaluated=True)
+    )
+    lines = curves.paint(view, NOW, width, height)
+    assert len(lines) <= height
+    assert max(map(length, lines)) <= width
+    text = said(lines)
+    if width > 8:
+        assert "loss 1.5000   ● evaluation" in text
+    assert ("gradient norm" in text) == (height >= 14)
+    assert ("learning rate" in text) == (height >= 26 and width >= 110)
+    if height >= 7:
+        assert "┤" in text
+        assert "10k" in text
+        assert "▲" in text
+
+
+def test_curves_are_drawn_in_letters_too() -> None:
+    view = msgspec.structs.replace(LIVE, points=fleet_points(20_000), curve=Fleet((4, 4)).curve(20_000))
+    lines = [ascii_line(line) for line in curves.paint(view, NOW, 120, 20)]
+    text = said(lines)
+    assert text.isascii()
+    assert "?" not in text
+
+
+def test_what_no_step_told_is_said_in_the_place_of_its_curve() -> None:
+    lines = said(curves.paint(LIVE, NOW, 160, 26)).split("\n")
+    assert sum("not known" in line for line in lines) == 3
 
 
 def fleet_points(last: int) -> tuple[StepPoint, ...]:

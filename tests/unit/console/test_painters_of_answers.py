@@ -30,9 +30,9 @@ def test_of_the_past_nobody_is_asked_and_that_is_said() -> None:
 
 def test_what_matters_most_is_ranked_while_nothing_is_marked() -> None:
     known = fold(LIVE, [Watched(NOW, impact=watching.impact("node-5", stops=True))])
-    text = said(impact.paint(known, NOW, 60, 20)).split("\n")
+    text = said(impact.paint(known, NOW, 80, 20)).split("\n")
     assert text[0] == "mark nodes to see what follows when they die"
-    assert "node-2   no step is lost  75.0% of the throughput stays" in "\n".join(text)
+    assert "node-2        no step is lost  75.0% of the throughput stays" in "\n".join(text)
     assert any("node-5" in line and "the job stops" in line for line in text)
 
 

@@ -225,7 +225,7 @@ def test_steps_told_together_are_all_counted() -> None:
 
 def test_an_overdue_step_is_seen_as_a_gap_only_while_live() -> None:
     def last_column(view: View, now: float) -> str:
-        return said(training.paint(view, now, 40, 8)).split("\n")[3].ljust(40)[-1]
+        return said(training.paint(view, now, 40, 8)).split("\n")[2].ljust(40)[-1]
 
     assert last_column(LIVE, NOW) == "█"
     assert last_column(LIVE, NOW + 20) == "▁"
@@ -245,7 +245,7 @@ def test_skipped_steps_are_counted_and_marked_under_the_loss() -> None:
     assert (view.job.steps_skipped, view.job.skipped_in_row) == (2, 2)
     text = said(training.paint(view, NOW, 40, 10)).split("\n")
     assert "✗ 2 skipped" in "".join(text)
-    assert text[-1].rstrip().endswith("✗✗")
+    assert "✗✗" in text[-2]
     assert "✗ 2 skipped" in said(training.paint(view, NOW, 60, 2) + training.paint(view, NOW, 60, 3))
     assert "(2 skipped)" in said(verdict.paint(view, NOW, 120))
     on = fold(view, [heard(build.step_change(6, 23))])

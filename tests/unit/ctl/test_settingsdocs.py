@@ -16,6 +16,7 @@ from oobleckd.ctl.settingsdocs import RELOADED, page
 from oobleckd.daemon import service as daemon_service
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import open_service
+from oobleckd.protocol.sinks import EventRule
 from oobleckd.worker.agent import main as agent
 from oobleckd.worker.tools import docs
 
@@ -87,6 +88,10 @@ def other(name: str, value: Any, folder: Path) -> Any:
     """A value that the setting does not have yet."""
     if name == "log_level":
         return "warning"
+    if name == "on_event":
+        return (EventRule(events=("job-done",), command=("true",)),)
+    if isinstance(value, tuple):
+        return value[1:]
     if isinstance(value, bool):
         return not value
     return str(folder / "other") if isinstance(value, str) else value + 1

@@ -1,0 +1,55 @@
+"""How long each device was at which kind of work in one step: a row for each lane of the timeline. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from oobleckd.console.widgets.pipelines import node_of
+from oobleckd.draw.lines import Line, bar, cell, clipped
+from oobleckd.protocol.watch import LaneView, OpKind, OpView, ScheduleView
+from oobleckd.words import CELLS, seconds
+
+_KINDS: tuple[tuple[str, frozenset[OpKind]], ...] = (
+    ("forward", frozenset({"F", "S"})), ("backward", frozenset({"B", "I"})), ("weights", frozenset({"W"})),
+    ("update", frozenset({"U"})),
+)  # fmt: skip
+_BAR = 12
+
+
+def paint(schedule: ScheduleView, numbers: Sequence[int], width: int) -> list[Line]:
+    """The lanes of these pipelines, below the columns' names."""
+    head = f"     {cell('device', 12)}" + "".join(
+        f" {cell(name, CELLS, right=True)} {cell('an op', CELLS, right=True)}" for name, _ in _KINDS
+    )
+    lines = [clipped(((f"{head}   busy", "dim"),), width)]
+    for number in numbers:
+        lanes = (lane for lane in schedule.lanes if lane.pipeline == number)
+        lines += [clipped(_row(lane, schedule.span_s), width) for lane in lanes]
+    return lines
+
+
+def _row(lane: LaneView, span_s: float) -> Line:
+    told = "".join(
+        f" {cell(_total(found), CELLS, right=True)} {cell(_mean(found), CELLS, right=True)}"
+        for found in (_of(lane.ops, kinds) for _, kinds in _KINDS)
+    )
+    share = sum(op.stop_s - op.start_s for op in lane.ops) / span_s if span_s else 0.0
+    name = cell(node_of(lane.device) or lane.device, 12)
+    drawn = cell(bar(0.0, share, _BAR) if share else "", _BAR)
+    return (
+        (f" P{lane.pipeline:<3}{name}", "bad" if lane.dead else ""), (told, "dim" if lane.dead else ""),
+        (f"   {drawn}", "bar"), (f" {share:>4.0%}", ""), ("  ✗ lost" if lane.dead else "", "bad"),
+    )  # fmt: skip
+
+
+def _of(ops: Iterable[OpView], kinds: frozenset[OpKind]) -> list[float]:
+    """How long those of one kind took."""
+    return [op.stop_s - op.start_s for op in ops if op.kind in kinds]
+
+
+def _total(found: Sequence[float]) -> str:
+    return seconds(sum(found)) if found else "-"
+
+
+def _mean(found: Sequence[float]) -> str:
+    return seconds(sum(found) / len(found)) if found else ""

@@ -1,0 +1,3 @@
+"""Sinks: what is committed, written where people look: TensorBoard, W&B, CSV, JSON lines; and what follows
+events.
+"""
