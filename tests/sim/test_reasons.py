@@ -173,6 +173,14 @@ def not_finite() -> Iterator[Said]:
     yield job(world)
 
 
+def spiked() -> Iterator[Said]:
+    world = empty(6, clips=(8, 9, 10), spikes=(8, 9, 10))
+    spec = make_job(memory=350)
+    limited = {"on_spike": "stop", "spike_factor": 0.0, "spike_grad_norm": 100.0}
+    world.submit(msgspec.structs.replace(spec, train=msgspec.structs.replace(spec.train, **limited)))
+    yield failed(world)
+
+
 def data() -> Iterator[Said]:
     world = empty(2)
     world.texts.put(WRONG, ["n01"])
@@ -362,7 +370,7 @@ def refused() -> Iterator[Said]:
 
 Situation = Callable[[], Iterator[Said]]
 JOBS: tuple[Situation, ...] = (
-    queued, too_few, no_plan, held_up, lost_a_node, not_finite, data, preparing, devices,
+    queued, too_few, no_plan, held_up, lost_a_node, not_finite, spiked, data, preparing, devices,
 )  # fmt: skip
 NODES: tuple[Situation, ...] = (
     lost_nodes,
