@@ -196,10 +196,13 @@ sequence = {_SEQUENCE} # tokens a sequence
 seed = 0 # of weights, samples and dropout
 precision = "fp32" # or "bf16"
 
-[optimizer] # AdamW: linear warm-up, cosine decay
+[optimizer]
+name = "adamw" # or adam, sgd, lion, muon, adafactor (docs/optimizers.md)
 lr = 6e-4
+schedule = "cosine" # or linear, constant, inverse-sqrt, wsd (docs/recipe.md)
 warmup_steps = {max(1, steps // 20)}
 weight_decay = 0.1
+decay = "matrices" # none on norms, biases and embeddings
 clip_norm = 1.0
 
 [fault_tolerance]

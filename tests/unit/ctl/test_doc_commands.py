@@ -63,7 +63,7 @@ def _calls(line: str) -> list[tuple[str, ...]]:
     if "oobleckctl" not in line or line.startswith(("error:", "hint:")) or " [--" in line:
         return []
     line = re.sub(r"\s#.*", "", line)
-    line = re.sub(r"\$\((?!oobleckctl)[^)]*\)", "some", re.sub(r'"?\$\{?\w+\}?"?', "gpt2-3", line))
+    line = re.sub(r"\$\((?!oobleckctl)[^)]*\)", "some", re.sub(r"\$\{?\w+\}?", "gpt2-3", line))
     lexer = shlex.shlex(line.replace("$(", " ( "), posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split, lexer.commenters = True, "#"
     calls: list[list[str]] = []
