@@ -31,7 +31,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         return [clipped(((f"not known{': ' if problem else ' yet'}{problem}", "dim"),), width)][:height]
     total_s = goodput.total_s or 1.0
     head: Line = (
-        (f"goodput {goodput.useful_s / total_s:.1%}", "strong"),
+        (f"goodput {goodput.goodput:.1%}", "strong"),
         (f" of {seconds(goodput.total_s)} of device time   ", "dim"),
         (f"now {goodput.of_fault_free:.1%}", "strong"), (" of the best throughput measured", "dim"),
     )  # fmt: skip

@@ -52,7 +52,9 @@ def progress_of(
         peak_flops=peak_flops,
         peak_of=peak_of,
         mfu=flops_per_token * tokens_per_s / peak_flops if peak_flops else 0.0,
-        goodput=_goodput(core, job),
+        # Bubbles are not taken off: that of a daemon that restarts is not known before a step is told.
+        # (D-progress-004)
+        goodput=watching.goodput_view(core, job).goodput,
         step_times=_step_times(core, job),
     )
 
@@ -60,14 +62,6 @@ def progress_of(
 def _of_all(tokens: int, elapsed_s: float) -> float:
     """The mean rate of a job that is over."""
     return max(0.0, tokens / elapsed_s) if elapsed_s else 0.0
-
-
-def _goodput(core: Core, job: JobRecord) -> float:
-    time = watching.goodput_view(core, job)
-    # Every pipeline has its bubble, whatever fails, and MFU shows it; that of a daemon that restarts is not
-    # known again before a step is told. (D-progress-004)
-    lost_s = sum(time.lost_s.values()) - time.lost_s["bubble"]
-    return max(0.0, 1 - lost_s / time.total_s) if time.total_s else 0.0
 
 
 # ---------------------------------------------------------------------- time

@@ -128,6 +128,15 @@ class GoodputView(msgspec.Struct, frozen=True):
     evaluated_s: float = 0.0
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
 
+    @property
+    def goodput(self) -> float:
+        """The share of its devices' time that was not lost to failures, 0 where there was none yet. Bubbles
+        are no part of it: every pipeline has them, whatever fails, and MFU shows them.
+        """
+        if not self.total_s:
+            return 0.0
+        return max(0.0, 1 - (sum(self.lost_s.values()) - self.lost_s.get("bubble", 0.0)) / self.total_s)
+
 
 class CurveMark(msgspec.Struct, frozen=True):
     """Something that happened to the run after ``step`` steps: an incident, or a ``rollback`` to ``step``."""

@@ -51,7 +51,7 @@ def newest(what: str, shown: int, of: int) -> str:
 def summary(job: JobView, goodput: GoodputView | None) -> list[tuple[str, str]]:
     """What the job is and how far it is: names and values; what nobody knows is left out."""
     progress = job.progress
-    useful = goodput.useful_s / goodput.total_s if goodput is not None and goodput.total_s else 0.0
+    kept = goodput.goodput if goodput is not None else 0.0
     best = job.evaluation.best if job.evaluation is not None else ()
     found = {
         "State": f"{job.state}{': ' if job.reason else ''}{job.reason}",
@@ -62,7 +62,7 @@ def summary(job: JobView, goodput: GoodputView | None) -> list[tuple[str, str]]:
         ),
         "Skipped steps": f"{job.steps_skipped:,}" if job.steps_skipped else "",
         "Incidents": f"{job.incidents:,}, {count(job.steps_lost, 'step')} lost",
-        "Useful time": f"{useful:.1%} of its devices' time" if useful else "",
+        "Goodput": f"{kept:.1%} of its devices' time" if kept else "",
         "Step time": f"{seconds(job.step_s)} (median of late)" if job.step_s else "",
         "Policy": f"{job.policy}, f = {job.f}",
         "Nodes": f"{len(job.nodes)} now" if job.nodes else "",

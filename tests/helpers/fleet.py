@@ -220,7 +220,7 @@ class Fleet:
         """At full speed."""
         return self.batch * _SEQUENCE / self.span_s
 
-    def progress(self, step: int, goodput: float = 0.918) -> ProgressView:
+    def progress(self, step: int, goodput: float = 0.998) -> ProgressView:
         """How far the job is after so many steps, and how fast."""
         tokens = self.batch * _SEQUENCE
         times = StepTimes(

@@ -324,7 +324,7 @@ def test_incidents_newest_first_and_filtered() -> None:
 def test_goodput_by_cause_the_largest_first() -> None:
     text = said(goodput.paint(LIVE, NOW, 100, 12)).split("\n")
     assert text[0].startswith(
-        "goodput 80.0% of 16 min 40 s of device time   now 80.0% of the best throughput"
+        "goodput 95.0% of 16 min 40 s of device time   now 80.0% of the best throughput"
     )
     assert [line.split()[0] for line in text[1:5]] == ["useful", "bubbles", "copying", "noticing"]
     assert set(goodput.WORDS) == set(goodput.CAUSES)
