@@ -59,10 +59,11 @@ class Batch:
 class Layer:
     """Layer ``index`` of a model on a device.
 
-    ``params``: (bucket, position in the bucket, leaf), ordered by bucket and position. ``call`` is what a
-    block is called with besides the hidden states; embedding and head have none, nor has a block of a job
-    that keeps documents apart, which gets one with every micro-batch. ``apart``: whether ``forward_apart``
-    will be called. ``first_position``: the number of the position at which a row begins.
+    ``params``: (bucket, position in the bucket, leaf), ordered by bucket and position. A leaf is the
+    parameter itself, float32, or its copy in bfloat16 (``ModelSpec.rounded``); its gradient has its dtype.
+    ``call`` is what a block is called with besides the hidden states; embedding and head have none, nor has a
+    block of a job that keeps documents apart, which gets one with every micro-batch. ``apart``: whether
+    ``forward_apart`` will be called. ``first_position``: the number of the position at which a row begins.
     """
 
     index: int

@@ -29,6 +29,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from oobleckd.worker.models import light
 from oobleckd.worker.models.config import MASKED
+from oobleckd.worker.models.products import product_parameters
 from oobleckd.worker.models.sizes import misfit
 from oobleckd.worker.models.strict import WholeSums
 from oobleckd.worker.runtime.errors import UserError
@@ -87,6 +88,32 @@ class Split:
             x = torch.empty(shape, device="meta")
             with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError):
                 block(x, *(_on_meta(each) for each in args), **_on_meta(kwargs))
+
+    def kind_of(self, index: int) -> str:
+        """Blocks of one kind compute alike: the names of a block's module classes, in order."""
+        return " ".join(type(module).__name__ for module in self.blocks[index].modules())
+
+    def products(self) -> tuple[frozenset[int], ...]:
+        """By layer: ids of the parameters on meta that blocks and head use as weights and biases of linear
+        products, and for nothing else. Of the embedding none: what it does beside of looking up is little.
+        """
+        meta = torch.device("meta")
+        x = torch.empty((1, 2, self.model.config.hidden_size), device=meta)
+        tokens = torch.zeros((1, 2), dtype=torch.int64, device=meta)
+        same = {id(param): param for param in self.model.parameters()}
+        by_kind: dict[tuple[str, ...], frozenset[str]] = {}
+        found: list[frozenset[int]] = [frozenset()]
+        for index, (args, kwargs) in enumerate(self.recorder(torch.device("cpu"))((1, 2))):
+            params = dict(self.blocks[index].named_parameters())
+            kind = (self.kind_of(index), *params)
+            if kind not in by_kind:
+                block = self.block(index, same, meta)
+                call = partial(block, x, *map(_on_meta, args), **_on_meta(kwargs))
+                by_kind[kind] = product_parameters(block, call)
+            found.append(frozenset(id(params[name]) for name in by_kind[kind]))
+        head = self.head(same, meta)
+        names = product_parameters(head, partial(head, inputs_embeds=x, labels=tokens))
+        return (*found, frozenset(id(head.get_parameter(name)) for name in names))
 
     def layer_of(self, name: str) -> int:
         """The layer that computes with the parameter called ``name`` in the undivided model."""

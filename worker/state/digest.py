@@ -25,9 +25,10 @@ _SMALL = 1 << 16
 _HALF_BYTES = 2
 
 
-def digest(tensors: Sequence[Tensor], exponents: Sequence[int]) -> int:
+def digest(tensors: Sequence[Tensor], exponents: Sequence[int], wrong: Tensor | None = None) -> int:
     """A 64-bit digest of a bucket's ``tensors``, by slot and key and of any shape and dtype, and of its
-    ``exponents``. On a GPU it waits once.
+    ``exponents``. On a GPU it waits once. ``wrong``: how much is wrong beside of them, an int64 scalar on
+    their device; the digest is another one unless that is 0.
     """
     whole = hashlib.blake2b(repr(tuple(exponents)).encode(), digest_size=8)
     flats = [_words(tensor) for tensor in tensors]
@@ -35,7 +36,10 @@ def digest(tensors: Sequence[Tensor], exponents: Sequence[int]) -> int:
     large = [flat for flat in flats if flat.numel() > _SMALL]
     sums = [part for flat in ([torch.cat(small), *large] if small else large) for part in _sums(flat)]
     if sums:
-        whole.update(torch.cat(sums).cpu().numpy().tobytes())
+        words = torch.cat(sums)
+        if wrong is not None:
+            words[:1] += wrong
+        whole.update(words.cpu().numpy().tobytes())
     return int.from_bytes(whole.digest(), "little")
 
 
