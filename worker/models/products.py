@@ -2,8 +2,9 @@
 
 Autocast rounds exactly these to bfloat16, each time that they are used; so whoever computes with a rounded
 copy in their place has the same bits, and rounds once. Found by looking: the layer is called on the meta
-device, which computes shapes alone, and everything that is done with a parameter is noted. One whose dtype
-is so much as asked for is not among them. Does not own the copies (``oobleckd.worker.state.bucket_state``).
+device, which computes shapes alone, and everything that is done with a parameter is noted. One of which so
+much as an attribute is read elsewhere, such as its dtype, is not among them. Does not own the copies
+(``oobleckd.worker.state.bucket_state``).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _PLACES: dict[Callable[..., Any], frozenset[int | str]] = {
 
 def product_parameters(layer: nn.Module, call: Callable[[], object]) -> frozenset[str]:
     """Names of the parameters of ``layer``, which is on the meta device, that ``call`` of it uses as weights
-    and biases of linear products, and for nothing else, in training and in an evaluation. None where it does
-    something that the meta device cannot do.
+    and biases of linear products, and for nothing else, in training and in an evaluation. None where it
+    fails: numbers are asked for, which the meta device has not, or the layer cannot compute at all.
     """
     look = _Look(layer)
     try:
@@ -34,7 +35,7 @@ def product_parameters(layer: nn.Module, call: Callable[[], object]) -> frozense
             for training in (False, True):
                 layer.train(training)
                 call()
-    except NotImplementedError:
+    except RuntimeError:  # of which NotImplementedError is one
         return frozenset()
     return look.found
 
