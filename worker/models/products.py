@@ -29,6 +29,8 @@ def product_parameters(layer: nn.Module, call: Callable[[], object]) -> frozense
     and biases of linear products, and for nothing else, in training and in an evaluation. None where it
     fails: numbers are asked for, which the meta device has not, or the layer cannot compute at all.
     """
+    # Seen, and not known by name or class: what a module of transformers does with its parameters besides
+    # changes from version to version. (D-models-009)
     look = _Look(layer)
     try:
         with torch.no_grad(), look:

@@ -37,6 +37,8 @@ def digest(tensors: Sequence[Tensor], exponents: Sequence[int], wrong: Tensor | 
     sums = [part for flat in ([torch.cat(small), *large] if small else large) for part in _sums(flat)]
     if sums:
         words = torch.cat(sums)
+        # Not a word of its own, and no second look at the device: replicas without copies have the same
+        # digest, and who compares and waits for it goes on as ever. (D-corruption-010)
         if wrong is not None:
             words[:1] += wrong
         whole.update(words.cpu().numpy().tobytes())
