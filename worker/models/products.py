@@ -1,15 +1,16 @@
 """Which parameters of a layer are nothing but the weights and biases of linear products.
 
 Autocast rounds exactly these to bfloat16, each time that they are used; so whoever computes with a rounded
-copy in their place has the same bits, and rounds once. Found by looking: the layer is called on the meta
-device, which computes shapes alone, and everything that is done with a parameter is noted. One of which so
-much as an attribute is read elsewhere, such as its dtype, is not among them. Does not own the copies
-(``oobleckd.worker.state.bucket_state``).
+copy in their place has the same bits, and rounds once. Found by looking: the layer is called with parameters
+that take no memory, without computing the products, and everything that is done with a parameter is noted.
+One of which so much as an attribute is read elsewhere, such as its dtype, is not among them. Does not own the
+copies (``oobleckd.worker.state.bucket_state``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,33 +18,55 @@ import torch.nn.functional as f
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-# What takes a weight and a bias, and where; `nn.Linear` calls the first, transformers' `Conv1D` the second.
-_PLACES: dict[Callable[..., Any], frozenset[int | str]] = {
-    f.linear: frozenset({1, 2, "weight", "bias"}),
-    torch.addmm: frozenset({0, 2, "input", "mat2"}),
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A function that takes a weight and a bias in ``places``, numbers and names of its arguments.
+    ``shape``: of what comes out, given all arguments.
+    """
+
+    places: frozenset[int | str]
+    shape: Callable[..., tuple[int, ...]]
+
+
+def _of_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[int, ...]:  # noqa: A002, ARG001
+    return (*input.shape[:-1], weight.shape[0])
+
+
+def _of_addmm(input: Tensor, mat1: Tensor, mat2: Tensor) -> tuple[int, ...]:  # noqa: A002, ARG001
+    return mat1.shape[0], mat2.shape[1]
+
+
+# ``nn.Linear`` calls the first, transformers' ``Conv1D`` the second.
+_PRODUCTS: dict[Callable[..., Any], _Product] = {
+    f.linear: _Product(frozenset({1, 2, "weight", "bias"}), _of_linear),
+    torch.addmm: _Product(frozenset({0, 2, "input", "mat2"}), _of_addmm),
 }
 
 
 def product_parameters(layer: nn.Module, call: Callable[[], object]) -> frozenset[str]:
-    """Names of the parameters of ``layer``, which is on the meta device, that ``call`` of it uses as weights
-    and biases of linear products, and for nothing else, in training and in an evaluation. None where it
-    fails: numbers are asked for, which the meta device has not, or the layer cannot compute at all.
+    """Names of the parameters of ``layer``, which is on the CPU, that ``call`` of it uses as weights and
+    biases of linear products under autocast, and for nothing else, in training and in an evaluation. None
+    where it fails, as it will when it is to compute.
     """
     # Seen, and not known by name or class: what a module of transformers does with its parameters besides
-    # changes from version to version. (D-models-009)
+    # changes from version to version. On the CPU, and not on the meta device, for which torch imports its
+    # compiler and sympy: 0.6 to 1 s of every process. (D-models-009)
     look = _Look(layer)
     try:
-        with torch.no_grad(), look:
+        with torch.no_grad(), torch.random.fork_rng([]), torch.autocast("cpu", torch.bfloat16), look:
             for training in (False, True):
                 layer.train(training)
                 call()
-    except RuntimeError:  # of which NotImplementedError is one
+    except RuntimeError:
         return frozenset()
     return look.found
 
 
 class _Look(TorchFunctionMode):
-    """Notes what is done with the parameters of ``layer``, whichever module or function does it."""
+    """Notes what is done with the parameters of ``layer``, whichever module or function does it. Products
+    are zeros.
+    """
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -61,10 +84,14 @@ class _Look(TorchFunctionMode):
     ) -> Any:
         """As ``func``, which may be the read of an attribute."""
         kwargs = kwargs or {}
-        places = _PLACES.get(func, frozenset())
+        rounds = torch.is_autocast_enabled("cpu")  # a model may switch it off for a part of it
+        product = _PRODUCTS.get(func) if rounds else None
         for place, value in (*enumerate(args), *kwargs.items()):
-            noted = self._multiplied if place in places else self._otherwise
+            taken = product is not None and place in product.places
+            noted = self._multiplied if taken else self._otherwise
             noted.update(self._names[id(tensor)] for tensor in _tensors(value) if id(tensor) in self._names)
+        if product is not None:
+            return torch.zeros(product.shape(*args, **kwargs), dtype=torch.bfloat16)
         return func(*args, **kwargs)
 
 

@@ -159,8 +159,7 @@ class ModelSpec:
             return frozenset()
         if not self._rounded:
             model, keys = self._split.model, [self._keys_of(each) for each in range(self.num_layers)]
-            with self._precision(torch.device("cpu")):
-                products = self._split.products()
+            products = self._split.products()
             self._rounded = tuple(
                 frozenset(key for key in of_layer if id(model.get_parameter(key)) in ids)
                 for of_layer, ids in zip(keys, products, strict=True)

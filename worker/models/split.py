@@ -97,23 +97,22 @@ class Split:
         """By layer: ids of the parameters on meta that blocks and head use as weights and biases of linear
         products, and for nothing else. Of the embedding none: what it does beside of looking up is little.
         """
-        meta = torch.device("meta")
-        x = torch.empty((1, 2, self.model.config.hidden_size), device=meta)
-        tokens = torch.zeros((1, 2), dtype=torch.int64, device=meta)
-        same = {id(param): param for param in self.model.parameters()}
+        cpu, zero = torch.device("cpu"), torch.zeros(())
+        params = {id(param): zero.expand(param.shape) for param in self.model.parameters()}
+        x = torch.zeros((1, 2, self.model.config.hidden_size))
         by_kind: dict[tuple[str, ...], frozenset[str]] = {}
         found: list[frozenset[int]] = [frozenset()]
-        for index, (args, kwargs) in enumerate(self.recorder(torch.device("cpu"))((1, 2))):
-            params = dict(self.blocks[index].named_parameters())
-            kind = (self.kind_of(index), *params)
+        for index, (args, kwargs) in enumerate(self.recorder(cpu)((1, 2))):
+            own = dict(self.blocks[index].named_parameters())
+            kind = (self.kind_of(index), *own)
             if kind not in by_kind:
-                block = self.block(index, same, meta)
-                call = partial(block, x, *map(_on_meta, args), **_on_meta(kwargs))
-                by_kind[kind] = product_parameters(block, call)
-            found.append(frozenset(id(params[name]) for name in by_kind[kind]))
-        head = self.head(same, meta)
+                block = self.block(index, params, cpu)
+                by_kind[kind] = product_parameters(block, partial(block, x, *args, **kwargs))
+            found.append(frozenset(id(own[name]) for name in by_kind[kind]))
+        head, tokens = self.head(params, cpu), torch.zeros((1, 2), dtype=torch.int64)
         names = product_parameters(head, partial(head, inputs_embeds=x, labels=tokens))
-        return (*found, frozenset(id(head.get_parameter(name)) for name in names))
+        taken = {id(param) for name, param in head.named_parameters() if name in names}
+        return (*found, frozenset(meta for meta, param in params.items() if id(param) in taken))
 
     def layer_of(self, name: str) -> int:
         """The layer that computes with the parameter called ``name`` in the undivided model."""

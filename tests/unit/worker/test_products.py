@@ -45,9 +45,8 @@ class Uses(nn.Module):
 
 
 def found(use: Callable[[Uses, Tensor], object]) -> set[str]:
-    with META:
-        layer, x = Uses(use), torch.empty(2, 3, 4)
-    return set(product_parameters(layer, partial(layer, x)))
+    layer = Uses(use)
+    return set(product_parameters(layer, partial(layer, torch.zeros(2, 3, 4))))
 
 
 ALL = {"first.weight", "first.bias", "second.weight", "second.bias"}
@@ -74,14 +73,31 @@ def test_whatever_else_is_done_with_a_parameter_is_seen(
     assert found(use) == ALL - gone
 
 
-def test_a_layer_that_meta_cannot_call_has_none() -> None:
-    assert found(lambda _, x: bool(x.sum())) == found(lambda _, x: x.nonzero()) == set()
+def test_a_product_without_autocast_is_another_use() -> None:
+    def exact(layer: Uses, x: Tensor) -> None:
+        with torch.autocast("cpu", enabled=False):
+            layer.first(x.float())
+
+    assert found(exact) == ALL - {"first.weight", "first.bias"}
+
+
+def test_a_layer_that_fails_has_none() -> None:
+    assert found(lambda _, x: x.view(1, 1)) == set()
 
 
 def test_what_nobody_calls_is_not_among_them() -> None:
-    layer = nn.ModuleDict({"used": nn.Linear(4, 4, device=META), "unused": nn.Linear(4, 4, device=META)})
-    call = partial(layer["used"], torch.empty(2, 4, device=META))
-    assert product_parameters(layer, call) == {"used.weight", "used.bias"}
+    layer = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
+    assert product_parameters(layer, partial(layer["used"], torch.zeros(2, 4))) == {
+        "used.weight",
+        "used.bias",
+    }
+
+
+def test_nothing_is_drawn_for_it_that_others_would_draw() -> None:
+    layer = Uses(lambda _, x: f.dropout(x, 0.5, training=True))
+    before = torch.random.get_rng_state()
+    assert product_parameters(layer, partial(layer, torch.zeros(2, 3, 4))) == ALL
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 ELSEWHERE = {
