@@ -178,7 +178,7 @@ def _layer(
     forward_s, backward_s = max(works_s, device.dispatch_s), max(2 * works_s, device.dispatch_s)
     state_bytes = (work.state_bytes_per_param - MOMENT_BYTES) * params + slot_bytes
     # One copy in bfloat16 of what linear layers compute with, however many micro-batches are in flight.
-    # (D-models-009)
+    # (D-models-010)
     state_bytes += ROUNDED_BYTES * num_rounded if work.half else 0
     return LayerCost(
         name, forward_s, backward_s, FULL * params, state_bytes, kept_bytes, output_bytes,

@@ -51,7 +51,7 @@ def product_parameters(layer: nn.Module, call: Callable[[], object]) -> frozense
     """
     # Seen, and not known by name or class: what a module of transformers does with its parameters besides
     # changes from version to version. On the CPU, and not on the meta device, for which torch imports its
-    # compiler and sympy: 0.6 to 1 s of every process. (D-models-009)
+    # compiler and sympy: 0.6 to 1 s of every process. (D-models-010)
     look = _Look(layer)
     try:
         with torch.no_grad(), torch.random.fork_rng([]), torch.autocast("cpu", torch.bfloat16), look:

@@ -170,7 +170,7 @@ class BucketState:
         bytes a number more.
         """
         # A copy a step in place of one a micro-batch in flight, and no casts: autocast rounds each use alike,
-        # and float32 of a bfloat16 gradient is exact. (D-models-009)
+        # and float32 of a bfloat16 gradient is exact. (D-models-010)
         wanted = dict.fromkeys(sorted(keys))
         if self._rounded.keys() != wanted.keys():
             shapes = {key: tuple(self.params[key].shape) for key in wanted}

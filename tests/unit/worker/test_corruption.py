@@ -134,8 +134,7 @@ def bf16(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return world.job, world.losses, world.weights()
 
 
-@pytest.mark.parametrize("victim", ["a1/0", "b1/0", "c0/0"])
-@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize(("victim", "after"), [("a1/0", 0), ("b1/0", 1), ("c0/0", 1)])
 def test_a_copy_of_a_weight_that_is_not_what_it_rounds_to_is_found(
     bf16, tmp_path: Path, victim: str, after: int
 ) -> None:
