@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +98,9 @@ class SimStore(Store):
             raise DamagedCheckpoint(f"{directory} is damaged")
         return {bucket: BucketState(NOTHING, {}, whole[bucket]) for bucket in buckets}
 
-    def digest(self, bucket: int) -> int:
-        return super().digest(bucket) ^ (bucket in self.flipped)
+    def digests(self, buckets: Collection[int]) -> dict[int, int]:
+        found = super().digests(buckets)
+        return {bucket: value ^ (bucket in self.flipped) for bucket, value in found.items()}
 
     def _bind(self, layer: int) -> Any:
         return layer
