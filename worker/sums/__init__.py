@@ -31,6 +31,8 @@ from oobleckd.worker.sums.arithmetic import (
     total,
 )
 from oobleckd.worker.sums.chunked import Chunked
+from oobleckd.worker.sums.fused import Fused
+from oobleckd.worker.sums.kernels import kernels_of
 from oobleckd.worker.sums.sum import Sum
 from oobleckd.worker.sums.whole import Whole
 
@@ -38,6 +40,7 @@ __all__ = [
     "HEADROOM_BITS",
     "START_EXPONENT",
     "Chunked",
+    "Fused",
     "Sum",
     "Whole",
     "added",
@@ -57,5 +60,8 @@ def empty(
 
     ``guarded``: memory that changes between two additions is found (``guard``).
     """
+    kernels = kernels_of(device.type) if exact else None
+    if kernels is not None:
+        return Fused(shapes, device, kernels, guarded=guarded)
     kind = Chunked if device.type == "cpu" else Whole
     return kind(shapes, exact, device, guarded=guarded)

@@ -1,0 +1,110 @@
+"""Kernels for a CPU: ``kernels.c``, compiled when oobleckd was installed and called by ctypes.
+
+Owns the library: where it is looked for, that it is the one that this code was written for, and how many
+threads an addition takes. Where it is missing (no C compiler at installation), or of another interface
+(sources updated without a new installation), there are no kernels, and nothing fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oobleckd.worker.sums.arithmetic import NO_TIES
+from oobleckd.worker.sums.kernels import Kernels, SumMemory
+
+INTERFACE = 1
+"""Of ``kernels.c``, where it is raised too."""
+
+_KINDS = {torch.bfloat16: 0, torch.float32: 1}
+_ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_PART = 1 << 18
+"""Numbers that are worth a thread: adding them takes several times as long as handing them over."""
+
+
+# One pass where torch's operations take six, at a third of the time of a core. (D-kernels-001)
+class Compiled(Kernels):
+    """The functions of ``library``. While one runs, other threads of Python do."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.oobleckd_sums_add.restype = None
+        library.oobleckd_sums_add.argtypes = [
+            *(_ADDRESS, _INT64, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+            *(_INT32, _INT64, _INT64, _ADDRESS, _ADDRESS),
+        ]
+        library.oobleckd_sums_checksum.restype = _INT64
+        library.oobleckd_sums_checksum.argtypes = [_ADDRESS, _INT64]
+
+    def num_parts(self, num_numbers: int) -> int:
+        """As of any Kernels: one for each of torch's threads, where that is worth it."""
+        return max(1, min(torch.get_num_threads(), num_numbers // _PART))
+
+    def add(
+        self, memory: SumMemory, grads: Sequence[Tensor], exponents: Sequence[int], *, first: bool
+    ) -> None:
+        """As of any Kernels."""
+        terms = [_dense(grad, size) for grad, size in zip(grads, memory.sizes, strict=True)]
+        num_keys, num_parts = memory.seen.shape[1], memory.seen.shape[0]
+        words = _INT64 * num_keys
+        begins, sizes = words(*memory.begins), words(*memory.sizes)
+        addresses = (_ADDRESS * num_keys)(*[term.data_ptr() for term in terms])
+        kinds = (_INT32 * num_keys)(*[_KINDS[term.dtype] for term in terms])
+        factors = (ctypes.c_double * num_keys)(*[math.ldexp(NO_TIES, exponent) for exponent in exponents])
+        total, seen, checksum = memory.flat.data_ptr(), memory.seen, memory.checksum
+
+        def add_part(part: int) -> None:
+            self._library.oobleckd_sums_add(
+                total, num_keys, begins, sizes, addresses, kinds, factors, first, part, num_parts,
+                seen[part].data_ptr(), checksum[part].data_ptr(),
+            )  # fmt: skip
+
+        if num_parts == 1:
+            add_part(0)
+        else:
+            list(_threads(num_parts).map(add_part, range(num_parts)))
+
+    def checksum(self, flat: Tensor) -> Tensor:
+        """As of any Kernels."""
+        value: int = self._library.oobleckd_sums_checksum(flat.data_ptr(), flat.numel())
+        return torch.tensor(value)
+
+
+def compiled(folder: Path = Path(__file__).parent) -> Compiled | None:
+    """The kernels of the library in ``folder``, if there is one that this code can use."""
+    for suffix in EXTENSION_SUFFIXES:
+        file = folder / f"_kernels{suffix}"
+        if file.exists():
+            return _loaded(file)
+    return None
+
+
+def _loaded(file: Path) -> Compiled | None:
+    try:
+        library = ctypes.CDLL(str(file))
+        usable = library.oobleckd_sums_interface() == INTERFACE
+    except (OSError, AttributeError):  # of another machine, or of something else
+        return None
+    # What an update of the sources leaves behind is not what they call. (D-kernels-003)
+    return Compiled(library) if usable else None
+
+
+@functools.cache
+def _threads(num: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num, "sums")
+
+
+def _dense(grad: Tensor, size: int) -> Tensor:
+    """``grad`` as C reads it: one number behind the other, in a dtype that it knows."""
+    if grad.numel() != size:
+        raise ValueError(f"a gradient of {grad.numel()} numbers for a sum of {size}")
+    known = grad if grad.dtype in _KINDS else grad.to(torch.float32)
+    return known.contiguous()

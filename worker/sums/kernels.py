@@ -1,0 +1,84 @@
+"""The interface of kernels: what is done to exact sums in their memory, in as few passes over it as it takes.
+
+Owns what a sum's memory consists of, and which kernels there are for a device: compiled C on a CPU
+(``compiled``). Where there are none, ``chunked`` and ``whole`` do the same with torch's own operations, in
+more passes and to the same bits. Kernels own no memory and no decision.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_ALIGNED = 32
+"""Numbers: keys begin where a CPU or a GPU reads several at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumMemory:
+    """Of one sum: ``flat``, float64, holds keys of ``sizes`` numbers at ``begins``, with zeros in the gaps.
+
+    ``seen``: int32 (parts, keys), the largest magnitude of the terms in each as the bits of a float32, whose
+    order is that of the numbers, with NaN above all. ``checksum``: int64 (parts,), together the sum of the
+    bits of ``flat`` modulo 2**64, as far as additions have made it. A part is what one thread does of an
+    addition. All on one device.
+    """
+
+    flat: Tensor
+    begins: tuple[int, ...]
+    sizes: tuple[int, ...]
+    seen: Tensor
+    checksum: Tensor
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], device: torch.device, num_parts: int) -> SumMemory:
+        """Zeros, for keys of ``sizes`` numbers."""
+        begins, length = [], 0
+        for size in sizes:
+            begins.append(length)
+            length += -(-size // _ALIGNED) * _ALIGNED
+        return cls(
+            torch.zeros(length, dtype=torch.float64, device=device),
+            tuple(begins),
+            tuple(sizes),
+            torch.zeros((num_parts, len(sizes)), dtype=torch.int32, device=device),
+            torch.zeros(num_parts, dtype=torch.int64, device=device),
+        )
+
+
+class Kernels(ABC):
+    """Of one kind of device. Bytes in docstrings are of one number, from and to memory."""
+
+    @abstractmethod
+    def num_parts(self, num_numbers: int) -> int:
+        """How many parts the addition to a sum of so many numbers is done in at a time."""
+
+    @abstractmethod
+    def add(
+        self, memory: SumMemory, grads: Sequence[Tensor], exponents: Sequence[int], *, first: bool
+    ) -> None:
+        """Add one micro-batch's gradients times ``2**exponent``, each rounded to the nearest integer.
+
+        ``grads``: by key, float32 or bfloat16, on the memory's device. ``first``: what is in the memory is
+        nobody's, and is overwritten. 20 bytes with float32 and 18 with bfloat16, 8 less where it is the
+        first.
+        """
+
+    @abstractmethod
+    def checksum(self, flat: Tensor) -> Tensor:
+        """The sum of the bits of ``flat``, float64, modulo 2**64: int64 (), on its device. 8 bytes."""
+
+
+@functools.cache
+def kernels_of(kind: str) -> Kernels | None:
+    """Those for devices of this ``torch.device.type``; None where there are none on this machine."""
+    if kind == "cpu":
+        from oobleckd.worker.sums.compiled import compiled
+
+        return compiled()
+    return None
