@@ -141,7 +141,7 @@ class SimSum:
     @property
     def tensors(self) -> list[Any]:
         if self.flipped:
-            raise SumsChanged("gradient sums have changed in its memory")
+            raise SumsChanged
         return []
 
     def zero_(self) -> None:

@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import msgspec
+import torch
 from torch import Tensor
 
 from oobleckd.protocol.parts import Vote
@@ -30,6 +31,7 @@ from oobleckd.worker.round_machine.copies import SumCopy
 from oobleckd.worker.round_machine.exchange import Contribution, Exchange
 from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
+from oobleckd.worker.sums.guard import SumsChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +240,12 @@ class Reducer:
         losses = {mb: float(loss) for mb, loss in self.losses.items()} if head in ledger else {}
         if self.evaluates:
             return Contribution(ledger, nan=False, overflow=False, losses=losses), []
-        nan, overflow = self._flags([(bucket, use) for use in ledger])
-        what = Contribution(ledger, bool(nan), bool(overflow), losses)
         parts = [self.parts[bucket, use].tensors for use in ledger if ledger[use]]
+        marks = torch.stack([self.parts[bucket, use].marks for use in ledger]).amax(0)
+        nan, overflow, changed = map(bool, marks.tolist())
+        if changed:
+            raise SumsChanged
+        what = Contribution(ledger, nan or bucket in self.nan, overflow or bucket in self.overflow, losses)
         return what, sums.total(parts) if parts else []
 
     def _finish(self, bucket: int, what: Contribution, total: list[Tensor]) -> Reduced:
@@ -249,17 +254,22 @@ class Reducer:
         exponents = self.store.buckets[bucket].exponents
         if what.nan or what.overflow:
             return Reduced(what, total, [], (0.0,) * len(total), exponents)
-        grads = sums.mean_grads(total, exponents, self.weights_of(self.step).total, self.exact)
-        frozen = self.store.shape(bucket).frozen
-        norms = sums.squared_norms(grads)
-        if not all(map(math.isfinite, norms)):  # float sums: what was not finite in a term is so in the sum
-            return Reduced(msgspec.structs.replace(what, nan=True), total, [], (0.0,) * len(total), exponents)
-        following = (
-            sums.next_exponents(total, exponents, self._num_contributions(bucket))
-            if self.exact
-            else exponents
+        marks = torch.zeros(sums.NUM_MARKS, dtype=torch.float64, device=self.store.device)
+        weight = self.weights_of(self.step).total
+        grads, figures = sums.finish(total, marks, exponents, weight, exact=self.exact)
+        found = sums.decode(
+            figures.tolist(),
+            self.store.spec.buckets[bucket].shapes,
+            self.store.device,
+            exponents,
+            self._num_contributions(bucket),
+            exact=self.exact,
         )
+        if found.nan:
+            what = msgspec.structs.replace(what, nan=True)
+            return Reduced(what, total, [], found.norms, found.exponents)
         # What is not trained counts in no norm, as in torch; its gradient is summed all the same, since what
         # a block computes does not depend on what is done with it. (D-training-006)
-        counted = tuple(0.0 if key in frozen else norm for key, norm in enumerate(norms)) if frozen else norms
-        return Reduced(what, total, grads, counted, following)
+        frozen = self.store.shape(bucket).frozen
+        norms = tuple(0.0 if key in frozen else norm for key, norm in enumerate(found.norms))
+        return Reduced(what, total, grads, norms, found.exponents)

@@ -43,6 +43,7 @@ class Fused(Sum):
         self._scales: tuple[int, ...] = ()  # exponents of the terms that are in it
         self._limit = math.inf
         self._failed = torch.zeros(2, dtype=torch.bool, device=device)  # NaN and overflow, of earlier scales
+        self._changed = torch.zeros(1, dtype=torch.bool, device=device)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -51,8 +52,8 @@ class Fused(Sum):
             self._memory.flat.zero_()
             self._memory.checksum.zero_()
             self._empty = False
-        elif self._guarded and bool(self._kernels.checksum(self._memory.flat) != self._memory.checksum.sum()):
-            raise SumsChanged("gradient sums have changed in its memory between two additions")
+        elif self._guarded:
+            self._check()
         return self._tensors
 
     @property
@@ -60,6 +61,11 @@ class Fused(Sum):
         """As of any Sum. On a GPU it waits."""
         nan, overflow = self._look().tolist()
         return nan, overflow
+
+    @property
+    def marks(self) -> Tensor:
+        """As of any Sum."""
+        return torch.cat((self._look(), self._changed)).to(torch.float64)
 
     def add(self, grads: Sequence[Tensor], exponents: Sequence[int], num_contributions: int) -> None:
         """As of any Sum."""
@@ -89,12 +95,20 @@ class Fused(Sum):
         self._empty = True
         self._memory.seen.zero_()
         self._failed.zero_()
+        self._changed.zero_()
 
     def memory(self) -> Tensor | None:
         """As of any Sum."""
         if self._empty:
             return None
         return next((tensor for tensor in self._tensors if tensor.numel()), None)
+
+    def _check(self) -> None:
+        """That nothing but additions has changed the sums, as of ``tensors``."""
+        differs = self._kernels.checksum(self._memory.flat) != self._memory.checksum.sum()
+        if differs.device.type == "cpu" and differs:
+            raise SumsChanged
+        self._changed |= differs
 
     def _look(self) -> Tensor:
         """Whether there was NaN in a term since ``zero_``, and overflow: bool (2,) on the device."""
