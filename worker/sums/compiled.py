@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -18,12 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oobleckd.worker.sums.arithmetic import NO_TIES
-from oobleckd.worker.sums.kernels import Kernels, SumMemory
+from oobleckd.worker.sums.arithmetic import NO_TIES, square_chunk
+from oobleckd.worker.sums.kernels import Kernels, Means, SumMemory
 
 INTERFACE = 1
 """Of ``kernels.c``, where it is raised too."""
 
+_CPU = torch.device("cpu")
 _KINDS = {torch.bfloat16: 0, torch.float32: 1}
 _ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _PART = 1 << 18
@@ -43,6 +44,8 @@ class Compiled(Kernels):
         ]
         library.oobleckd_sums_checksum.restype = _INT64
         library.oobleckd_sums_checksum.argtypes = [_ADDRESS, _INT64]
+        library.oobleckd_sums_finish.restype = _INT64
+        library.oobleckd_sums_finish.argtypes = [_ADDRESS, _INT64, ctypes.c_double, _ADDRESS, _ADDRESS]
 
     def num_parts(self, num_numbers: int) -> int:
         """As of any Kernels: one for each of torch's threads, where that is worth it."""
@@ -67,15 +70,42 @@ class Compiled(Kernels):
                 seen[part].data_ptr(), checksum[part].data_ptr(),
             )  # fmt: skip
 
-        if num_parts == 1:
-            add_part(0)
-        else:
-            list(_threads(num_parts).map(add_part, range(num_parts)))
+        _in_parts(num_parts, add_part)
 
     def checksum(self, flat: Tensor) -> Tensor:
         """As of any Kernels."""
         value: int = self._library.oobleckd_sums_checksum(flat.data_ptr(), flat.numel())
         return torch.tensor(value)
+
+    def finish(self, total: Sequence[Tensor], divisors: Sequence[float]) -> Means:
+        """As of any Kernels. C leaves the squares of a chunk in the cache, and torch adds them up there."""
+        flats = [tensor.view(-1).to(torch.float64) for tensor in total]
+        grads = [torch.empty(tensor.shape, dtype=torch.float32) for tensor in total]
+        step = square_chunk(_CPU)
+        chunks = [
+            (key, begin) for key, flat in enumerate(flats) for begin in range(0, max(1, flat.numel()), step)
+        ]
+        largest = [0] * len(chunks)  # as the bits of a float64, whose order is that of the numbers
+        squares = torch.empty(len(chunks), dtype=torch.float64)
+        num_parts = self.num_parts(sum(flat.numel() for flat in flats))
+
+        def finish_part(part: int) -> None:
+            buffer = torch.empty(step, dtype=torch.float64)
+            for at in range(part, len(chunks), num_parts):
+                key, begin = chunks[at]
+                size = min(step, flats[key].numel() - begin)
+                largest[at] = self._library.oobleckd_sums_finish(
+                    flats[key].data_ptr() + begin * flats[key].element_size(), size, divisors[key],
+                    grads[key].data_ptr() + begin * grads[key].element_size(), buffer.data_ptr(),
+                )  # fmt: skip
+                # In the order of additions that it always had: torch's, which depends on the CPU.
+                torch.sum(buffer[:size], dim=0, out=squares[at])
+
+        _in_parts(num_parts, finish_part)
+        by_key = [0] * len(total)
+        for (key, _), bits in zip(chunks, largest, strict=True):
+            by_key[key] = max(by_key[key], bits)
+        return Means(grads, torch.tensor(by_key, dtype=torch.int64).view(torch.float64), squares)
 
 
 def compiled(folder: Path = Path(__file__).parent) -> Compiled | None:
@@ -95,6 +125,14 @@ def _loaded(file: Path) -> Compiled | None:
         return None
     # What an update of the sources leaves behind is not what they call. (D-kernels-003)
     return Compiled(library) if usable else None
+
+
+def _in_parts(num: int, work: Callable[[int], None]) -> None:
+    """Do ``work`` for each of ``num`` parts, in as many threads."""
+    if num == 1:
+        work(0)
+    else:
+        list(_threads(num).map(work, range(num)))
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +52,17 @@ class SumMemory:
         )
 
 
+class Means(NamedTuple):
+    """``grads``: by key, float32 in the shapes of the total, rounded once. ``largest``: float64 (keys,), the
+    largest magnitude in the total. ``squares``: float64, one-dimensional, the sums of squares of each chunk
+    of each key's gradient (``arithmetic.square_chunk``).
+    """
+
+    grads: list[Tensor]
+    largest: Tensor
+    squares: Tensor
+
+
 class Kernels(ABC):
     """Of one kind of device. Bytes in docstrings are of one number, from and to memory."""
 
@@ -72,6 +84,13 @@ class Kernels(ABC):
     @abstractmethod
     def checksum(self, flat: Tensor) -> Tensor:
         """The sum of the bits of ``flat``, float64, modulo 2**64: int64 (), on its device. 8 bytes."""
+
+    @abstractmethod
+    def finish(self, total: Sequence[Tensor], divisors: Sequence[float]) -> Means:
+        """What follows from ``total``: float64 integers by key, each to be divided by its divisor.
+
+        12 bytes on a CPU, where squares stay in the cache; 28 on a GPU.
+        """
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from oobleckd.worker.sums.kernels import SumMemory
 from tests.helpers.kernels import build, fused, kernels
 from tests.helpers.models import CPU
 
+finish = sys.modules["oobleckd.worker.sums.finish"]  # the module: the package has a function of that name
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((300, 7), (5,), (70_001,), (1,))
 EXPONENTS = (34, 20, 41, -3)
@@ -139,6 +141,48 @@ def test_a_gradient_of_another_size_is_refused_before_anything_is_written() -> N
     total = fused([(2,)], True, CPU)
     with pytest.raises(ValueError, match="3 numbers for a sum of 2"):
         total.add([torch.ones(3)], (0,), 8)
+
+
+# --------------------------------------------------------------------------- the end of a step
+
+
+def both(total: list[Tensor], exponents: tuple[int, ...], weight: float) -> None:
+    """Assert that what follows from ``total`` is the same with kernels as without, to the bit."""
+    marks = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    found = []
+    for using in (None, kernels()):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(finish, "kernels_of", lambda _, using=using: using)
+            found.append(sums.finish(total, marks, exponents, weight, exact=True))
+    one, other = found
+    assert torch.equal(one.figures, other.figures)  # none is negative; 0 may be -0
+    for mine, wanted in zip(one.grads, other.grads, strict=True):
+        assert mine.shape == wanted.shape
+        assert torch.equal(mine.view(torch.int32), wanted.view(torch.int32))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", [1, 31, (1 << 15) - 1, 1 << 15, (1 << 15) + 1, (1 << 19) + 5])
+def test_the_end_of_a_step_is_that_of_torch_to_the_bit(size: int, threads: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    total = [torch.randn((size,), generator=generator).mul(2.0**40).double().round(), torch.zeros(2, 3)]
+    total[1][1] = torch.tensor([1.0, -(2.0**51), 0.0])
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        both([total[0], total[1].double()], (34, 3), 7.0)
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(
+    st.lists(st.integers(-(2**51), 2**51), min_size=1, max_size=9),
+    st.integers(-120, 120),
+    st.one_of(st.integers(1, 5000).map(float), st.floats(2.0**-20, 2.0**20)),
+)
+def test_means_are_rounded_as_torch_rounds_them(values: list[int], exponent: int, weight: float) -> None:
+    """Those that become infinite, subnormal or nothing in float32 too."""
+    both([torch.tensor(values, dtype=torch.float64)], (exponent,), weight)
 
 
 # --------------------------------------------------------------------------- where it comes from
