@@ -28,10 +28,10 @@ from oobleckd.worker.sums.arithmetic import (
     smaller_exponents,
     total,
 )
+from oobleckd.worker.sums.choice import kernels_of
 from oobleckd.worker.sums.chunked import Chunked
 from oobleckd.worker.sums.finish import BucketFigures, Finished, decode, finish, num_figures
 from oobleckd.worker.sums.fused import Fused
-from oobleckd.worker.sums.kernels import kernels_of
 from oobleckd.worker.sums.sum import NUM_MARKS, Sum
 from oobleckd.worker.sums.whole import Whole
 

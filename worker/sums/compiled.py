@@ -47,16 +47,16 @@ class Compiled(Kernels):
         library.oobleckd_sums_finish.restype = _INT64
         library.oobleckd_sums_finish.argtypes = [_ADDRESS, _INT64, ctypes.c_double, _ADDRESS, _ADDRESS]
 
-    def num_parts(self, num_numbers: int) -> int:
-        """As of any Kernels: one for each of torch's threads, where that is worth it."""
-        return max(1, min(torch.get_num_threads(), num_numbers // _PART))
+    def memory(self, sizes: Sequence[int], device: torch.device) -> SumMemory:
+        """As of any Kernels."""
+        return SumMemory.of(sizes, device, num_parts(sum(sizes)))
 
     def add(
         self, memory: SumMemory, grads: Sequence[Tensor], exponents: Sequence[int], *, first: bool
     ) -> None:
         """As of any Kernels."""
         terms = [_dense(grad, size) for grad, size in zip(grads, memory.sizes, strict=True)]
-        num_keys, num_parts = memory.seen.shape[1], memory.seen.shape[0]
+        parts, num_keys = memory.seen.shape
         words = _INT64 * num_keys
         begins, sizes = words(*memory.begins), words(*memory.sizes)
         addresses = (_ADDRESS * num_keys)(*[term.data_ptr() for term in terms])
@@ -66,11 +66,11 @@ class Compiled(Kernels):
 
         def add_part(part: int) -> None:
             self._library.oobleckd_sums_add(
-                total, num_keys, begins, sizes, addresses, kinds, factors, first, part, num_parts,
+                total, num_keys, begins, sizes, addresses, kinds, factors, first, part, parts,
                 seen[part].data_ptr(), checksum[part].data_ptr(),
             )  # fmt: skip
 
-        _in_parts(num_parts, add_part)
+        _in_parts(parts, add_part)
 
     def checksum(self, flat: Tensor) -> Tensor:
         """As of any Kernels."""
@@ -87,11 +87,11 @@ class Compiled(Kernels):
         ]
         largest = [0] * len(chunks)  # as the bits of a float64, whose order is that of the numbers
         squares = torch.empty(len(chunks), dtype=torch.float64)
-        num_parts = self.num_parts(sum(flat.numel() for flat in flats))
+        parts = num_parts(sum(flat.numel() for flat in flats))
 
         def finish_part(part: int) -> None:
             buffer = torch.empty(step, dtype=torch.float64)
-            for at in range(part, len(chunks), num_parts):
+            for at in range(part, len(chunks), parts):
                 key, begin = chunks[at]
                 size = min(step, flats[key].numel() - begin)
                 largest[at] = self._library.oobleckd_sums_finish(
@@ -101,11 +101,16 @@ class Compiled(Kernels):
                 # In the order of additions that it always had: torch's, which depends on the CPU.
                 torch.sum(buffer[:size], dim=0, out=squares[at])
 
-        _in_parts(num_parts, finish_part)
+        _in_parts(parts, finish_part)
         by_key = [0] * len(total)
         for (key, _), bits in zip(chunks, largest, strict=True):
             by_key[key] = max(by_key[key], bits)
         return Means(grads, torch.tensor(by_key, dtype=torch.int64).view(torch.float64), squares)
+
+
+def num_parts(num_numbers: int) -> int:
+    """How many threads work on so many numbers: as many as torch has, where that is worth it."""
+    return max(1, min(torch.get_num_threads(), num_numbers // _PART))
 
 
 def compiled(folder: Path = Path(__file__).parent) -> Compiled | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker.sums.arithmetic import added, largest, mean_grads, next_exponents, num_squares, squares
-from oobleckd.worker.sums.kernels import kernels_of
+from oobleckd.worker.sums.choice import kernels_of
 from oobleckd.worker.sums.sum import NUM_MARKS
 
 

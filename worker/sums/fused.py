@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oobleckd.worker.sums.arithmetic import limit_of
 from oobleckd.worker.sums.guard import SumsChanged
-from oobleckd.worker.sums.kernels import Kernels, SumMemory
+from oobleckd.worker.sums.kernels import Kernels, sent
 from oobleckd.worker.sums.sum import Sum
 
 
@@ -34,7 +34,7 @@ class Fused(Sum):
     ) -> None:
         sizes = [math.prod(shape) for shape in shapes]
         self._kernels, self._guarded = kernels, guarded
-        self._memory = SumMemory.of(sizes, device, kernels.num_parts(sum(sizes)))
+        self._memory = kernels.memory(sizes, device)
         self._tensors = [
             self._memory.flat[begin : begin + size].view(shape)
             for begin, size, shape in zip(self._memory.begins, sizes, shapes, strict=True)
@@ -42,8 +42,8 @@ class Fused(Sum):
         self._empty = True
         self._scales: tuple[int, ...] = ()  # exponents of the terms that are in it
         self._limit = math.inf
-        self._failed = torch.zeros(2, dtype=torch.bool, device=device)  # NaN and overflow, of earlier scales
-        self._changed = torch.zeros(1, dtype=torch.bool, device=device)
+        self._unmarked = torch.zeros(3, dtype=torch.bool, device=device)
+        self._failed, self._changed = self._unmarked[:2], self._unmarked[2:]  # with earlier scales; in memory
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -94,8 +94,7 @@ class Fused(Sum):
         """As of any Sum."""
         self._empty = True
         self._memory.seen.zero_()
-        self._failed.zero_()
-        self._changed.zero_()
+        self._failed, self._changed = self._unmarked[:2], self._unmarked[2:]
 
     def memory(self) -> Tensor | None:
         """As of any Sum."""
@@ -108,7 +107,7 @@ class Fused(Sum):
         differs = self._kernels.checksum(self._memory.flat) != self._memory.checksum.sum()
         if differs.device.type == "cpu" and differs:
             raise SumsChanged
-        self._changed |= differs
+        self._changed = self._changed | differs
 
     def _look(self) -> Tensor:
         """Whether there was NaN in a term since ``zero_``, and overflow: bool (2,) on the device."""
@@ -117,9 +116,8 @@ class Fused(Sum):
         largest = self._memory.seen.amax(0).view(torch.float32)
         finite = largest.isfinite()
         # Exact: float64 has room for the largest float32 times any factor.
-        scaled = largest.to(torch.float64) * torch.tensor(
-            [math.ldexp(1.0, exponent) for exponent in self._scales], dtype=torch.float64
-        ).to(largest.device, non_blocking=True)
+        factors = [math.ldexp(1.0, exponent) for exponent in self._scales]
+        scaled = largest.to(torch.float64) * sent(factors, torch.float64, largest.device)
         fails = torch.stack((finite.logical_not().any(), (finite & (scaled >= self._limit)).any()))
         return self._failed | fails
 

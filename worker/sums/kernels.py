@@ -1,13 +1,12 @@
-"""The interface of kernels: what is done to exact sums in their memory, in as few passes over it as it takes.
+"""The interface of kernels: what is done to exact sums in their memory, in as few passes as it takes.
 
-Owns what a sum's memory consists of, and which kernels there are for a device: compiled C on a CPU
-(``compiled``). Where there are none, ``chunked`` and ``whole`` do the same with torch's own operations, in
-more passes and to the same bits. Kernels own no memory and no decision.
+Owns what a sum's memory consists of, and what kernels promise: compiled C on a CPU (``compiled``), Triton on
+a GPU (``triton_kernels``). Where there are none, ``chunked`` and ``whole`` do the same with torch's own
+operations, in more passes and to the same bits. Kernels own no memory and no decision.
 """
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,14 +35,14 @@ class SumMemory:
     seen: Tensor
     checksum: Tensor
 
-    @classmethod
-    def of(cls, sizes: Sequence[int], device: torch.device, num_parts: int) -> SumMemory:
+    @staticmethod
+    def of(sizes: Sequence[int], device: torch.device, num_parts: int = 1) -> SumMemory:
         """Zeros, for keys of ``sizes`` numbers."""
         begins, length = [], 0
         for size in sizes:
             begins.append(length)
             length += -(-size // _ALIGNED) * _ALIGNED
-        return cls(
+        return SumMemory(
             torch.zeros(length, dtype=torch.float64, device=device),
             tuple(begins),
             tuple(sizes),
@@ -67,8 +66,8 @@ class Kernels(ABC):
     """Of one kind of device. Bytes in docstrings are of one number, from and to memory."""
 
     @abstractmethod
-    def num_parts(self, num_numbers: int) -> int:
-        """How many parts the addition to a sum of so many numbers is done in at a time."""
+    def memory(self, sizes: Sequence[int], device: torch.device) -> SumMemory:
+        """Memory for a sum of keys of ``sizes`` numbers."""
 
     @abstractmethod
     def add(
@@ -93,11 +92,7 @@ class Kernels(ABC):
         """
 
 
-@functools.cache
-def kernels_of(kind: str) -> Kernels | None:
-    """Those for devices of this ``torch.device.type``; None where there are none on this machine."""
-    if kind == "cpu":
-        from oobleckd.worker.sums.compiled import compiled
-
-        return compiled()
-    return None
+def sent(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``numbers`` on ``device``, without waiting for what a GPU has to do before."""
+    # From memory that is not pinned a GPU copies when it has done all else, and the host waits for that.
+    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
