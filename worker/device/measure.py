@@ -43,7 +43,7 @@ from oobleckd.worker.state.digest import digest
 from oobleckd.worker.state.optimizer import parameters_of, state_shape
 
 _T = TypeVar("_T")
-_VERSION = 5  # of what a profile means
+_VERSION = 6  # of what a profile means
 _NUM_RUNS = 5
 _PINNED_BYTES = 64 << 20
 _BUDGET_S = 0.5

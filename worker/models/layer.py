@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.autograd.variable import Variable
 
 from oobleckd.worker.models.deferral import Deferral, Owed
-from oobleckd.worker.models.separate import borders
+from oobleckd.worker.models.separate import without_masks
 from oobleckd.worker.models.split import Call
 from oobleckd.worker.models.strict import WholeSums
 
@@ -131,9 +131,7 @@ class Layer:
         inputs = {"input_ids": batch.inputs}
         if batch.positions is not None:
             inputs["position_ids"] = batch.positions + self.first_position
-            # Of one with four dimensions transformers makes no other, and nothing here uses any.
-            inputs["attention_mask"] = torch.zeros((1, 1, 1, 1), device=batch.inputs.device)
-        with WholeSums(), borders(None):
+        with WholeSums(), without_masks():
             embedded: Tensor = self.module(**inputs).last_hidden_state
         return embedded
 

@@ -13,7 +13,7 @@ laid one behind the other first: a call for each of them would take longer than 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,14 +29,37 @@ def digest(tensors: Sequence[Tensor], exponents: Sequence[int]) -> int:
     """A 64-bit digest of a bucket's ``tensors``, by slot and key and of any shape and dtype, and of its
     ``exponents``. On a GPU it waits once.
     """
-    whole = hashlib.blake2b(repr(tuple(exponents)).encode(), digest_size=8)
+    (found,) = digests([(tensors, exponents)])
+    return found
+
+
+def digests(states: Iterable[tuple[Sequence[Tensor], Sequence[int]]]) -> list[int]:
+    """The digest of each of ``states``: tensors and exponents of a bucket, all on one device. On a GPU it
+    waits once for all of them.
+    """
+    heads, sums = [], []
+    for tensors, exponents in states:
+        heads.append(repr(tuple(exponents)).encode())
+        sums.append(_sums_of(tensors))
+    filled = [part for part in sums if part.numel()]
+    flat = torch.cat(filled).cpu().numpy() if filled else None
+    found, begin = [], 0
+    for head, part in zip(heads, sums, strict=True):
+        whole, end = hashlib.blake2b(head, digest_size=8), begin + part.numel()
+        if flat is not None:
+            whole.update(flat[begin:end].tobytes())
+        found.append(int.from_bytes(whole.digest(), "little"))
+        begin = end
+    return found
+
+
+def _sums_of(tensors: Sequence[Tensor]) -> Tensor:
+    """What is hashed of ``tensors``, 64-bit integers, where they lie."""
     flats = [_words(tensor) for tensor in tensors]
     small = [flat for flat in flats if flat.numel() <= _SMALL]
     large = [flat for flat in flats if flat.numel() > _SMALL]
     sums = [part for flat in ([torch.cat(small), *large] if small else large) for part in _sums(flat)]
-    if sums:
-        whole.update(torch.cat(sums).cpu().numpy().tobytes())
-    return int.from_bytes(whole.digest(), "little")
+    return torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64)
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oobleckd.worker.state.digest import digest
+from oobleckd.worker.state.digest import digest, digests
 
 
 def tensors() -> list[torch.Tensor]:
@@ -28,6 +28,14 @@ def test_equal_bits_have_equal_digests() -> None:
 @pytest.mark.parametrize("bit", range(32))
 def test_every_bit_shows(bit: int) -> None:
     assert digest(flipped(bit % 15, bit), (1,)) != digest(tensors(), (1,))
+
+
+def test_digests_of_many_are_those_of_each() -> None:
+    states = [(tensors(), (1,)), ([], (2,)), (flipped(3, 4), (1,)), ([torch.randn(100_001)], ())]
+    found = digests(states)
+    assert found == [digest(*state) for state in states]
+    assert len(set(found)) == 4
+    assert digests([]) == []
 
 
 def test_exponents_and_the_sign_of_zero_show() -> None:

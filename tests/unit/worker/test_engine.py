@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.boundary_cache import BoundaryCache
+from oobleckd.worker.round.gather import Gathered
 from oobleckd.worker.round.reduce import Reduced, Reducer
-from oobleckd.worker.round_machine.exchange import Contribution
 from oobleckd.worker.runtime.faults import POINTS
 from oobleckd.worker.tools import reference as reference_run
 from tests.helpers.engine import World, flag_all
@@ -96,9 +95,9 @@ def test_what_is_reduced_is_not_reduced_again(
     finished: Counter[tuple[str, int, int]] = Counter()
     given: set[int] = set()
 
-    def counted(self: Reducer, bucket: int, what: Contribution, total: list[Tensor]) -> Reduced:
+    def counted(self: Reducer, bucket: int, gathered: Gathered) -> Reduced:
         finished[self.exchange.device, self.exchange.round, bucket] += 1
-        return finish(self, bucket, what, total)
+        return finish(self, bucket, gathered)
 
     def watched(self: Reducer) -> None:
         given.update(self.exchange.donors)
