@@ -40,7 +40,7 @@ class Traffic(TorchDispatchMode):
         if not (self._hidden or func._schema.name.split("::")[1] in _MOVE_NOTHING):
             read = {key: value for key, value in (kwargs or {}).items() if key != "out"}
             self.moved(tree_leaves((args, read)))
-            self.moved(tree_leaves(out))
+            self.moved(tree_leaves(args[0] if out is None else out))  # None: a list is changed in place
         return out
 
     def moved(self, values: Iterable[Any]) -> None:
