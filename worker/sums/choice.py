@@ -29,7 +29,10 @@ def kernels_of(kind: str) -> Kernels | None:
     """Those for devices of this ``torch.device.type``; None where torch's operations do the work."""
     match kind:
         case "cpu":
-            return compiled()
+            found = compiled()
+            if found is None:
+                _log.info("no compiled sums: install again where there is a C compiler, they are faster")
+            return found
         case "cuda":
             return _of_gpu()
     return None
