@@ -85,14 +85,13 @@ def squares(grad: Tensor) -> list[Tensor]:
 
     Chunks are of a fixed size, so threads leave no trace.
     """
-    # Chunks this small are summed by one thread, whatever the number of threads.
-    pieces = pieces_of(grad.reshape(-1), _square_chunk(grad.device))
+    pieces = pieces_of(grad.reshape(-1), square_chunk(grad.device))
     return [part.to(torch.float64).square_().sum() for part in pieces]
 
 
 def num_squares(size: int, device: torch.device) -> int:
     """How many numbers ``squares`` has of a key of so many numbers on ``device``."""
-    return max(1, -(-size // _square_chunk(device)))
+    return max(1, -(-size // square_chunk(device)))
 
 
 def added(values: Iterable[float]) -> float:
@@ -152,5 +151,7 @@ def pieces_of(flat: Tensor, chunk: int) -> Sequence[Tensor]:
     return torch.split(flat, chunk) if flat.numel() > chunk else (flat,)
 
 
-def _square_chunk(device: torch.device) -> int:
+def square_chunk(device: torch.device) -> int:
+    """How many squares are added up to one number on ``device``."""
+    # Chunks this small are summed by one thread, whatever the number of threads.
     return _CPU_SQUARES if device.type == "cpu" else _GPU_CHUNK

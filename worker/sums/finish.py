@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker.sums.arithmetic import added, largest, mean_grads, next_exponents, num_squares, squares
+from oobleckd.worker.sums.choice import kernels_of
 from oobleckd.worker.sums.sum import NUM_MARKS
 
 
@@ -51,6 +52,11 @@ def finish(
     ``marks``: float64 (``NUM_MARKS``,) on its device, of all sums in it together. ``weight``: how much the
     micro-batches in it count together. Where the marks say NaN or overflow, gradients mean nothing.
     """
+    kernels = kernels_of(total[0].device.type) if exact and total else None
+    if kernels is not None:
+        divisors = [math.ldexp(weight, exponent) for exponent in exponents]
+        means = kernels.finish(total, divisors)
+        return Finished(means.grads, torch.cat((marks, means.largest, means.squares)))
     grads = mean_grads(total, exponents, weight, exact)
     parts = [marks]
     if exact and grads:
