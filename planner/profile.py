@@ -20,10 +20,10 @@ MOMENT_BYTES = 8
 
 
 def gradient_bytes(exact: bool) -> int:
-    """For each parameter, of its gradient in a layer that uses it: the mean, the sums of this use, and the
-    reduced ones.
-    """
-    return FLOAT_BYTES + 2 * sum_bytes(exact)
+    """For each parameter, of its gradient in a layer that uses it: the mean, and the sums of this use."""
+    # Not what is exchanged: a peer's sums that are here before this device's own wait in 8 bytes more, which
+    # are gone when the mean is there. (D-exactness-019)
+    return FLOAT_BYTES + sum_bytes(exact)
 
 
 def state_bytes_per_param(exact: bool, slot_bytes: int = MOMENT_BYTES) -> int:
@@ -45,7 +45,7 @@ class LayerCost(msgspec.Struct, frozen=True):
     ``forward_s`` and ``backward_s`` in seconds, the backward with its gradients added up; ``update_s``: what
     follows once a step, from complete sums to new weights. ``param_bytes``: weights; ``state_bytes``:
     everything that lives as long as the layer (weights, their copies in bfloat16, optimizer moments, gradient
-    sums, reduced sums).
+    sums, mean gradients).
     ``slot_bytes``: what the optimizer keeps of the weights, and what travels and is written with them (-1 in
     a profile of earlier versions: twice the weights, as of AdamW). ``activation_bytes``: held between
     forward and backward; ``output_bytes``: the tensor handed to the next layer. ``allreduce_s``: (devices of

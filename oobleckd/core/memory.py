@@ -77,6 +77,7 @@ def held_besides(job: Job, profile: Profile) -> HeldBesides:
 def _bytes_per_param(profile: Profile, *, exact: bool) -> tuple[float, float]:
     """Of a parameter of the model on average: what is copied of its state, and all that lives with it."""
     if any(layer.slot_bytes < 0 for layer in profile.layers):
-        return 12, state_bytes_per_param(exact)
+        # Measured when totals were kept, too, for a donor to give. (D-exactness-019)
+        return 12, state_bytes_per_param(exact) + sum_bytes(exact)
     num_params = sum(layer.param_bytes for layer in profile.layers) / FLOAT_BYTES
     return profile.copied_bytes / num_params, sum(layer.state_bytes for layer in profile.layers) / num_params

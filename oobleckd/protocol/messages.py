@@ -47,7 +47,7 @@ from oobleckd.protocol.parts import (
     repr_without_secrets,
 )
 
-PROTOCOL = 10
+PROTOCOL = 11
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):

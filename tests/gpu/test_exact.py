@@ -23,6 +23,7 @@ from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
 from tests.helpers import gpu
+from tests.helpers.finishing import finished
 from tests.helpers.models import small_job
 from tests.helpers.separate import packed_batch, places_of, separate_spec, some_tokens
 
@@ -117,12 +118,12 @@ def test_norms_and_exponents_are_those_of_a_cpu(device: torch.device) -> None:
     for one, on in ((there, cpu), (here, device)):
         for grads in gradients(on):
             one.add(grads, exponents, TERMS)
-    wanted = sums.next_exponents(there.tensors, exponents, TERMS)
-    assert sums.next_exponents(here.tensors, exponents, TERMS) == wanted
-    norms = sums.squared_norms(sums.mean_grads(here.tensors, exponents, TERMS, True))
-    assert norms == pytest.approx(
-        sums.squared_norms(sums.mean_grads(there.tensors, exponents, TERMS, True)), rel=1e-12
+    (wanted_grads, wanted), (grads, found) = (
+        finished(one.tensors, exponents, TERMS, num_contributions=TERMS) for one in (there, here)
     )
+    assert all(map(torch.equal, wanted_grads, [grad.cpu() for grad in grads]))
+    assert found.exponents == wanted.exponents
+    assert found.norms == pytest.approx(wanted.norms, rel=1e-12)
 
 
 def test_a_timer_has_the_time_at_which_the_gpu_got_there(device: torch.device) -> None:

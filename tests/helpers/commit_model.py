@@ -229,7 +229,7 @@ class Device:
             ledger = exchange.counted(bucket)
             rounds, now, here = machine.rules.evaluation, machine.counters, ledger.get(exchange.head, ())
             losses = evaluated(rounds, now, here) if exchange.num_evaluated else {}
-            what = Contribution(ledger, nan=False, overflow=False, losses=losses)
+            what = Contribution(ledger, losses)
         for peer in command.peers:
             yield peer, ("G", exchange.epoch, exchange.round, bucket, msgspec.msgpack.encode(what))
         if exchange.wants(bucket, exchange.device):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,10 @@ import torch
 
 from oobleckd.planner.plan import Layers
 from oobleckd.worker import sums
+from oobleckd.worker.round.gather import Gathered
 from oobleckd.worker.round.messenger import Messenger
-from oobleckd.worker.round.reduce import Reduced, Reducer
+from oobleckd.worker.round.reduce import ReadFigures, Reduced, Reducer
 from oobleckd.worker.round.weights import WeightsOf
-from oobleckd.worker.round_machine.exchange import Contribution
 from oobleckd.worker.round_machine.machine import RoundMachine
 from oobleckd.worker.state.bucket_files import DamagedCheckpoint
 from oobleckd.worker.state.bucket_state import BucketState, StateShape
@@ -98,8 +98,9 @@ class SimStore(Store):
             raise DamagedCheckpoint(f"{directory} is damaged")
         return {bucket: BucketState(NOTHING, {}, whole[bucket]) for bucket in buckets}
 
-    def digest(self, bucket: int) -> int:
-        return super().digest(bucket) ^ (bucket in self.flipped)
+    def digests(self, buckets: Collection[int]) -> dict[int, int]:
+        found = super().digests(buckets)
+        return {bucket: value ^ (bucket in self.flipped) for bucket, value in found.items()}
 
     def _bind(self, layer: int) -> Any:
         return layer
@@ -141,7 +142,7 @@ class SimSum:
     @property
     def tensors(self) -> list[Any]:
         if self.flipped:
-            raise SumsChanged("gradient sums have changed in its memory")
+            raise SumsChanged
         return []
 
     def zero_(self) -> None:
@@ -156,6 +157,14 @@ class SimSum:
     def add(self, grads: Sequence[Gradient], _exponents: object, _count: int) -> None:
         nan, overflow = self.flags
         self.flags = nan or any(grad.nan for grad in grads), overflow or any(grad.overflow for grad in grads)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """In place of a small tensor: ``what`` it says."""
+
+    what: Any
+    device: torch.device = CPU
 
 
 class SimReducer(Reducer):
@@ -179,12 +188,36 @@ class SimReducer(Reducer):
     def _sum(self, bucket: int) -> Any:
         return SimSum()
 
-    def _finish(self, bucket: int, what: Contribution, total: Any) -> Reduced:
+    def _marks(self, bucket: int, uses: Sequence[int], losses: Sequence[Any]) -> Any:
+        flags = [self.parts[bucket, use].flags for use in uses]
+        nan = bucket in self.nan or any(nan for nan, _ in flags)
+        overflow = bucket in self.overflow or any(overflow for _, overflow in flags)
+        return Carried((nan, overflow, *losses))
+
+    def _finish(self, bucket: int, gathered: Gathered) -> Reduced:
         if self.evaluates:
-            return super()._finish(bucket, what, total)
-        bad = what.nan or what.overflow
+            return super()._finish(bucket, gathered)
+        carried: Mapping[str, Any] = gathered.beside
+        beside = {source: each.what for source, each in carried.items()}
+        if bucket in self.exchange.donors:
+            (told,) = beside.values()
+        else:
+            told = self._joined(bucket, beside)
+        figures: Any = Carried(told)
+        return Reduced([], figures, told)
+
+    def _joined(self, bucket: int, beside: Mapping[str, Any]) -> ReadFigures:
+        head, heard = self.store.spec.num_layers - 1, self.exchange.heard[bucket]
+        nan, overflow = (any(marks[which] for marks in beside.values()) for which in (0, 1))
+        losses: dict[int, float] = {}
+        for source, (_, _, *of_source) in beside.items():
+            losses |= zip(heard[source].ledger.get(head, ()), of_source, strict=True)
         apart = self.exchange.device in self.world.rounds_apart
         wrong = 1e-9 if bucket in self.store.misadded or apart else 0.0
         self.store.misadded.discard(bucket)
+        bad = nan or overflow
         norms = (0.0,) if bad else (self.world.norm(bucket, self.machine.counters.step) + wrong,)
-        return Reduced(what, total, [], norms, self.store.buckets[bucket].exponents)
+        exponents = self.store.buckets[bucket].exponents
+        return ReadFigures(
+            sums.BucketFigures(nan, overflow, changed=False, norms=norms, exponents=exponents), losses
+        )

@@ -8,7 +8,7 @@ come again here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -28,12 +28,12 @@ from oobleckd.protocol.messages import Decide, Emptied, Progress, Release, Repor
 from oobleckd.worker.agent.outbox import Outbox
 from oobleckd.worker.device.device import DeviceProcess
 from oobleckd.worker.device.executor import Executor
-from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.round_machine.exchange import Contribution
+from oobleckd.worker.round.reduce import ReadFigures
 from oobleckd.worker.round_machine.ledger import Ledger
 from oobleckd.worker.round_machine.tasks import Board
 from tests.helpers import plants, weather
 from tests.helpers.simdevice import SimDevice
+from tests.helpers.simstore import SimReducer
 
 SEEDS = 200
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -125,13 +125,12 @@ def steps_are_said_once(patch: pytest.MonkeyPatch) -> None:
 
 def losses_are_left_out(patch: pytest.MonkeyPatch) -> None:
     """The losses of the head do not travel with its sums."""
-    own = Reducer._own
+    joined = SimReducer._joined
 
-    def without(self: Reducer, bucket: int) -> tuple[Contribution, list]:
-        what, tensors = own(self, bucket)
-        return msgspec.structs.replace(what, losses={}), tensors
+    def without(self: SimReducer, bucket: int, beside: Mapping[str, Any]) -> ReadFigures:
+        return joined(self, bucket, beside)._replace(losses={})
 
-    patch.setattr(Reducer, "_own", without)
+    patch.setattr(SimReducer, "_joined", without)
 
 
 # ---------------------------------------------------------------------- in the core

@@ -305,6 +305,8 @@ class Executor:
     # ------------------------------------------------------------------ votes
 
     def _vote(self) -> None:
+        if not self.reducer.look():
+            return  # the next epoch is without somebody whose sums cannot be used
         vote = self.reducer.vote()
         self.corpus.draw_ahead(self._next_step)  # who never waits still has a GPU that computes now
         self.context.timer.settle()
@@ -386,8 +388,7 @@ class Executor:
             if not command.early:
                 self._apply(was, clip_scale(norm, self.job.optimizer.clip_norm))
         elif command.outcome == "repeated":
-            over = [bucket for bucket, part in self.reducer.reduced.items() if part.what.overflow]
-            self.store.squeeze(over)
+            self.store.squeeze(self.reducer.overflowed)
         self.tell(
             step_done(
                 self.device, self.job_id, command.epoch, was, vote, command.outcome, (norm, lr),
@@ -470,10 +471,18 @@ class Executor:
     def report(self, epoch: int, dead: Collection[str]) -> None:
         """Devices died (docs/recovery.md, A failure, 2). Answers ``Progress``; stale reports are ignored."""
         self.copies.hear_all()
+        self._look_before_telling()
         commands = self.machine.report(epoch, dead, self.now.has_input, self.now.boundary_cache.has)
         self._obey(commands)
         if commands:
             self.faults.reach("frozen", self.counters.round)
+
+    def _look_before_telling(self) -> None:
+        """What is said to be reduced is given to others."""
+        try:
+            self.reducer.look()
+        except SumsChanged as error:
+            self.distrust(error)
 
     def decide(self, message: Decide) -> None:
         """What all survivors do now (docs/recovery.md, A failure, 4). Stale decisions are ignored."""

@@ -45,7 +45,7 @@ class Check:
 
     def _of(self, buckets: Collection[int]) -> dict[int, int]:
         with self.activity.doing("check", units=0):
-            return {bucket: self.store.digest(bucket) for bucket in sorted(buckets)}
+            return self.store.digests(sorted(buckets))
 
     def told(self, step: int, vote: Vote) -> Fingerprints | None:
         """What the bits were in a committed round of ``step``, if the daemon wants to know because somebody

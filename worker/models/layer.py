@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 from torch.autograd.variable import Variable
 
 from oobleckd.worker.models.deferral import Deferral, Owed
-from oobleckd.worker.models.separate import borders
+from oobleckd.worker.models.separate import without_masks
 from oobleckd.worker.models.split import Call
 from oobleckd.worker.models.strict import WholeSums
 
@@ -45,14 +46,25 @@ class Batch:
         return replace(self, labels=labels)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on ``device``."""
+        """The same batch on ``device``. Nobody waits for a GPU: it copies from pinned memory, which torch
+        keeps until it has.
+        """
+        sent = partial(_sent, device=device)
+        inputs = sent(self.inputs)
         return Batch(
-            self.inputs.to(device),
-            self.labels.to(device),
-            None if self.positions is None else self.positions.to(device),
-            None if self.documents is None else self.documents.to(device),
+            inputs,
+            inputs if self.labels is self.inputs else sent(self.labels),
+            None if self.positions is None else sent(self.positions),
+            None if self.documents is None else sent(self.documents),
             self.num_targets,
         )
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    # From memory that can be paged out a copy waits until the GPU has done all before it: two waits a
+    # micro-batch. (D-devices-024)
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +144,7 @@ class Layer:
         inputs = {"input_ids": batch.inputs}
         if batch.positions is not None:
             inputs["position_ids"] = batch.positions + self.first_position
-            # Of one with four dimensions transformers makes no other, and nothing here uses any.
-            inputs["attention_mask"] = torch.zeros((1, 1, 1, 1), device=batch.inputs.device)
-        with WholeSums(), borders(None):
+        with WholeSums(), without_masks():
             embedded: Tensor = self.module(**inputs).last_hidden_state
         return embedded
 

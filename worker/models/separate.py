@@ -36,6 +36,24 @@ def _given_or_concluded(position_ids: Tensor) -> Tensor | None:
 # threads that exchange it and put it back would leave the one's in place. (D-models-006)
 masking_utils.find_packed_sequence_indices = _given_or_concluded
 
+_UNREAD: ContextVar[bool] = ContextVar("unread", default=False)
+"""Whether ``without_masks`` is entered in this thread."""
+_ANY_MASK = torch.zeros((1, 1, 1, 1))
+_prepared = masking_utils._preprocess_mask_arguments  # noqa: SLF001 - what all that makes masks begins with
+
+
+def _prepared_if_read(
+    config: Any, inputs_embeds: Any, attention_mask: Any, *args: Any, **options: Any
+) -> tuple[Any, ...]:
+    mask = _ANY_MASK if _UNREAD.get() else attention_mask
+    found: tuple[Any, ...] = _prepared(config, inputs_embeds, mask, *args, **options)
+    return found
+
+
+# Of a mask with four dimensions transformers makes no other; and to see whether one is needed at all it may
+# read it, for which a GPU is waited for. (D-models-011)
+masking_utils._preprocess_mask_arguments = _prepared_if_read  # noqa: SLF001
+
 
 def record(
     recorder: CallRecorder, config: PretrainedConfig, positions: Tensor, documents: Tensor, dtype: torch.dtype
@@ -63,6 +81,18 @@ def borders(documents: Tensor | None) -> Iterator[None]:
         yield
     finally:
         _GIVEN.reset(token)
+
+
+@contextmanager
+def without_masks() -> Iterator[None]:
+    """Within, in this thread, transformers makes no masks: for a body without blocks, where nobody reads
+    them.
+    """
+    token = _UNREAD.set(True)
+    try:
+        yield
+    finally:
+        _UNREAD.reset(token)
 
 
 def check_apart(calls: tuple[Call, ...], documents: Tensor) -> None:

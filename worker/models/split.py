@@ -58,7 +58,11 @@ class Split:
         """Layer 0, called as ``(input_ids=tokens).last_hidden_state``, with position_ids where documents are
         apart; ``params``: id of meta -> real.
         """
-        gone = {id(self.blocks): nn.ModuleList(), **{id(module): nn.Identity() for module in self.tail}}
+        gone: dict[int, nn.Module] = {id(self.blocks): nn.ModuleList()}
+        gone |= {id(module): nn.Identity() for module in self.tail}
+        # Only blocks compute with angles, and they have those that were recorded. (D-models-011)
+        angles = [module for module in self.body.modules() if "RotaryEmbedding" in type(module).__name__]
+        gone |= {id(module): _NoAngles() for module in angles if not list(module.parameters())}
         return _heedless(_real(self.model, self.body, {**params, **gone}, device))
 
     def block(self, index: int, params: Mapping[int, Tensor], device: torch.device) -> nn.Module:
@@ -224,6 +228,13 @@ class _Tail(nn.Module):
         for module in self.modules_after:
             inputs_embeds = module(inputs_embeds)
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+
+
+class _NoAngles(nn.Module):
+    """What stands in for rotary angles where nobody reads them."""
+
+    def forward(self, *_: Any, **_kwargs: Any) -> tuple[None, None]:
+        return None, None
 
 
 def _find_blocks(model: PreTrainedModel, count: int) -> tuple[nn.Module, nn.ModuleList]:

@@ -36,19 +36,21 @@ class Gathered:
 
     Integers are added up as they come, in whatever order, so that of many holders' sums no more than one
     waits in memory, 8 bytes a parameter. Float sums wait, as their order matters. Any thread may add tensors;
-    what they are is the exchange's to hear.
+    what they are is the exchange's to hear. ``beside``: source -> what came with its sums (``marks``). Of a
+    donor, who alone is heard, what it gives is kept as it is.
     """
 
     sources: tuple[str, ...]
     exact: bool
+    beside: dict[str, Tensor] = field(default_factory=dict)
     _terms: dict[str, Sequence[Tensor]] = field(default_factory=dict)
     _added: set[str] = field(default_factory=set)
     _ours: bool = False  # the one term is nobody else's: it may be added to in place
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, source: str, tensors: Sequence[Tensor], *, lent: bool = False) -> bool:
-        """Take in the sums of ``source``, a tensor for each key; False if they are not wanted, or here
-        already.
+        """Take in what ``source`` has contributed: a tensor for each key, and what travels beside them. False
+        if it is not wanted, or here already.
 
         ``lent``: the tensors are the reader's, so integers are copied and not kept.
         """
@@ -56,6 +58,8 @@ class Gathered:
             if source not in self.sources or source in self._added:
                 return False
             self._added.add(source)
+            *tensors, beside = tensors
+            self.beside[source] = beside.clone() if lent else beside
             # Integers leave no trace of their order, so they are added as they come and one sum waits in
             # memory, not one a holder. Floats wait for all and are added in the holders' order.
             # (D-exactness-011)

@@ -1,9 +1,19 @@
-"""Gradient sums of a round: own sums per (bucket, use), contributions of the other holders, totals.
+"""Gradient sums of a round: own sums per (bucket, use), contributions of the other holders, what follows.
 
 A holder that has computed nothing of a bucket, as a redundant holder, says so without tensors, and gets the
-sums of the others. Totals are kept out of place; own sums stay as they are until the commit, so that after a
-failure they can be contributed again under the next epoch. Owns the tensors; who sends what to whom, and that
-every micro-batch is in a total exactly once, is ``oobleckd.worker.round_machine.exchange``'s.
+sums of the others. Own sums stay as they are until the commit, so that after a failure they can be
+contributed again under the next epoch. Of a bucket that is reduced mean gradients are kept and a few figures,
+and not the total: whoever lacks the bucket is given these, and has the same bits. Owns the tensors; who sends
+what to whom, and that every micro-batch is in a total exactly once, is
+``oobleckd.worker.round_machine.exchange``'s.
+
+Memory, in bytes a parameter where sums are exact: 8 of own sums, always; 4 of mean gradients, from the time
+that the bucket is reduced to the commit. Where others hold the bucket, too, 8 more from the time that the
+first of them has contributed until the last has, in place of the mean gradients: one total that grows.
+
+Nothing here is read by the host before ``look``, which reads once for all buckets: on a GPU each read waits
+until all that was asked of it is done. What a sum's memory was found to be is read there as well, before
+anybody votes; and before a device says what it has reduced (``report``).
 
 Every holder sends its sums to every other holder of the bucket and adds up, integers as they come and floats
 in device order: one hop, nothing to rebuild when a holder dies. That costs (holders - 1) times the bucket per
@@ -16,12 +26,15 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor
 
 from oobleckd.protocol.parts import Vote
 from oobleckd.worker import sums
+from oobleckd.worker.round import marks
 from oobleckd.worker.round.gather import Gathered, Gathering, key_of
 from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.weights import WeightsOf
@@ -30,22 +43,35 @@ from oobleckd.worker.round_machine.copies import SumCopy
 from oobleckd.worker.round_machine.exchange import Contribution, Exchange
 from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
+from oobleckd.worker.sums.guard import SumsChanged
 
 
-@dataclass(frozen=True, slots=True)
+class ReadFigures(NamedTuple):
+    """Figures of a bucket and the losses that came with it by micro-batch, as numbers of the host."""
+
+    figures: sums.BucketFigures
+    losses: dict[int, float]
+
+
+@dataclass(slots=True)
 class Reduced:
-    """The sum of a bucket over all replicas, and what follows from it, by key.
+    """What follows from the sums of a bucket over all replicas.
 
-    ``total``: in wire form, float64 integers (exact) or float32. ``grads``: mean gradients, float32, of the
-    parameters' shapes; empty where ``what`` has a NaN or an overflow. ``norms``: squared, float64.
-    ``exponents``: for the next step.
+    ``grads``: mean gradients by key, float32, of the parameters' shapes; they mean nothing where ``told`` has
+    a NaN or an overflow. ``figures``: float64, on the device: those of ``sums.finish``, and behind them the
+    losses of all micro-batches of the step, where a use is the head. ``read``: what they say, once that is
+    known.
     """
 
-    what: Contribution
-    total: list[Tensor]
     grads: list[Tensor]
-    norms: tuple[float, ...]
-    exponents: tuple[int, ...]
+    figures: Tensor
+    read: ReadFigures | None = None
+
+    @property
+    def told(self) -> ReadFigures:
+        """What the figures say, which were read before the vote."""
+        assert self.read is not None, "figures are read before anything is made of them"
+        return self.read
 
 
 class Reducer:
@@ -53,8 +79,8 @@ class Reducer:
     ``released``: entered where sums are added to or copied, so that a report is answered meanwhile.
 
     ``parts``: (bucket, use) -> own sums. ``nan`` and ``overflow``: buckets with one in what was inherited; of
-    its own, the parts know. ``losses`` of a GPU are asked for at the end. ``inherited``: sums that are in the
-    ledger, and added when the next epoch is entered.
+    its own, the parts know. ``losses``: by micro-batch, on the device where they came out of it.
+    ``inherited``: sums that are in the ledger, and added when the next epoch is entered.
     """
 
     def __init__(
@@ -159,7 +185,7 @@ class Reducer:
 
     def contribute_ready(self) -> bool:
         """Send every bucket that is complete here, once under each epoch; whether any was sent. Never waits
-        for a peer. Raises SumsChanged where the memory of guarded sums is not what was added up.
+        for a peer. On a CPU raises SumsChanged where the memory of guarded sums is not what was added up.
         """
         ready = self.exchange.ready()
         for command in ready:
@@ -171,7 +197,9 @@ class Reducer:
         bucket, here = command.bucket, self.exchange
         if command.donated:
             part = self.reduced[bucket]
-            what, tensors = part.what, list(part.total)
+            # A total would be twice as large, and kept in every replica only to be given.
+            # (D-exactness-019)
+            what, tensors = here.reduced[bucket], [] if self.evaluates else [*part.grads, part.figures]
         else:
             what, tensors = self._own(bucket)
         key = key_of(here.epoch, here.round, bucket, here.device)
@@ -188,37 +216,73 @@ class Reducer:
         *,
         added: bool = False,
     ) -> None:
-        """A contribution of this epoch and round: ``tensors`` by key in wire form, none where ``what`` is
-        empty. ``added``: the thread that read them has added them up (``gather``). The last one reduces the
-        bucket.
+        """A contribution of this epoch and round. ``tensors``: sums by key in wire form, and behind them what
+        travels beside them (``marks``); of a donor its mean gradients and its figures; none where ``what`` is
+        empty, and in a round that evaluates. ``added``: the thread that read them has added them up
+        (``gather``). The last one reduces the bucket.
         """
         if not self.exchange.wants(bucket, source):
             return
-        if not (added or what.is_empty):
+        assert added or bool(tensors) != (what.is_empty or self.evaluates), f"bucket {bucket}: no sums came"
+        if tensors:
             self.gathered[bucket].add(source, tensors)
         if self.exchange.hear(bucket, source, what) is not None:
             gathered, self.gathered[bucket] = self.gathered[bucket], Gathered((), self.exact)
-            merged = self.exchange.reduced[bucket]
-            self.reduced[bucket] = self._finish(bucket, merged, gathered.total())
+            self.reduced[bucket] = self._finish(bucket, gathered)
+
+    def look(self) -> bool:
+        """Read the figures of all that is reduced and was not read; waits once. Whether all of it stands: of
+        a peer whose memory had changed nothing is taken. Raises SumsChanged where it was this device's.
+        """
+        unread = {bucket: part for bucket, part in self.reduced.items() if part.read is None}
+        if not unread:
+            return True
+        # All in one go: each read waits until the GPU has done what it was given. (D-exactness-020)
+        values = torch.cat([part.figures for part in unread.values()]).tolist()
+        begin, found = 0, {}
+        for bucket, part in unread.items():
+            end = begin + part.figures.numel()
+            found[bucket] = self._told(bucket, values[begin:end])
+            begin = end
+        changed = {bucket for bucket, told in found.items() if told.figures.changed}
+        mine = [part.marks[-1] for (bucket, _), part in self.parts.items() if bucket in changed]
+        if mine and bool(torch.stack(mine).any()):
+            raise SumsChanged
+        for bucket in changed:
+            # Its owner says so itself, or is dead: then all who live make the bucket anew. Who had taken it
+            # for reduced would give it to others. (D-corruption-011)
+            del self.reduced[bucket], found[bucket]
+            self.exchange.forget(bucket)
+        for bucket, told in found.items():
+            self.reduced[bucket].read = told
+        return not changed
 
     def vote(self) -> Vote:
-        """What this device knows of the round once all is reduced: squared norms by bucket and key, losses by
-        micro-batch, NaN and overflow; no flags. Losses alone, of a round that evaluates.
+        """What this device knows of the round once all is reduced and looked at: squared norms by bucket and
+        key, losses by micro-batch, NaN and overflow; no flags. Losses alone, of a round that evaluates.
         """
         losses: dict[int, float] = {}
-        for part in self.reduced.values():
-            losses |= part.what.losses
         if self.evaluates:
+            for what in self.exchange.reduced.values():
+                losses |= what.losses
             return Vote({}, losses)
+        told = {bucket: part.told for bucket, part in self.reduced.items()}
+        for each in told.values():
+            losses |= each.losses
         return Vote(
-            norms={bucket: part.norms for bucket, part in self.reduced.items()},
+            norms={bucket: each.figures.norms for bucket, each in told.items()},
             losses=losses,
             # With infinite logits the gradients of cross-entropy can be finite, and the update would follow
             # a loss that says nothing. (D-training-002)
-            nan=any(part.what.nan for part in self.reduced.values())
+            nan=any(each.figures.nan for each in told.values())
             or not all(map(math.isfinite, losses.values())),
-            overflow=any(part.what.overflow for part in self.reduced.values()),
+            overflow=any(each.figures.overflow for each in told.values()),
         )
+
+    @property
+    def overflowed(self) -> list[int]:
+        """Buckets with an overflow, of a round that was voted on."""
+        return [bucket for bucket, part in self.reduced.items() if part.told.figures.overflow]
 
     @property
     def evaluates(self) -> bool:
@@ -235,31 +299,48 @@ class Reducer:
     def _own(self, bucket: int) -> tuple[Contribution, list[Tensor]]:
         ledger = self.exchange.counted(bucket)
         head = self.store.spec.num_layers - 1
-        losses = {mb: float(loss) for mb, loss in self.losses.items()} if head in ledger else {}
         if self.evaluates:
-            return Contribution(ledger, nan=False, overflow=False, losses=losses), []
-        nan, overflow = self._flags([(bucket, use) for use in ledger])
-        what = Contribution(ledger, bool(nan), bool(overflow), losses)
-        parts = [self.parts[bucket, use].tensors for use in ledger if ledger[use]]
-        return what, sums.total(parts) if parts else []
+            return Contribution(ledger, {mb: float(loss) for mb, loss in self.losses.items()}), []
+        what = Contribution(ledger)
+        if what.is_empty:
+            return what, []
+        total = sums.total([self.parts[bucket, use].tensors for use in ledger if ledger[use]])
+        losses = [self.losses[micro_batch] for micro_batch in ledger.get(head, ())]
+        return what, [*total, self._marks(bucket, [use for use in ledger if ledger[use]], losses)]
 
-    def _finish(self, bucket: int, what: Contribution, total: list[Tensor]) -> Reduced:
+    def _marks(self, bucket: int, uses: Sequence[int], losses: Sequence[float | Tensor]) -> Tensor:
+        parts = [self.parts[bucket, use] for use in uses]
+        return marks.made(parts, losses, nan=bucket in self.nan, overflow=bucket in self.overflow)
+
+    def _finish(self, bucket: int, gathered: Gathered) -> Reduced:
+        """Of all contributions. Waits for nothing."""
         if self.evaluates:
-            return Reduced(what, [], [], (), ())
-        exponents = self.store.buckets[bucket].exponents
-        if what.nan or what.overflow:
-            return Reduced(what, total, [], (0.0,) * len(total), exponents)
-        grads = sums.mean_grads(total, exponents, self.weights_of(self.step).total, self.exact)
-        frozen = self.store.shape(bucket).frozen
-        norms = sums.squared_norms(grads)
-        if not all(map(math.isfinite, norms)):  # float sums: what was not finite in a term is so in the sum
-            return Reduced(msgspec.structs.replace(what, nan=True), total, [], (0.0,) * len(total), exponents)
-        following = (
-            sums.next_exponents(total, exponents, self._num_contributions(bucket))
-            if self.exact
-            else exponents
-        )
+            return Reduced([], _NO_FIGURES, ReadFigures(_NOTHING, {}))
+        total, beside = gathered.total(), gathered.beside
+        if bucket in self.exchange.donors:
+            (figures,) = beside.values()
+            return Reduced(total, figures)
+        head, heard = self.store.spec.num_layers - 1, self.exchange.heard[bucket]
+        told = marks.joined([
+            (beside[source], heard[source].ledger.get(head, ()))
+            for source in gathered.sources
+            if source in beside
+        ])  # fmt: skip
+        exponents, weight = self.store.buckets[bucket].exponents, self.weights_of(self.step).total
+        grads, figures = sums.finish(total, told[: sums.NUM_MARKS], exponents, weight, exact=self.exact)
+        return Reduced(grads, torch.cat((figures, told[sums.NUM_MARKS :])))
+
+    def _told(self, bucket: int, values: Sequence[float]) -> ReadFigures:
+        shapes, device = self.store.spec.buckets[bucket].shapes, self.store.device
+        count = sums.num_figures(shapes, device, exact=self.exact)
+        exponents, terms = self.store.buckets[bucket].exponents, self._num_contributions(bucket)
+        found = sums.decode(values[:count], shapes, device, exponents, terms, exact=self.exact)
         # What is not trained counts in no norm, as in torch; its gradient is summed all the same, since what
         # a block computes does not depend on what is done with it. (D-training-006)
-        counted = tuple(0.0 if key in frozen else norm for key, norm in enumerate(norms)) if frozen else norms
-        return Reduced(what, total, grads, counted, following)
+        frozen = self.store.shape(bucket).frozen
+        norms = tuple(0.0 if key in frozen else norm for key, norm in enumerate(found.norms))
+        return ReadFigures(found._replace(norms=norms), dict(enumerate(values[count:])))
+
+
+_NO_FIGURES = torch.empty(0, dtype=torch.float64)
+_NOTHING = sums.BucketFigures(nan=False, overflow=False, changed=False, norms=(), exponents=())

@@ -43,7 +43,7 @@ def apply_update(
         if scale != 1.0:
             torch._foreach_mul_(part.grads, scale)  # torch's only in-place list multiply
         update_bucket(job, state, part.grads, counters)
-        state.exponents = part.exponents
+        state.exponents = part.told.figures.exponents
         faults.reach("update", counters.round)
 
 

@@ -20,16 +20,14 @@ from oobleckd.worker.round_machine.ledger import Ledger
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """What travels with a holder's sums of a bucket.
+    """What is said of a holder's sums of a bucket.
 
-    ``ledger``: use -> micro-batches in them. ``nan`` and ``overflow``: whether there was one in a term.
-    ``losses``: micro-batch -> loss, where a use is the head.
+    ``ledger``: use -> micro-batches in them. ``losses``: micro-batch -> loss, in a round that evaluates;
+    those of a step, NaN and overflow travel among the tensors, as nobody waits for them before the vote.
     """
 
     ledger: dict[int, tuple[int, ...]]
-    nan: bool
-    overflow: bool
-    losses: dict[int, float]
+    losses: dict[int, float] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -135,6 +133,12 @@ class Exchange:
         self.reduced[bucket] = self._merged(bucket, [self.heard[bucket][source] for source in sources])
         return sources
 
+    def forget(self, bucket: int) -> None:
+        """A bucket that was reduced is not after all: what somebody contributed is wrong. It is reduced anew
+        under the next epoch, among those who live then.
+        """
+        del self.reduced[bucket]
+
     @property
     def complete(self) -> bool:
         """Whether every bucket held here is reduced."""
@@ -181,5 +185,4 @@ class Exchange:
             counted = sorted(mb for what in whats for mb in what.ledger.get(use, ()))
             assert tuple(counted) == everything, f"bucket {bucket}, layer {use}: counted {counted}"
             ledger[use] = everything
-        losses = {mb: loss for what in whats for mb, loss in what.losses.items()}
-        return Contribution(ledger, any(w.nan for w in whats), any(w.overflow for w in whats), losses)
+        return Contribution(ledger, {mb: loss for what in whats for mb, loss in what.losses.items()})

@@ -13,7 +13,7 @@ laid one behind the other first: a call for each of them would take longer than 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,19 +30,44 @@ def digest(tensors: Sequence[Tensor], exponents: Sequence[int], wrong: Tensor | 
     ``exponents``. On a GPU it waits once. ``wrong``: how much is wrong beside of them, an int64 scalar on
     their device; the digest is another one unless that is 0.
     """
-    whole = hashlib.blake2b(repr(tuple(exponents)).encode(), digest_size=8)
+    (found,) = digests([(tensors, exponents, wrong)])
+    return found
+
+
+def digests(states: Iterable[tuple[Sequence[Tensor], Sequence[int], Tensor | None]]) -> list[int]:
+    """The digest of each of ``states``: tensors and exponents of a bucket, and how much is wrong beside of
+    them, all on one device. On a GPU it waits once for all of them.
+    """
+    heads, sums = [], []
+    for tensors, exponents, wrong in states:
+        heads.append(repr(tuple(exponents)).encode())
+        sums.append(_sums_of(tensors, wrong))
+    filled = [part for part in sums if part.numel()]
+    flat = torch.cat(filled).cpu().numpy() if filled else None
+    found, begin = [], 0
+    for head, part in zip(heads, sums, strict=True):
+        whole, end = hashlib.blake2b(head, digest_size=8), begin + part.numel()
+        if flat is not None:
+            whole.update(flat[begin:end].tobytes())
+        found.append(int.from_bytes(whole.digest(), "little"))
+        begin = end
+    return found
+
+
+def _sums_of(tensors: Sequence[Tensor], wrong: Tensor | None) -> Tensor:
+    """What is hashed of ``tensors``, 64-bit integers, where they lie."""
     flats = [_words(tensor) for tensor in tensors]
     small = [flat for flat in flats if flat.numel() <= _SMALL]
     large = [flat for flat in flats if flat.numel() > _SMALL]
     sums = [part for flat in ([torch.cat(small), *large] if small else large) for part in _sums(flat)]
-    if sums:
-        words = torch.cat(sums)
-        # Not a word of its own, and no second look at the device: replicas without copies have the same
-        # digest, and who compares and waits for it goes on as ever. (D-corruption-010)
-        if wrong is not None:
-            words[:1] += wrong
-        whole.update(words.cpu().numpy().tobytes())
-    return int.from_bytes(whole.digest(), "little")
+    if not sums:
+        return torch.empty(0, dtype=torch.int64)
+    words = torch.cat(sums)
+    # Not a word of its own, and no second look at the device: replicas without copies have the same digest,
+    # and who compares and waits for it goes on as ever. (D-corruption-010)
+    if wrong is not None:
+        words[:1] += wrong
+    return words
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ several layers use; layers hold no state of their own, so freeing a bucket frees
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from oobleckd.worker import sums
 from oobleckd.worker.models import Layer, ModelSpec
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.bucket_state import BucketState, StateShape
-from oobleckd.worker.state.digest import digest
+from oobleckd.worker.state.digest import digests
 from oobleckd.worker.state.optimizer import parameters_of, state_shape
 
 
@@ -70,12 +70,13 @@ class Store:
             for bucket in buckets
         }
 
-    def digest(self, bucket: int) -> int:
-        """A 64-bit digest of the bucket's whole state, equal for all who hold the same bits (``digest``), and
-        compute with copies of them that are right.
+    def digests(self, buckets: Collection[int]) -> dict[int, int]:
+        """Bucket -> a 64-bit digest of its whole state, equal for all who hold the same bits (``digest``) and
+        compute with copies of them that are right. On a GPU it waits once for all ``buckets``.
         """
-        state = self.buckets[bucket]
-        return digest(state.tensors(), state.exponents, state.wrong_copies())
+        states = [self.buckets[bucket] for bucket in buckets]
+        found = digests([(state.tensors(), state.exponents, state.wrong_copies()) for state in states])
+        return dict(zip(buckets, found, strict=True))
 
     def adopt(self, layers: Layers | None, incoming: dict[int, BucketState]) -> None:
         """Hold exactly ``layers``: take what came, free what is not needed, bind the layers."""

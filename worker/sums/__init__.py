@@ -25,27 +25,33 @@ from oobleckd.worker.sums.arithmetic import (
     START_EXPONENT,
     added,
     mean_grads,
-    next_exponents,
     smaller_exponents,
-    squared_norms,
     total,
 )
+from oobleckd.worker.sums.choice import kernels_of
 from oobleckd.worker.sums.chunked import Chunked
-from oobleckd.worker.sums.sum import Sum
+from oobleckd.worker.sums.finish import BucketFigures, Finished, decode, finish, num_figures
+from oobleckd.worker.sums.fused import Fused
+from oobleckd.worker.sums.sum import NUM_MARKS, Sum
 from oobleckd.worker.sums.whole import Whole
 
 __all__ = [
     "HEADROOM_BITS",
+    "NUM_MARKS",
     "START_EXPONENT",
+    "BucketFigures",
     "Chunked",
+    "Finished",
+    "Fused",
     "Sum",
     "Whole",
     "added",
+    "decode",
     "empty",
+    "finish",
     "mean_grads",
-    "next_exponents",
+    "num_figures",
     "smaller_exponents",
-    "squared_norms",
     "total",
 ]
 
@@ -57,5 +63,8 @@ def empty(
 
     ``guarded``: memory that changes between two additions is found (``guard``).
     """
+    kernels = kernels_of(device.type) if exact else None
+    if kernels is not None:
+        return Fused(shapes, device, kernels, guarded=guarded)
     kind = Chunked if device.type == "cpu" else Whole
     return kind(shapes, exact, device, guarded=guarded)

@@ -36,6 +36,7 @@ _MAX_RISE = 8
 _LARGEST_EXPONENT = 120
 _CPU_CHUNK = 1 << 16
 _GPU_CHUNK = 1 << 24
+_CPU_SQUARES = 1 << 15
 
 
 def limit_of(num_contributions: int) -> float:
@@ -79,17 +80,18 @@ def mean_grads(sums: Sequence[Tensor], exponents: Sequence[int], weight: float, 
     return grads
 
 
-def squared_norms(grads: Sequence[Tensor]) -> tuple[float, ...]:
-    """Squared norm of every key of ``grads`` (float32, any shape), as float64 numbers of the host.
+def squares(grad: Tensor) -> list[Tensor]:
+    """The sum of squares of each chunk of ``grad`` (float32, any shape), float64 scalars where it lies.
 
-    Squares are added up chunk by chunk, in chunks of a fixed size, so threads leave no trace. On a GPU it
-    waits once, for all keys.
+    Chunks are of a fixed size, so threads leave no trace.
     """
-    by_key = [_squares(grad) for grad in grads]
-    every = [square for squares in by_key for square in squares]
-    # All in one go: each answer of a GPU is waited for.
-    values = iter(torch.stack(every).tolist() if every else ())
-    return tuple(added(next(values) for _ in squares) for squares in by_key)
+    pieces = pieces_of(grad.reshape(-1), square_chunk(grad.device))
+    return [part.to(torch.float64).square_().sum() for part in pieces]
+
+
+def num_squares(size: int, device: torch.device) -> int:
+    """How many numbers ``squares`` has of a key of so many numbers on ``device``."""
+    return max(1, -(-size // square_chunk(device)))
 
 
 def added(values: Iterable[float]) -> float:
@@ -100,19 +102,29 @@ def added(values: Iterable[float]) -> float:
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
+def largest(sums: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each key of ``sums``, at least one, as float64 (keys,) where they lie."""
+    if sums[0].device.type != "cpu":
+        norms = torch._foreach_norm(list(sums), math.inf)  # noqa: SLF001 - torch's only norm of a list
+        return torch.stack(norms).to(torch.float64)
+    found = [torch.aminmax(tensor) for tensor in sums]
+    lows, highs = (torch.stack(each) for each in zip(*found, strict=True))
+    return torch.maximum(lows.neg_(), highs).to(torch.float64)
+
+
 def next_exponents(
-    sums: Sequence[Tensor], exponents: Sequence[int], num_contributions: int
+    magnitudes: Sequence[float], exponents: Sequence[int], num_contributions: int
 ) -> tuple[int, ...]:
     """Exponents for the next step, from the largest magnitude of every reduced sum of this one.
 
-    ``sums``: by key, float64 integers; ``exponents``: those with which they were made. Even a contribution as
-    large as the whole sum then keeps ``HEADROOM_BITS`` below the overflow test. An exponent rises by at most
-    8 a step, since gradients that vanish for one step come back, and a key of zeros keeps its own.
+    ``magnitudes``: by key, integers; ``exponents``: those with which the sums were made. Even a contribution
+    as large as the whole sum then keeps ``HEADROOM_BITS`` below the overflow test. An exponent rises by at
+    most 8 a step, since gradients that vanish for one step come back, and a key of zeros keeps its own.
     """
     wanted = min(SUM_BITS - (num_contributions - 1).bit_length(), TERM_BITS) - HEADROOM_BITS
     following = []
-    for magnitude, exponent in zip(_magnitudes(sums), exponents, strict=True):
-        bits = magnitude.bit_length()
+    for magnitude, exponent in zip(magnitudes, exponents, strict=True):
+        bits = int(magnitude).bit_length()
         change = min(wanted - bits, _MAX_RISE) if bits else 0
         following.append(max(-_LARGEST_EXPONENT, min(exponent + change, _LARGEST_EXPONENT)))
     return tuple(following)
@@ -139,16 +151,7 @@ def pieces_of(flat: Tensor, chunk: int) -> Sequence[Tensor]:
     return torch.split(flat, chunk) if flat.numel() > chunk else (flat,)
 
 
-def _magnitudes(tensors: Sequence[Tensor]) -> list[int]:
-    """The largest of every key, which holds integers."""
-    if tensors and tensors[0].device.type != "cpu":
-        norms = torch._foreach_norm(list(tensors), math.inf)  # noqa: SLF001 - torch's only norm of a list
-        return [int(largest) for largest in torch.stack(norms).tolist()]
-    found = [torch.aminmax(tensor) for tensor in tensors]
-    return [max(-int(low), int(high)) for low, high in found]
-
-
-def _squares(grad: Tensor) -> list[Tensor]:
+def square_chunk(device: torch.device) -> int:
+    """How many squares are added up to one number on ``device``."""
     # Chunks this small are summed by one thread, whatever the number of threads.
-    chunk = 1 << 15 if grad.device.type == "cpu" else _GPU_CHUNK
-    return [part.to(torch.float64).square_().sum() for part in pieces_of(grad.reshape(-1), chunk)]
+    return _CPU_SQUARES if device.type == "cpu" else _GPU_CHUNK

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker.sums.arithmetic import BASE, NO_TIES, chunk_of, cut, limit_of, pieces_of
-from oobleckd.worker.sums.guard import Guard
+from oobleckd.worker.sums.guard import Guard, SumsChanged
 from oobleckd.worker.sums.sum import Sum
 
 # Key by key each took an aminmax, two numbers out of it, a conversion and an addition: 0.27 ms for a block
@@ -73,6 +73,11 @@ class Chunked(Sum):
         """As of any Sum."""
         return self._nan, self._overflow
 
+    @property
+    def marks(self) -> Tensor:
+        """As of any Sum. What has changed was raised when it was found."""
+        return torch.tensor((self._nan, self._overflow, False), dtype=torch.float64)
+
     def memory(self) -> Tensor | None:
         """As of any Sum."""
         filled = (region for region, empty in zip(self._regions, self._empty, strict=True) if not empty)
@@ -124,7 +129,8 @@ class Chunked(Sum):
         """That nothing but additions has changed the sums. Raises SumsChanged."""
         if self._guard is not None:
             filled = {n: region for n, region in enumerate(self._regions) if not self._empty[n]}
-            self._guard.check(filled)
+            if filled and bool(self._guard.changed(filled)):
+                raise SumsChanged
 
     def _accept(self) -> None:
         """As of any Sum."""

@@ -17,6 +17,9 @@ from torch import Tensor
 class SumsChanged(RuntimeError):
     """Gradient sums are not what was added up: memory of this device has changed."""
 
+    def __init__(self) -> None:
+        super().__init__("gradient sums have changed in its memory between two additions")
+
 
 class Guard:
     """Checksums of ``num_regions`` regions, each a flat tensor of float64 or float32 on ``device``."""
@@ -39,15 +42,12 @@ class Guard:
         """``part`` of the region has been written: its bits go into the checksum."""
         self._sums[number] = self._sums[number] + _bits(part)
 
-    def check(self, regions: Mapping[int, Tensor]) -> None:
-        """Compare checksums with ``regions`` (number -> flat tensor). Raises SumsChanged if one was changed
-        between two additions; on a GPU it waits.
+    def changed(self, regions: Mapping[int, Tensor]) -> Tensor:
+        """Whether one of ``regions`` (number -> flat tensor, at least one) was changed between two additions,
+        by their checksums: a bool on the device, which nobody has waited for.
         """
-        if not regions:
-            return
         differences = [self._sums[number] - _bits(region) for number, region in regions.items()]
-        if bool(torch.stack(differences).any()):
-            raise SumsChanged("gradient sums have changed in its memory between two additions")
+        return torch.stack(differences).any()
 
 
 def _bits(flat: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+NUM_MARKS = 3
+"""Numbers of ``Sum.marks``."""
+
 
 class Sum(ABC):
     """By key, in the shapes of the bucket's parameters: float64 integers (exact) or float32, on one device.
@@ -17,7 +20,9 @@ class Sum(ABC):
     @property
     @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """The sums by key; zeros where nothing was added. Raises SumsChanged."""
+        """The sums by key; zeros where nothing was added. Looks whether the memory of guarded ones has
+        changed: on a CPU raises SumsChanged, on a GPU says so in ``marks``.
+        """
 
     @property
     @abstractmethod
@@ -32,6 +37,13 @@ class Sum(ABC):
         its norm shows it.
         """
 
+    @property
+    @abstractmethod
+    def marks(self) -> Tensor:
+        """Float64 (``NUM_MARKS``,) on the sums' device, 1 or 0, since ``zero_``: NaN and overflow as of
+        ``flags``, and whether a look at the memory (``tensors``) has found it changed. Waits for nothing.
+        """
+
     @abstractmethod
     def add(self, grads: Sequence[Tensor], exponents: Sequence[int], num_contributions: int) -> None:
         """Add one micro-batch's gradients: a tensor for each key, float32 or bfloat16 (which is as exact), in
@@ -42,7 +54,9 @@ class Sum(ABC):
         """
 
     def merge(self, others: Sequence[Tensor]) -> None:
-        """Add sums of other contributions, by key and in this sum's form. Raises SumsChanged."""
+        """Add sums of other contributions, by key and in this sum's form. Looks at the memory as
+        ``tensors`` does.
+        """
         for into, tensor in zip(self.tensors, others, strict=True):
             into.add_(tensor.to(into.device))
         self._accept()

@@ -1,7 +1,7 @@
 """Sums in the memory of a GPU: all keys in one piece of it, and nobody waits for the device while terms are
 added.
 
-A term is added whatever it holds; what it holds is looked at when somebody asks (``flags``), once for all of
+A term is added whatever it holds; what it holds is looked at on the device (``marks``), once for all of
 them. Waiting at every key would leave the device without work as often: a tenth to a quarter of a step
 (docs/decisions.md).
 """
@@ -41,6 +41,8 @@ class Whole(Sum):
         ]
         self._empty, self._gathers = True, False  # BASE is in it
         self._guard = Guard(1, device) if guarded else None
+        self._unmarked = torch.zeros((), dtype=torch.bool, device=device)
+        self._changed = self._unmarked
         # By key, of the terms since zero_: the largest magnitude (NaN if there was one), as it came and as it
         # was added.
         self._seen = torch.zeros((2, len(sizes)), dtype=torch.float32, device=device)
@@ -51,7 +53,7 @@ class Whole(Sum):
     def tensors(self) -> list[Tensor]:
         """As of any Sum."""
         if self._guard is not None and not self._empty:
-            self._guard.check({0: self._flat})
+            self._changed = self._changed | self._guard.changed({0: self._flat})
         if self._empty:
             self._flat.zero_()
         elif self._gathers:
@@ -63,13 +65,20 @@ class Whole(Sum):
     @property
     def flags(self) -> tuple[bool, bool]:
         """As of any Sum. Waits for the device."""
-        if not self._exact or self._empty:
-            return False, False
-        largest, scaled = self._seen.tolist()
-        overflow = (
-            value >= self._limit for seen, value in zip(largest, scaled, strict=True) if math.isfinite(seen)
-        )
-        return not all(map(math.isfinite, largest)), any(overflow)
+        nan, overflow, _ = self.marks.tolist()
+        return bool(nan), bool(overflow)
+
+    @property
+    def marks(self) -> Tensor:
+        """As of any Sum."""
+        nan = overflow = self._unmarked
+        if self._exact and not self._empty:
+            largest, scaled = self._seen.unbind()
+            finite = largest.isfinite()
+            nan = finite.logical_not().any()
+            # In float64: not every limit is a number of float32.
+            overflow = (finite & (scaled.to(torch.float64) >= self._limit)).any()
+        return torch.stack((nan, overflow, self._changed)).to(torch.float64)
 
     def add(self, grads: Sequence[Tensor], exponents: Sequence[int], num_contributions: int) -> None:
         """As of any Sum. All calls between two of ``zero_`` have the same exponents and number."""
@@ -99,6 +108,7 @@ class Whole(Sum):
     def zero_(self) -> None:
         """As of any Sum."""
         self._empty, self._gathers = True, False
+        self._changed = self._unmarked
         self._seen.zero_()
 
     def memory(self) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oobleckd.worker.state.digest import digest
+from oobleckd.worker.state.digest import digest, digests
 
 
 def tensors() -> list[torch.Tensor]:
@@ -28,6 +28,21 @@ def test_equal_bits_have_equal_digests() -> None:
 @pytest.mark.parametrize("bit", range(32))
 def test_every_bit_shows(bit: int) -> None:
     assert digest(flipped(bit % 15, bit), (1,)) != digest(tensors(), (1,))
+
+
+def test_digests_of_many_are_those_of_each() -> None:
+    states = [
+        (tensors(), (1,), None),
+        ([], (2,), None),
+        (flipped(3, 4), (1,), None),
+        ([torch.randn(100_001)], (), None),
+        (tensors(), (1,), torch.tensor(3)),
+    ]
+    found = digests(states)
+    assert found == [digest(*state) for state in states]
+    assert len(set(found)) == 5
+    assert digest(tensors(), (1,), torch.tensor(0)) == found[0]
+    assert digests([]) == []
 
 
 def test_exponents_and_the_sign_of_zero_show() -> None:

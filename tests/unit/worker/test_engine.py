@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.boundary_cache import BoundaryCache
+from oobleckd.worker.round.gather import Gathered
 from oobleckd.worker.round.reduce import Reduced, Reducer
-from oobleckd.worker.round_machine.exchange import Contribution
 from oobleckd.worker.runtime.faults import POINTS
 from oobleckd.worker.tools import reference as reference_run
 from tests.helpers.engine import World, flag_all
@@ -31,6 +31,7 @@ from tests.helpers.engine_jobs import (
     scheduled,
     survivable,
 )
+from tests.helpers.kernels import fused
 
 
 def test_training_learns(reference) -> None:
@@ -94,9 +95,9 @@ def test_what_is_reduced_is_not_reduced_again(
     finished: Counter[tuple[str, int, int]] = Counter()
     given: set[int] = set()
 
-    def counted(self: Reducer, bucket: int, what: Contribution, total: list[Tensor]) -> Reduced:
+    def counted(self: Reducer, bucket: int, gathered: Gathered) -> Reduced:
         finished[self.exchange.device, self.exchange.round, bucket] += 1
-        return finish(self, bucket, what, total)
+        return finish(self, bucket, gathered)
 
     def watched(self: Reducer) -> None:
         given.update(self.exchange.donors)
@@ -212,8 +213,8 @@ def test_overflow_repeats_the_step_and_does_not_show(
 def test_how_sums_are_kept_does_not_show(
     reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Chunk by chunk, as on a CPU, or in one piece, as on a GPU: some buckets so, and some so."""
-    kinds = itertools.cycle([sums.Chunked, sums.Whole, sums.Whole])
+    """By torch chunk by chunk or in one piece, or by compiled code: some buckets so, and some so."""
+    kinds = itertools.cycle([sums.Chunked, sums.Whole, fused, sums.Whole, fused])
 
     def empty(*args: Any, guarded: bool) -> sums.Sum:
         return next(kinds)(*args, guarded=guarded)
@@ -224,10 +225,22 @@ def test_how_sums_are_kept_does_not_show(
     check(world, reference)
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("kind", [sums.Chunked, sums.Whole])
+@pytest.mark.parametrize(
+    ("kind", "empty", "exact"),
+    [
+        (sums.Chunked, sums.Chunked, True),
+        (sums.Chunked, sums.Chunked, False),
+        (sums.Whole, sums.Whole, True),
+        (sums.Whole, sums.Whole, False),
+        (sums.Fused, fused, True),
+    ],
+)
 def test_nan_in_a_gradient_skips_the_update_and_counts_the_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[sums.Sum], exact: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[sums.Sum],
+    empty: Callable[..., sums.Sum],
+    exact: bool,
 ) -> None:
     add = kind.add
     bad = {"left": 1}
@@ -239,7 +252,7 @@ def test_nan_in_a_gradient_skips_the_update_and_counts_the_step(
         return add(self, grads, exponents, num_contributions)
 
     monkeypatch.setattr(kind, "add", add_with_nan)
-    monkeypatch.setattr(sums, "empty", kind)
+    monkeypatch.setattr(sums, "empty", empty)
     world = World(job(tmp_path, exact=exact), STAGES, 1, tmp_path)
     world.run()
     counters = {world.nodes[device].executor.counters for device in world.live()}

@@ -80,7 +80,7 @@ def test_what_is_frozen_stays_and_does_not_count_in_the_norm(
     seen: dict[int, tuple[tuple[float, ...], int]] = {}
 
     def vote(reducer: Reducer) -> Vote:
-        seen.update({bucket: (part.norms, len(part.grads)) for bucket, part in reducer.reduced.items()})
+        seen.update({b: (part.told.figures.norms, len(part.grads)) for b, part in reducer.reduced.items()})
         return plain_vote(reducer)
 
     monkeypatch.setattr(Reducer, "vote", vote)
@@ -104,7 +104,7 @@ def test_memory_is_what_is_planned_for_it(tmp_path: Path, monkeypatch: pytest.Mo
 
     def vote(reducer: Reducer) -> Vote:
         states = [flat for state in reducer.store.buckets.values() for flat in state.storages()]
-        reduced = [t for each in reducer.reduced.values() for t in (*each.total, *each.grads)]
+        reduced = [t for each in reducer.reduced.values() for t in (*each.grads, each.figures)]
         sums = [tensor for part in reducer.parts.values() for tensor in part.tensors]
         owned = {tensor.untyped_storage().data_ptr(): tensor for tensor in (*states, *reduced, *sums)}
         held.append(sum(tensor.untyped_storage().nbytes() for tensor in owned.values()))
@@ -117,4 +117,7 @@ def test_memory_is_what_is_planned_for_it(tmp_path: Path, monkeypatch: pytest.Mo
         world.run()
         planned = sum(layer.state_bytes for layer in measure(world.spec, world.job, CPU).layers)
         assert planned == pytest.approx(max(held), rel=0.05), name
+        if name == "adam":
+            params = sum(param.numel() for param in world.weights().values())
+            assert max(held) == pytest.approx(24 * params, rel=0.05)
         held.clear()

@@ -44,12 +44,12 @@ def done(exchange: Exchange, counted: Mapping[int, set[int]]) -> None:
             exchange.ledger.count(layer, micro_batch)
 
 
-def part(*micro_batches: int, use: int = 0, nan: bool = False, overflow: bool = False) -> Contribution:
-    return Contribution({use: micro_batches}, nan, overflow, {mb: float(mb) for mb in micro_batches})
+def part(*micro_batches: int, use: int = 0) -> Contribution:
+    return Contribution({use: micro_batches}, {mb: float(mb) for mb in micro_batches})
 
 
 def own(exchange: Exchange, bucket: int) -> Contribution:
-    return Contribution(exchange.counted(bucket), nan=False, overflow=False, losses={})
+    return Contribution(exchange.counted(bucket))
 
 
 # ---------------------------------------------------------------- contributing
@@ -111,13 +111,27 @@ def test_who_holds_nothing_takes_no_part() -> None:
 
 def test_the_last_contribution_reduces_the_bucket_and_names_the_order_in_which_floats_are_added() -> None:
     exchange = exchange_of(live=frozenset({"a/0", "b/0", "d/0"}))
-    assert exchange.hear(0, "d/0", part(0, 3, nan=True)) is None
-    assert exchange.hear(0, "a/0", part(2, overflow=True)) is None
+    assert exchange.hear(0, "d/0", part(0, 3)) is None
+    assert exchange.hear(0, "a/0", part(2)) is None
     assert 0 not in exchange.reduced
     assert exchange.hear(0, "b/0", part(1)) == ("a/0", "b/0", "d/0")
     losses = {mb: float(mb) for mb in range(4)}
-    assert exchange.reduced[0] == Contribution({0: (0, 1, 2, 3)}, nan=True, overflow=True, losses=losses)
+    assert exchange.reduced[0] == Contribution({0: (0, 1, 2, 3)}, losses)
     assert not exchange.complete
+
+
+def test_what_was_reduced_with_a_wrong_sum_is_made_anew_under_the_next_epoch() -> None:
+    exchange = exchange_of(owed={0: {0, 1}})
+    done(exchange, {0: {0, 1}})
+    exchange.ready()
+    for device, what in (("a/0", own(exchange, 0)), ("d/0", part(2, 3))):
+        exchange.hear(0, device, what)
+    exchange.forget(0)
+    assert (exchange.reduced, exchange.ready(), exchange.wants(0, "d/0")) == ({}, (), False)
+    exchange.enter(4, LAYOUT, TWO, NO_DONORS)
+    assert Contribute(0, ("d/0",)) in exchange.ready()
+    assert exchange.wants(0, "a/0")
+    assert exchange.wants(0, "d/0")
 
 
 @pytest.mark.parametrize(

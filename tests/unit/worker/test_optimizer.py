@@ -15,6 +15,7 @@ from oobleckd.worker.models import Batch, load_spec
 from oobleckd.worker.optimizers.adam import Adam
 from oobleckd.worker.optimizers.rule import UpdateStep
 from oobleckd.worker.state.optimizer import clip_scale
+from tests.helpers.finishing import finished
 from tests.helpers.models import CPU, all_layers, all_params, layered_step, small_job
 
 
@@ -66,8 +67,8 @@ def test_training_follows_a_plain_loop() -> None:
             expected = model(input_ids=tokens, labels=tokens).loss
             (expected / 2).backward()
             torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-        grads = sums.mean_grads(total.tensors, exponents, 2, True)
-        norm = math.sqrt(sum(sums.squared_norms(grads)))
+        grads, figures = finished(total.tensors, exponents, 2, num_contributions=2)
+        norm = math.sqrt(sum(figures.norms))
         assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)), rel=1e-5)
         assert norm > 0.5
         lr = lr_at(step, job)
@@ -80,6 +81,6 @@ def test_training_follows_a_plain_loop() -> None:
             )
         plain.param_groups[0]["lr"] = lr
         plain.step()
-        exponents = sums.next_exponents(total.tensors, exponents, 2)
+        exponents = figures.exponents
     for key, param in model.named_parameters():
         torch.testing.assert_close(params[key].detach(), param.detach(), rtol=0, atol=2e-5)

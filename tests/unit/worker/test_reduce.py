@@ -14,6 +14,8 @@ from oobleckd.worker.transport.mailbox import Mailbox, TensorMessage
 from oobleckd.worker.transport.wire import WireError
 
 HOLDERS = ("a/0", "b/0", "c/0")
+BESIDE = torch.zeros(3, dtype=torch.float64)
+"""What travels beside sums."""
 
 
 def integers(seed: int) -> list[Tensor]:
@@ -30,7 +32,7 @@ def test_integers_are_added_as_they_come_and_none_waits(order: tuple[int, ...], 
     gathered = Gathered(HOLDERS, exact=True)
     waiting: list[weakref.ref[Tensor]] = []
     for number, index in enumerate(order):
-        assert gathered.add(HOLDERS[index], terms[index], lent=lent)
+        assert gathered.add(HOLDERS[index], [*terms[index], BESIDE], lent=lent)
         if number > 0:
             waiting += [weakref.ref(tensor) for tensor in terms[index]]
             terms[index] = []
@@ -44,7 +46,7 @@ def test_integers_are_added_as_they_come_and_none_waits(order: tuple[int, ...], 
 def test_of_lent_integers_not_even_the_first_are_kept() -> None:
     gathered, tensors = Gathered(HOLDERS, exact=True), integers(0)
     kept = [weakref.ref(tensor) for tensor in tensors]
-    gathered.add("a/0", tensors, lent=True)
+    gathered.add("a/0", [*tensors, BESIDE], lent=True)
     tensors = []
     assert [ref() for ref in kept] == [None, None]
 
@@ -54,22 +56,34 @@ def test_float_sums_wait_for_their_order(lent: bool) -> None:
     terms = {holder: [torch.tensor([value])] for holder, value in zip(HOLDERS, (1e8, 1.0, -1e8), strict=True)}
     gathered = Gathered(HOLDERS, exact=False)
     for holder in reversed(HOLDERS):
-        gathered.add(holder, terms[holder], lent=lent)
+        gathered.add(holder, [*terms[holder], BESIDE], lent=lent)
     assert gathered.total()[0] == (terms["a/0"][0] + terms["b/0"][0]) + terms["c/0"][0]
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_what_travels_beside_sums_is_kept_by_its_source(lent: bool) -> None:
+    gathered = Gathered(HOLDERS, exact=True)
+    beside = {holder: torch.full((3 + number,), float(number)) for number, holder in enumerate(HOLDERS)}
+    for holder, tensor in beside.items():
+        gathered.add(holder, [torch.ones(2).double(), tensor], lent=lent)
+    beside["a/0"][0] = 9.0  # the reader's own, where it is lent
+    assert gathered.beside["a/0"][0] == (0.0 if lent else 9.0)
+    assert torch.equal(gathered.beside["c/0"], beside["c/0"])
+    assert gathered.total()[0].tolist() == [3.0, 3.0]
 
 
 def test_a_holder_counts_once_and_a_stranger_not_at_all() -> None:
     gathered = Gathered(("a/0", "b/0"), exact=True)
     for number in range(3):
-        assert gathered.add("a/0", [torch.ones(2).double()]) == (number == 0)
-        assert gathered.add("b/0", [torch.ones(2).double()], lent=True) == (number == 0)
-        assert not gathered.add("c/0", [torch.ones(2).double()])
+        assert gathered.add("a/0", [torch.ones(2).double(), BESIDE]) == (number == 0)
+        assert gathered.add("b/0", [torch.ones(2).double(), BESIDE], lent=True) == (number == 0)
+        assert not gathered.add("c/0", [torch.ones(2).double(), BESIDE])
     assert gathered.total()[0].tolist() == [2.0, 2.0]
 
 
 def test_who_has_computed_nothing_adds_nothing() -> None:
     gathered = Gathered(("a/0", "b/0"), exact=True)
-    gathered.add("b/0", [torch.ones(2).double()])
+    gathered.add("b/0", [torch.ones(2).double(), BESIDE])
     assert gathered.total()[0].tolist() == [1.0, 1.0]
 
 
@@ -80,11 +94,11 @@ def message_of(epoch: int, round_: int, bucket: int, source: str, tensors: list[
 def test_a_reader_adds_what_belongs_to_the_open_exchange_and_passes_on_all_else() -> None:
     mailbox = Mailbox()
     intake = Intake(mailbox)
-    ahead = message_of(3, 7, 0, "b/0", integers(0))
+    ahead = message_of(3, 7, 0, "b/0", [*integers(0), BESIDE])
     intake.put(ahead)  # before any exchange is open
     gathered = Gathered(HOLDERS, exact=True)
     intake.gathering = Gathering(2, 6, {0: gathered})
-    ones = [torch.ones(2).double()]
+    ones = [torch.ones(2).double(), BESIDE]
     others = [
         message_of(1, 6, 0, "b/0", ones),  # of the last epoch
         message_of(2, 7, 0, "b/0", ones),  # of the next round
@@ -104,7 +118,7 @@ def test_a_reader_adds_what_belongs_to_the_open_exchange_and_passes_on_all_else(
     assert (first.tensors, first.meta, first.added) == ([], b"ledger", True)
     assert second is not None
     assert (len(second.tensors), second.added) == (
-        1,
+        2,
         False,
     )  # sent twice: the executor has heard of it already
 
@@ -113,11 +127,11 @@ def test_sums_that_do_not_fit_are_refused() -> None:
     gathered = Gathered(HOLDERS, exact=True)
     intake = Intake(Mailbox())
     intake.gathering = Gathering(1, 1, {0: gathered})
-    intake.put(message_of(1, 1, 0, "a/0", [torch.ones(2).double()]))
+    intake.put(message_of(1, 1, 0, "a/0", [torch.ones(2).double(), BESIDE]))
     with pytest.raises(WireError, match="do not fit"):
-        intake.put(message_of(1, 1, 0, "b/0", [torch.ones(3).double()]))
+        intake.put(message_of(1, 1, 0, "b/0", [torch.ones(3).double(), BESIDE]))
     with pytest.raises(WireError, match="do not fit"):
-        intake.put(message_of(1, 1, 0, "c/0", [torch.ones(2).double()] * 2))
+        intake.put(message_of(1, 1, 0, "c/0", [*[torch.ones(2).double()] * 2, BESIDE]))
 
 
 def test_two_large_contributions_at_a_time_and_all_else_at_once() -> None:

@@ -83,19 +83,16 @@ def saved_by(node: object) -> Iterator[Tensor]:
 
 
 def state_bytes(executor: Executor) -> int:
-    """Weights and rounded copies of them, moments, own sums, reduced sums, gradients: once all is reduced."""
+    """Weights and rounded copies of them, moments, own sums, mean gradients: once all is reduced."""
     store, reducer = executor.store, executor.reducer
     held = sum(tensor.nbytes for state in store.buckets.values() for tensor in state.tensors())
     held += sum(leaf.nbytes for state in store.buckets.values() for leaf in state.rounded.values())
     held += sum(region.nbytes for part in reducer.parts.values() for region in regions(part))
-    return held + sum(
-        tensor.nbytes for part in reducer.reduced.values() for tensor in (*part.total, *part.grads)
-    )
+    return held + sum(grad.nbytes for part in reducer.reduced.values() for grad in part.grads)
 
 
 def regions(part: Sum) -> list[Tensor]:
-    assert isinstance(part, Chunked)
-    return part._regions
+    return part._regions if isinstance(part, Chunked) else [part._memory.flat]
 
 
 def test_state_and_what_is_run_ahead_are_as_modelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def vote_of(device: str, norms: dict[int, tuple[float, ...]] | None = None) -> V
 
 
 def part(*micro_batches: int) -> Contribution:
-    return Contribution({0: micro_batches}, nan=False, overflow=False, losses={})
+    return Contribution({0: micro_batches})
 
 
 def kinds(commands: Iterable[Command]) -> list[type]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -15,12 +16,14 @@ from torch import Tensor
 
 from oobleckd.worker import sums
 from oobleckd.worker.sums import START_EXPONENT, Chunked, Sum, Whole, chunked
+from tests.helpers.finishing import finished
+from tests.helpers.kernels import fused
 from tests.helpers.models import CPU
 
 SHAPES = ((300, 7), (5,), (70_000,))
-KINDS = (Chunked, Whole)
+KINDS = (Chunked, Whole, fused)
 of_each_kind = pytest.mark.parametrize("kind", KINDS)
-Kind = type[Chunked] | type[Whole]
+Kind = Callable[[Sequence[tuple[int, ...]], bool, torch.device], Sum]
 
 
 def some_grads(seed: int, scale: float = 1e-2) -> list[Tensor]:
@@ -179,8 +182,8 @@ def test_nan_in_a_term_is_seen_in_the_norm_of_a_float_sum(kind: Kind, bad: float
     total = kind([(4,)], False, CPU)
     for term in ([1.0, bad, 0.0, 0.0], [1.0, -bad, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]):
         total.add([torch.tensor(term)], (0,), 4)
-    (norm,) = sums.squared_norms(sums.mean_grads(total.tensors, (0,), 3, False))
-    assert not math.isfinite(norm)
+    _, figures = finished(total.tensors, (0,), 3, exact=False)
+    assert figures == (True, False, False, (0.0,), (0,))
 
 
 @of_each_kind
@@ -246,7 +249,7 @@ def test_many_keys_in_one_go_are_each_key_for_itself(
     events: list[Any], exponents: list[int], num_contributions: int
 ) -> None:
     alone = [Chunked([shape], True, CPU) for shape in MIXED]
-    others: list[Sum] = [Chunked(MIXED, True, CPU), Whole(MIXED, True, CPU)]
+    others: list[Sum] = [kind(MIXED, True, CPU) for kind in KINDS]
     for small in (0, 3):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(chunked, "_SMALL", small)
@@ -261,7 +264,7 @@ def test_many_keys_in_one_go_are_each_key_for_itself(
             for other in others:
                 # Where there is a NaN nobody asks for an overflow, nor for numbers where there is either.
                 found = other.flags
-                assert found == wanted or (found[0] and wanted[0] and isinstance(other, Whole))
+                assert found == wanted or (found[0] and wanted[0] and not isinstance(other, Chunked))
                 for tensor, one in zip(other.tensors, alone, strict=True):
                     assert any(wanted) or torch.equal(tensor, one.tensors[0])
         else:
@@ -309,8 +312,7 @@ def test_an_empty_bucket_is_summed_like_any_other(kind: Kind) -> None:
     assert total.flags == (False, False)
     assert total.tensors == []
     assert sums.total([[], []]) == []
-    assert sums.squared_norms([]) == ()
-    assert sums.next_exponents([], (), 4) == ()
+    assert finished([], (), 4) == ([], (False, False, False, (), ()))
 
 
 @of_each_kind
@@ -331,12 +333,12 @@ def test_total_is_out_of_place() -> None:
 
 def test_squared_norms_are_float64_and_do_not_depend_on_threads() -> None:
     grads = some_grads(1)
-    norms = sums.squared_norms(grads)
+    norms = finished(grads, (0, 0, 0), 1.0, exact=False)[1].norms
     assert norms == pytest.approx([float(grad.double().square().sum()) for grad in grads], rel=1e-12)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        assert sums.squared_norms(grads) == norms
+        assert finished(grads, (0, 0, 0), 1.0, exact=False)[1].norms == norms
     finally:
         torch.set_num_threads(threads)
 
@@ -349,7 +351,8 @@ def test_next_exponents_leave_headroom(num_contributions: int) -> None:
     exponents = (START_EXPONENT,)
     total = [torch.tensor([3.0, -(2.0**40), 17.0])]
     for _ in range(10):
-        following = sums.next_exponents(total, exponents, num_contributions)
+        _, figures = finished(total, exponents, 1.0, num_contributions=num_contributions)
+        following = figures.exponents
         assert following[0] - exponents[0] <= 8
         total = [torch.tensor([math.ldexp(2**40, following[0] - START_EXPONENT)], dtype=torch.float64)]
         exponents = following
@@ -360,8 +363,42 @@ def test_next_exponents_leave_headroom(num_contributions: int) -> None:
 
 def test_next_exponents_fall_at_once_and_zeros_keep_theirs() -> None:
     total = [torch.tensor([value], dtype=torch.float64) for value in (2.0**50, 0.0, 1.0)]
-    assert sums.next_exponents(total, (36, 36, 36), 8) == (28, 36, 44)
-    assert sums.next_exponents([torch.tensor([1.0])], (119,), 1) == (120,)
+    assert finished(total, (36, 36, 36), 8, num_contributions=8)[1].exponents == (28, 36, 44)
+    assert finished([torch.ones(1).double()], (119,), 1)[1].exponents == (120,)
+
+
+@pytest.mark.parametrize("marks", [(1, 0, 0), (0, 1, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1)])
+def test_a_total_with_a_nan_or_an_overflow_says_nothing_else(marks: tuple[int, int, int]) -> None:
+    for value in (1.0, math.inf, math.nan):
+        total = [torch.full((3,), value, dtype=torch.float64), torch.zeros(2).double()]
+        _, figures = finished(total, (30, 31), 2, marks=marks)
+        assert figures == (*map(bool, marks), (0.0, 0.0), (30, 31))
+
+
+def test_what_changed_says_so_beside_all_else() -> None:
+    _, figures = finished([torch.full((3,), 2.0**30).double()], (30,), 1, marks=(0, 0, 1))
+    assert figures == (False, False, True, (3.0,), (38,))
+
+
+def test_figures_of_keys_of_other_shapes_are_refused() -> None:
+    total = [torch.zeros(3).double()]
+    _, figures = sums.finish(total, torch.zeros(3).double(), (0,), 1.0, exact=True)
+    with pytest.raises(AssertionError, match="other shapes"):
+        sums.decode(figures.tolist(), [(70_000,)][:0], CPU, (0,), 1, exact=True)
+
+
+@of_each_kind
+@pytest.mark.parametrize("limit", [12, 8, 5000])
+def test_marks_are_flags_on_the_device(kind: Kind, limit: int) -> None:
+    total = kind([(2,)], True, CPU)
+    assert total.marks.tolist() == [0, 0, 0]
+    total.add([torch.ones(2)], (0,), limit)
+    assert total.marks.tolist() == [0, 0, 0]
+    total.add([torch.tensor([0.0, 2.0**60])], (0,), limit)
+    assert total.marks.tolist() == [0, 1, 0]
+    total.add([torch.tensor([0.0, math.nan])], (0,), limit)
+    assert total.marks[0] == 1
+    assert total.marks.dtype == torch.float64
 
 
 def test_whatever_is_finite_fits_in_the_end() -> None:

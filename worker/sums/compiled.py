@@ -1,0 +1,153 @@
+"""Kernels for a CPU: ``kernels.c``, compiled when oobleckd was installed and called by ctypes.
+
+Owns the library: where it is looked for, that it is the one that this code was written for, and how many
+threads an addition takes. Where it is missing (no C compiler at installation), or of another interface
+(sources updated without a new installation), there are no kernels, and nothing fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oobleckd.worker.sums.arithmetic import NO_TIES, square_chunk
+from oobleckd.worker.sums.kernels import Kernels, Means, SumMemory
+
+INTERFACE = 1
+"""Of ``kernels.c``, where it is raised too."""
+
+_CPU = torch.device("cpu")
+_KINDS = {torch.bfloat16: 0, torch.float32: 1}
+_ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_PART = 1 << 18
+"""Numbers that are worth a thread: adding them takes several times as long as handing them over."""
+
+
+# One pass where torch's operations take six, at a third of the time of a core. (D-kernels-001)
+class Compiled(Kernels):
+    """The functions of ``library``. While one runs, other threads of Python do."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.oobleckd_sums_add.restype = None
+        library.oobleckd_sums_add.argtypes = [
+            *(_ADDRESS, _INT64, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+            *(_INT32, _INT64, _INT64, _ADDRESS, _ADDRESS),
+        ]
+        library.oobleckd_sums_checksum.restype = _INT64
+        library.oobleckd_sums_checksum.argtypes = [_ADDRESS, _INT64]
+        library.oobleckd_sums_finish.restype = _INT64
+        library.oobleckd_sums_finish.argtypes = [_ADDRESS, _INT64, ctypes.c_double, _ADDRESS, _ADDRESS]
+
+    def memory(self, sizes: Sequence[int], device: torch.device) -> SumMemory:
+        """As of any Kernels."""
+        return SumMemory.of(sizes, device, num_parts(sum(sizes)))
+
+    def add(
+        self, memory: SumMemory, grads: Sequence[Tensor], exponents: Sequence[int], *, first: bool
+    ) -> None:
+        """As of any Kernels."""
+        terms = [_dense(grad, size) for grad, size in zip(grads, memory.sizes, strict=True)]
+        parts, num_keys = memory.seen.shape
+        words = _INT64 * num_keys
+        begins, sizes = words(*memory.begins), words(*memory.sizes)
+        addresses = (_ADDRESS * num_keys)(*[term.data_ptr() for term in terms])
+        kinds = (_INT32 * num_keys)(*[_KINDS[term.dtype] for term in terms])
+        factors = (ctypes.c_double * num_keys)(*[math.ldexp(NO_TIES, exponent) for exponent in exponents])
+        total, seen, checksum = memory.flat.data_ptr(), memory.seen, memory.checksum
+
+        def add_part(part: int) -> None:
+            self._library.oobleckd_sums_add(
+                total, num_keys, begins, sizes, addresses, kinds, factors, first, part, parts,
+                seen[part].data_ptr(), checksum[part].data_ptr(),
+            )  # fmt: skip
+
+        _in_parts(parts, add_part)
+
+    def checksum(self, flat: Tensor) -> Tensor:
+        """As of any Kernels."""
+        value: int = self._library.oobleckd_sums_checksum(flat.data_ptr(), flat.numel())
+        return torch.tensor(value)
+
+    def finish(self, total: Sequence[Tensor], divisors: Sequence[float]) -> Means:
+        """As of any Kernels. C leaves the squares of a chunk in the cache, and torch adds them up there."""
+        flats = [tensor.view(-1).to(torch.float64) for tensor in total]
+        grads = [torch.empty(tensor.shape, dtype=torch.float32) for tensor in total]
+        step = square_chunk(_CPU)
+        chunks = [
+            (key, begin) for key, flat in enumerate(flats) for begin in range(0, max(1, flat.numel()), step)
+        ]
+        largest = [0] * len(chunks)  # as the bits of a float64, whose order is that of the numbers
+        squares = torch.empty(len(chunks), dtype=torch.float64)
+        parts = num_parts(sum(flat.numel() for flat in flats))
+
+        def finish_part(part: int) -> None:
+            buffer = torch.empty(step, dtype=torch.float64)
+            for at in range(part, len(chunks), parts):
+                key, begin = chunks[at]
+                size = min(step, flats[key].numel() - begin)
+                largest[at] = self._library.oobleckd_sums_finish(
+                    flats[key].data_ptr() + begin * flats[key].element_size(), size, divisors[key],
+                    grads[key].data_ptr() + begin * grads[key].element_size(), buffer.data_ptr(),
+                )  # fmt: skip
+                # In the order of additions that it always had: torch's, which depends on the CPU.
+                torch.sum(buffer[:size], dim=0, out=squares[at])
+
+        _in_parts(parts, finish_part)
+        by_key = [0] * len(total)
+        for (key, _), bits in zip(chunks, largest, strict=True):
+            by_key[key] = max(by_key[key], bits)
+        return Means(grads, torch.tensor(by_key, dtype=torch.int64).view(torch.float64), squares)
+
+
+def num_parts(num_numbers: int) -> int:
+    """How many threads work on so many numbers: as many as torch has, where that is worth it."""
+    return max(1, min(torch.get_num_threads(), num_numbers // _PART))
+
+
+def compiled(folder: Path = Path(__file__).parent) -> Compiled | None:
+    """The kernels of the library in ``folder``, if there is one that this code can use."""
+    for suffix in EXTENSION_SUFFIXES:
+        file = folder / f"_kernels{suffix}"
+        if file.exists():
+            return _loaded(file)
+    return None
+
+
+def _loaded(file: Path) -> Compiled | None:
+    try:
+        library = ctypes.CDLL(str(file))
+        usable = library.oobleckd_sums_interface() == INTERFACE
+    except (OSError, AttributeError):  # of another machine, or of something else
+        return None
+    # What an update of the sources leaves behind is not what they call. (D-kernels-003)
+    return Compiled(library) if usable else None
+
+
+def _in_parts(num: int, work: Callable[[int], None]) -> None:
+    """Do ``work`` for each of ``num`` parts, in as many threads."""
+    if num == 1:
+        work(0)
+    else:
+        list(_threads(num).map(work, range(num)))
+
+
+@functools.cache
+def _threads(num: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(num, "sums")
+
+
+def _dense(grad: Tensor, size: int) -> Tensor:
+    """``grad`` as C reads it: one number behind the other, in a dtype that it knows."""
+    if grad.numel() != size:
+        raise ValueError(f"a gradient of {grad.numel()} numbers for a sum of {size}")
+    known = grad if grad.dtype in _KINDS else grad.to(torch.float32)
+    return known.contiguous()

@@ -1,0 +1,146 @@
+/* Gradient sums in a CPU's memory, each pass once over its numbers. Built at installation where there is a C
+ * compiler (pyproject.toml), called by compiled.py; without it worker/sums/chunked.py does the same by torch.
+ *
+ * Owns arithmetic alone: no memory, no state, no threads. Plain C11: what is said to the compiler makes loops
+ * faster and changes no bit (-ffp-contract=off, and no -ffast-math). (D-kernels-001)
+ */
+
+#include <float.h>
+#include <stdint.h>
+#include <string.h>
+
+#if FLT_EVAL_METHOD != 0
+#error "sums need arithmetic that rounds to float64 at once"
+#endif
+
+/* One build for any x86-64: the loader takes the clone for the CPU at hand. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#endif
+#ifndef EVERY_CPU
+#define EVERY_CPU
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+/* To be raised with every change of a function below: compiled.py uses no other one than it knows. */
+#define INTERFACE 1
+
+/* Between 2**52 and 2**53 float64 has no fractions: to add it and take it away again rounds to an integer. */
+static const double BASE = 0x1.8p52;
+
+enum { BF16 = 0, FLOAT32 = 1 };
+
+/* Parts begin at multiples of it, so that no two threads write into one line of the cache. */
+enum { LINE = 16 };
+
+INLINE uint64_t bits_of(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+INLINE float float_of(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint32_t word_of(const void *grad, int kind, int64_t at)
+{
+    if (kind == BF16)
+        return (uint32_t)((const uint16_t *)grad)[at] << 16;
+    return ((const uint32_t *)grad)[at];
+}
+
+/* One key: total += grad * factor, rounded; the first one overwrites. ``kind`` and ``first`` are constants where
+ * it is inlined. What is not negative has the order of its bits, and a NaN is above all. */
+INLINE void add_key(
+    double *restrict total, const void *restrict grad, int kind, int first, int64_t begin, int64_t end,
+    double factor, int32_t *seen, uint64_t *changed)
+{
+    int32_t largest = *seen;
+    uint64_t difference = 0;
+    for (int64_t at = begin; at < end; at++) {
+        uint32_t word = word_of(grad, kind, at);
+        int32_t magnitude = (int32_t)(word & 0x7fffffffu);
+        largest = magnitude > largest ? magnitude : largest;
+        double term = ((double)float_of(word) * factor + BASE) - BASE;
+        double before = first ? 0.0 : total[at];
+        double after = before + term; /* 0.0 + -0.0 is 0.0: no sum is -0.0 */
+        total[at] = after;
+        difference += bits_of(after) - (first ? 0 : bits_of(before));
+    }
+    *seen = largest;
+    *changed += difference;
+}
+
+int32_t oobleckd_sums_interface(void)
+{
+    return INTERFACE;
+}
+
+/* Add one micro-batch's gradients to ``total``: part ``part`` of ``parts`` of every key, which parts may do at
+ * once.
+ *
+ * begins, sizes: of keys in ``total``, in numbers; grads, kinds: their gradients, contiguous; factors: what they
+ * are multiplied with before they are rounded; first: nothing is in ``total`` yet. By key, seen: the largest
+ * magnitude so far as the bits of a float32. changed: goes up by what the sum of the bits of ``total`` does,
+ * modulo 2**64. */
+EVERY_CPU
+void oobleckd_sums_add(
+    double *total, int64_t num_keys, const int64_t *begins, const int64_t *sizes, const void *const *grads,
+    const int32_t *kinds, const double *factors, int32_t first, int64_t part, int64_t parts, int32_t *seen,
+    uint64_t *changed)
+{
+    for (int64_t key = 0; key < num_keys; key++) {
+        int64_t lines = (sizes[key] + LINE - 1) / LINE;
+        int64_t begin = lines * part / parts * LINE;
+        int64_t end = lines * (part + 1) / parts * LINE;
+        end = end < sizes[key] ? end : sizes[key];
+        double *into = total + begins[key];
+        const void *grad = grads[key];
+        double factor = factors[key];
+        if (kinds[key] == BF16) {
+            if (first)
+                add_key(into, grad, BF16, 1, begin, end, factor, seen + key, changed);
+            else
+                add_key(into, grad, BF16, 0, begin, end, factor, seen + key, changed);
+        } else {
+            if (first)
+                add_key(into, grad, FLOAT32, 1, begin, end, factor, seen + key, changed);
+            else
+                add_key(into, grad, FLOAT32, 0, begin, end, factor, seen + key, changed);
+        }
+    }
+}
+
+/* The sum of the bits of ``size`` numbers, modulo 2**64. */
+EVERY_CPU
+uint64_t oobleckd_sums_checksum(const double *numbers, int64_t size)
+{
+    uint64_t sum = 0;
+    for (int64_t at = 0; at < size; at++)
+        sum += bits_of(numbers[at]);
+    return sum;
+}
+
+/* The end of a step for ``size`` numbers of one key: mean = total / divisor in float32, its squares in float64,
+ * and the largest magnitude in ``total`` as the bits of a float64. */
+EVERY_CPU
+int64_t oobleckd_sums_finish(
+    const double *restrict total, int64_t size, double divisor, float *restrict mean, double *restrict squares)
+{
+    int64_t largest = 0;
+    for (int64_t at = 0; at < size; at++) {
+        int64_t magnitude = (int64_t)(bits_of(total[at]) & 0x7fffffffffffffffu);
+        largest = magnitude > largest ? magnitude : largest;
+        float value = (float)(total[at] / divisor);
+        mean[at] = value;
+        squares[at] = (double)value * (double)value;
+    }
+    return largest;
+}
