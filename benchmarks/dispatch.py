@@ -103,20 +103,21 @@ def our_loop(folder: Path, *, whole: bool = False) -> Iterator[Step]:
     deployment = Deployment(message, store, messenger, faults)
     deployment.start()
     store.adopt(deployment.layers, deployment.incoming)
-    with _whole_sums() if whole else contextlib.nullcontext(), contextlib.closing(transport):
-        executor = Executor(
-            _NAME, "job", spec.job, store, open_corpus(spec.job), messenger, faults, lambda _: None,
-            ActivityPage(), lock.released,
-        )  # fmt: skip
+    executor = Executor(
+        _NAME, "job", spec.job, store, open_corpus(spec.job), messenger, faults, lambda _: None,
+        ActivityPage(), lock.released,
+    )  # fmt: skip
+    with _whole_sums() if whole else contextlib.nullcontext():
         executor.adopt(layout, Counters())
-        executor.resume()
+    executor.resume()
 
-        def step() -> None:
-            was = executor.counters.step
-            with lock:
-                while executor.counters.step == was:
-                    executor.advance()
+    def step() -> None:
+        was = executor.counters.step
+        with lock:
+            while executor.counters.step == was:
+                executor.advance()
 
+    with contextlib.closing(transport):
         yield step
 
 
