@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,35 +33,16 @@ import torch
 from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
+from benchmarks.alone import Step, device_loop
 from benchmarks.ratios import median_interval
 from benchmarks.tables import table
-from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
 from oobleckd.protocol.job import Job, parse_job
-from oobleckd.protocol.messages import Deploy
-from oobleckd.protocol.parts import Counters
-from oobleckd.worker import sums
-from oobleckd.worker.data.corpus import open_corpus
-from oobleckd.worker.device.executor import Executor
-from oobleckd.worker.groups.manager import GroupManager
-from oobleckd.worker.models import load_spec
-from oobleckd.worker.reconfigure.deploy import Deployment
-from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportMessenger
-from oobleckd.worker.runtime.activity import ActivityPage
-from oobleckd.worker.runtime.faults import Faults
-from oobleckd.worker.runtime.yielding_lock import YieldingLock
-from oobleckd.worker.state.store import Store
-from oobleckd.worker.transport.mailbox import Mailbox
-from oobleckd.worker.transport.transport import Transport
 
 GOAL = 1.2
 NUM_BLOCKS, NUM_MICRO_BATCHES, SEQUENCE, VOCABULARY = 12, 8, 8, 128
 LEARNING_RATE = 1e-3
 PLAIN, OURS, OURS_GPU = "plain loop", "oobleckd", "oobleckd, a GPU's sums"
-_NAME, _WARM_UP, _SHOWN = "alone/0", 2, 40
-_CPU = torch.device("cpu")
-Step = Callable[[], object]
-"""Runs one step."""
+_WARM_UP, _SHOWN = 2, 40
 
 
 def model() -> dict[str, Any]:
@@ -89,48 +70,9 @@ def job(folder: Path) -> Job:
     })  # fmt: skip
 
 
-@contextlib.contextmanager
-def our_loop(folder: Path, *, whole: bool = False) -> Iterator[Step]:
+def our_loop(folder: Path, *, whole: bool = False) -> AbstractContextManager[Step]:
     """A device that has all layers and no peers. ``whole``: its sums are of the kind that a GPU has."""
-    spec, lock, mailbox = load_spec(job(folder)), YieldingLock(), Mailbox()
-    transport = Transport(_NAME, "here", mailbox, local_dir=folder, on_peer_lost=lambda *_: None)
-    groups = GroupManager(_NAME, mailbox, None, transport.send)
-    messenger = TransportMessenger(transport, groups, Intake(mailbox), mailbox, _CPU)
-    faults, store = Faults(_NAME, folder), Store(spec, _CPU)
-    every = Range(0, spec.num_layers)
-    routes = tuple(Route(mb, 1, (Segment(_NAME, every),)) for mb in range(NUM_MICRO_BATCHES))
-    layout = Layout(1, spec.num_layers, {_NAME: Layers((every,))}, routes)
-    message = Deploy(_NAME, 1, "job", spec.job, layout, Counters(), "init", (), {}, "", "")
-    deployment = Deployment(message, store, messenger, faults)
-    deployment.start()
-    store.adopt(deployment.layers, deployment.incoming)
-    executor = Executor(
-        _NAME, "job", spec.job, store, open_corpus(spec.job), messenger, faults, lambda _: None,
-        ActivityPage(), lock.released,
-    )  # fmt: skip
-    with _whole_sums() if whole else contextlib.nullcontext():
-        executor.adopt(layout, Counters())
-    executor.resume()
-
-    def step() -> None:
-        was = executor.counters.step
-        with lock:
-            while executor.counters.step == was:
-                executor.advance()
-
-    with contextlib.closing(transport):
-        yield step
-
-
-@contextlib.contextmanager
-def _whole_sums() -> Iterator[None]:
-    """``sums.empty`` makes what it makes on a GPU."""
-    usual = sums.empty
-    sums.empty = sums.Whole
-    try:
-        yield
-    finally:
-        sums.empty = usual
+    return device_loop(job(folder), folder, whole=whole)
 
 
 def plain_loop() -> Step:

@@ -17,7 +17,8 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import oobleckd
-from benchmarks.dispatch import NUM_BLOCKS, NUM_MICRO_BATCHES, Step, our_loop, plain_loop, report
+from benchmarks.alone import Step
+from benchmarks.dispatch import NUM_BLOCKS, NUM_MICRO_BATCHES, our_loop, plain_loop, report
 
 PASSES = (NUM_BLOCKS + 2) * NUM_MICRO_BATCHES  # of a layer and a micro-batch, in a step
 HOUSE = str(Path(oobleckd.__file__).parent)
