@@ -9,6 +9,7 @@ a round begins and ends (``executor``).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -416,15 +417,13 @@ class Passes:
         return self.context.store.layers[layer].leaves
 
     def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
-        if layer == self.context.store.spec.num_layers - 1:
+        if self.context.store.layers[layer].is_head:
             self.reducer.losses[task.route.micro_batch] = out.detach()
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
         """Add the gradients of all parameters of ``layer`` (float32, in the layer's order) to the sums."""
-        store = self.context.store
-        by_bucket: dict[int, list[Tensor]] = {b: [] for b in store.spec.buckets_of(layer)}
-        for (bucket, _, _), grad in zip(store.layers[layer].params, grads, strict=True):
-            by_bucket[bucket].append(grad)
+        spec, rest = self.context.store.spec, iter(grads)
+        by_bucket = {b: [*islice(rest, len(spec.buckets[b].keys))] for b in spec.buckets_of(layer)}
         self.reducer.add(layer, task.route.micro_batch, by_bucket)
         self.clock.gradients += task.route.again(task.position) >= BACKWARD
 
