@@ -18,7 +18,7 @@ from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
-_LEAST_BELOW, _MOST_BELOW, _STORY_ROWS, _LEAST_ROWS = 16, 20, 7, 6
+_LEAST_BELOW, _MOST_BELOW, _STORY_ROWS, _LEAST_ROWS = 18, 20, 7, 6
 
 
 class Incidents(ListPage):
@@ -112,7 +112,6 @@ class Incidents(ListPage):
     def _choices(self, view: View, _now: float, width: int, height: int) -> list[Line]:
         incident = incidents.at_cursor(view, self.look)
         return choices.lines(incident, width, height) if incident is not None else _nothing(view)
-
 
     def _story(self, view: View, now: float, width: int, height: int) -> list[Line]:
         incident = incidents.at_cursor(view, self.look)

@@ -10,6 +10,7 @@ from oobleckd.protocol.api import IncidentView
 from oobleckd.words import count, ms, seconds, size
 
 _COST = 12
+_ROOMY = 80
 
 
 def lines(incident: IncidentView, width: int, height: int) -> list[Line]:
@@ -21,9 +22,10 @@ def lines(incident: IncidentView, width: int, height: int) -> list[Line]:
     if incident.cost_s or others:
         until = "  modelled seconds until the next loss is expected"
         found += [((until, "dim"),), *_way("✓ the chosen one", incident.cost_s, "", max_s, width, 1)]
-    each_rows = max(1, (height - len(found)) // max(1, len(others)))
-    for each in others:
-        found += _way(f"✗ {each.what}", each.cost_s, each.why, max_s, width, each_rows)
+    ways = [_way(f"✗ {each.what}", each.cost_s, each.why, max_s, width, height) for each in others]
+    rows = _rows([len(way) for way in ways], height - len(found))
+    for each, most in zip(others, rows, strict=True):
+        found += _way(f"✗ {each.what}", each.cost_s, each.why, max_s, width, most)
     if not others:
         found.append((("there was no other way that a policy proposed", "dim"),))
     return [clipped(line, width) for line in found][:height]
@@ -48,9 +50,17 @@ def _work(incident: IncidentView) -> list[Line]:
     return work
 
 
+def _rows(wanted: list[int], room: int) -> list[int]:
+    """As many rows for each as it wants; where there are too few, those that want most have fewer."""
+    given = list(wanted)
+    while sum(given) > room and max(given, default=1) > 1:
+        given[given.index(max(given))] -= 1
+    return given
+
+
 def _way(name: str, cost_s: float, why: str, max_s: float, width: int, rows: int) -> list[Line]:
     """In ``rows`` lines at most: a bar, then who and why as broken as it has to be."""
-    room = max(6, min(30, width // 4))
+    room = max(6, min(30, width // (4 if width >= _ROOMY else 6)))
     drawn = bar(0.0, cost_s / max_s, room).ljust(room) if max_s > 0 and cost_s > 0 else " " * room
     left: Line = (("  ", ""), (f"{seconds(cost_s):>{_COST}} ", "strong"), (drawn, "bar"), (" ", ""))
     free = max(1, width - length(left))

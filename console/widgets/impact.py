@@ -51,9 +51,12 @@ def paint(view: View, now: float, width: int, height: int, nodes: Sequence[str] 
                 (stages, "dim"),
             )
         )
+    spare = height - len(lines) - len(impact.rejected)
     for other in impact.rejected:
-        lines.append(((f" ✗ {other.what}, {seconds(other.cost_s)}: ", "dim"), (other.why, "dim")))
-    return [clipped(line, width) for line in lines][:height]
+        told = wrapped(f"✗ {other.what}, {seconds(other.cost_s)}: {other.why}", width - 1, 1 + max(0, spare))
+        spare -= len(told) - 1
+        lines += [((f" {text}", "dim"),) for text in told]
+    return framed(lines, width, height)
 
 
 def ranking(view: View, _now: float, width: int, height: int) -> list[Line]:
@@ -61,11 +64,7 @@ def ranking(view: View, _now: float, width: int, height: int) -> list[Line]:
     asked = candidates(view, many=True)
     known = [impact for names in asked if (impact := view.impact(names)) is not None]
     if not known:
-        said = (
-            "what follows is not kept of the past"
-            if view.tape is not None
-            else "not known yet"
-        )
+        said = "what follows is not kept of the past" if view.tape is not None else "not known yet"
         return [clipped(((said, "dim"),), width)][:height]
     names = (("node", -_NAME), *((name, wide) for name, wide, _ in _ranks(width)))
     head = " ".join(cell(name, abs(wide), right=wide > 0) for name, wide in names)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from oobleckd.console.model import View
-from oobleckd.console.widgets.events import row
+from oobleckd.console.widgets.events import row, rows
 from oobleckd.draw.lines import Line, clipped, flow, framed, wrapped
 from oobleckd.draw.times import dated
 from oobleckd.protocol.changes import Change
@@ -32,12 +32,14 @@ def of_keys(events: tuple[Change, ...], keys: Collection[str]) -> tuple[Change, 
 
 
 def paint(view: View, now: float, width: int, height: int, keys: Collection[str]) -> list[Line]:
-    """The newest changes with one of ``keys`` that have room."""
+    """The newest changes with one of ``keys`` that have room, their texts to the end where all have it."""
     found = of_keys(view.events, keys)
     if not found:
         return [clipped((("nothing of it is among the events that are kept here", "dim"),), width)][:height]
     job = view.job.id if view.job is not None else ""
-    return [row(change, job, view.clock(now), width) for change in found[-height:]] if height > 0 else []
+    shown, today = found[-height:] if height > 0 else (), view.clock(now)
+    full = [line for change in shown for line in rows(change, job, today, width, height)]
+    return full if len(full) <= height else [row(change, job, today, width) for change in shown]
 
 
 def one(change: Change, now: float, width: int, height: int) -> list[Line]:
