@@ -117,7 +117,7 @@ def harmful(impact: ImpactView | None) -> bool:
 
 def _numbers(impact: ImpactView) -> list[Line]:
     role: Role = "bad" if impact.can_lose == 0 else "good"
-    return [
+    numbers: list[Line] = [
         (("stall ", "dim"), (seconds(impact.stall_s), "strong")),
         (("copies ", "dim"), (size(impact.copied_bytes), "strong"), (f" in {seconds(impact.copy_s)}", "")),
         (
@@ -126,6 +126,9 @@ def _numbers(impact: ImpactView) -> list[Line]:
             (f" {noun(impact.can_lose, 'node')}", "dim"),
         ),
     ]
+    if impact.lost_layers and not impact.stops:  # else the verdict says it
+        numbers.append((("throughput then ", "dim"), (throughput(impact), "strong")))
+    return numbers
 
 
 # --------------------------------------------------------------------------- the overview's line

@@ -38,7 +38,7 @@ def paint(view: View, now: float, width: int, height: int, keys: Collection[str]
         return [clipped((("nothing of it is among the events that are kept here", "dim"),), width)][:height]
     job = view.job.id if view.job is not None else ""
     shown, today = found[-height:] if height > 0 else (), view.clock(now)
-    full = [line for change in shown for line in rows(change, job, today, width, height)]
+    full = [line for change in shown for line in rows(change, job, today, width, len(change.text))]
     return full if len(full) <= height else [row(change, job, today, width) for change in shown]
 
 

@@ -505,6 +505,8 @@ def test_what_would_follow_in_full() -> None:
     for part in ("no step is lost", "75.0% of the throughput stays", "stall 2 s", "copies 5 MiB in 500 ms",
                  "could still lose 0", "P0", "wait, 30 s: too long"):  # fmt: skip
         assert part in text
+    back = fold(LIVE, [Watched(NOW, impact=watching.impact("node-2", steps_back=3, lost_layers=(9,)))])
+    assert "throughput then 75.0%" in said(impact.paint(back, NOW, 100, 12, ("node-2",)))
     assert "thinking" in said(impact.paint(LIVE, NOW, 100, 12, ("node-1",)))
     assert "could still lose 0 nodes" in text
     assert "mark nodes" in said(impact.paint(LIVE, NOW, 100, 12))
