@@ -14,7 +14,8 @@ product with the factor is rounded to float64 before that (far below the hair) o
 bits at more than twice the time on a CPU, whose conversion from float32 is slow; docs/decisions.md.)
 
 Three kinds have the same bits: ``Fused`` where there are kernels (``choice``), which round each term in a
-register and need no ``BASE`` in memory; else ``Chunked`` on a CPU and ``Whole`` on a GPU, by torch's operations.
+register and need no ``BASE`` in memory; else, by torch's operations, ``Chunked`` on a CPU and ``Whole`` on a
+GPU.
 """
 
 from __future__ import annotations
