@@ -66,6 +66,7 @@ bench: setup ## the planner against brute force and the optimum; recovery and th
 	$(BIN)/python benchmarks/planner.py
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/throughput.py --tokens 128
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/lag.py
 	$(BIN)/python benchmarks/flood.py

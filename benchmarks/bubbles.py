@@ -66,7 +66,7 @@ def our_window(cluster: Cluster, name: str) -> Window:
         cluster.in_state(job, "done")
         ends = [step.at for step in cluster.client.steps(job)]
         cluster.pause()
-        return rate(ends[warm_up:])
+        return rate(ends[warm_up:], shape.GLOBAL_BATCH)
 
     return run
 
@@ -80,7 +80,7 @@ def measure(rounds: int, steps: int, names: list[str], folder: Path) -> dict[str
             if f"torch, {name}" in names:
                 programs = stack.enter_context(Programs(folder / name))
                 start_ranks(programs, "benchmarks.peers.train_schedules", "--schedule", name)
-                windows[f"torch, {name}"] = peer_window(programs)
+                windows[f"torch, {name}"] = peer_window(programs, shape.GLOBAL_BATCH)
                 windows[f"torch, {name}"](1)
         cluster = stack.enter_context(Cluster(folder / "ours", environment=asleep))
         cluster.pause()

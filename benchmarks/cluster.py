@@ -168,6 +168,7 @@ def job_of(
     max_nodes: int = 0,
     policy: str = "oobleck",
     schedule: Mapping[str, object] | None = None,
+    micro_batch: shape.MicroBatch = shape.HERE,
 ) -> Job:
     """The benchmarks' model and batch as a job: constant work a step, no clipping, as the peers have none.
 
@@ -175,10 +176,10 @@ def job_of(
     """
     raw: dict[str, Any] = {
         "name": name,
-        "model": {"family": "gpt2", "config": shape.gpt2_config()},
+        "model": {"family": "gpt2", "config": shape.gpt2_config(micro_batch.sequence)},
         "train": {
-            "steps": steps, "global_batch": shape.GLOBAL_BATCH, "micro_batch": shape.MICRO_BATCH,
-            "sequence": shape.SEQUENCE, "exact": exact,
+            "steps": steps, "global_batch": micro_batch.global_batch, "micro_batch": micro_batch.num,
+            "sequence": micro_batch.sequence, "exact": exact,
         },
         "optimizer": {"lr": shape.LEARNING_RATE, "clip_norm": 0.0},
         "fault_tolerance": {"f": f, "policy": policy},

@@ -58,6 +58,8 @@ Curves (Job, Jobs, Overview) are of the whole run from its first step on. Their 
 well as its end; a line is the mean of a column's steps, the shade what lies between the least and the most of them.
 Nodes shows what devices and cards say of themselves: memory used, planned and there is, utilisation, temperature, power, clocks and what holds
 them down, errors. What no node tells has no column. `l` shows the newest lines that the node under the cursor wrote.
+Incidents and Events show, from 100 x 30 cells on, what else happened to the incident and its nodes, or to what the event under the cursor is
+about: its story, as `oobleckctl story` has it.
 
 ## The past
 `oobleck-console --at 12:04` begins at a time of the daemon's history and plays; `t` asks for a time at any time, `enter` on an event or an

@@ -47,6 +47,12 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {noun(number, what)}"
 
 
+def ordinal(number: int) -> str:
+    """``"1st"``, ``"2nd"``, ``"3rd"``, ``"11th"``."""
+    teens = number % 100 in {11, 12, 13}
+    return f"{number:,}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
 def being(state: str) -> str:
     """That somebody is in ``state``: "is running", "is done", but "failed"."""
     return state if state == "failed" else f"is {state}"

@@ -13,6 +13,8 @@ def sum_bytes(exact: bool) -> int:
 
 
 FLOAT_BYTES = 4
+ROUNDED_BYTES = 2
+"""For each parameter that linear layers alone compute with, where precision is bf16: of its copy in it."""
 MOMENT_BYTES = 8
 """For each parameter, of the slots of AdamW: two moments in float32."""
 
@@ -42,7 +44,8 @@ class LayerCost(msgspec.Struct, frozen=True):
 
     ``forward_s`` and ``backward_s`` in seconds, the backward with its gradients added up; ``update_s``: what
     follows once a step, from complete sums to new weights. ``param_bytes``: weights; ``state_bytes``:
-    everything that lives as long as the layer (weights, optimizer moments, gradient sums, mean gradients).
+    everything that lives as long as the layer (weights, their copies in bfloat16, optimizer moments, gradient
+    sums, mean gradients).
     ``slot_bytes``: what the optimizer keeps of the weights, and what travels and is written with them (-1 in
     a profile of earlier versions: twice the weights, as of AdamW). ``activation_bytes``: held between
     forward and backward; ``output_bytes``: the tensor handed to the next layer. ``allreduce_s``: (devices of

@@ -172,13 +172,13 @@ def endable(main: Callable[[], int]) -> int:
         return 130
 
 
-def start_ranks(programs: Programs, module: str, *args: str) -> None:
+def start_ranks(programs: Programs, module: str, *args: str, **environment: str) -> None:
     """Start one process a device of ``module`` as torchrun would, without an agent beside them."""
     port = str(free_port())
     for rank in range(4):
         programs.start(
             f"rank{rank}", [sys.executable, "-m", module, *args], RANK=str(rank), LOCAL_RANK=str(rank),
-            WORLD_SIZE="4", LOCAL_WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            WORLD_SIZE="4", LOCAL_WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **environment,
         )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
-"""A plain loop of torch on one device: autocast to bf16, micro-batches added up by autograd, AdamW. Writes
-down when its steps ended.
+"""A plain loop of torch on one device: autocast to bf16, micro-batches added up by autograd, clipping, AdamW.
+Trains when it is asked to (``serving``).
 
-    python -m benchmarks.peers.train_plain --config FILE [--kind cuda] [--deterministic]
+    python -m benchmarks.peers.train_plain --config FILE [--kind cuda]
 
-FILE: JSON with ``model`` (fields of ``GPT2Config``), ``global_batch``, ``micro_batch``, ``sequence`` and
-``lr``.
+FILE: JSON with ``family`` and ``model`` (fields of its config in transformers), ``global_batch``,
+``micro_batch``, ``sequence`` and ``lr``. Loops: ``plain``; ``deterministic``, with torch's deterministic
+algorithms; ``compiled``, those and the whole model compiled. All train the same model, one after the other.
 """
 
 from __future__ import annotations
@@ -12,47 +13,51 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.peers.attempts import AttemptLog
+from benchmarks.peers.serving import serve
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--kind", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--deterministic", action="store_true")
     args = parser.parse_args()
-    job = json.loads(args.config.read_text())
+    job, kind = json.loads(args.config.read_text()), args.kind
     torch.set_num_threads(1)
-    if args.deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        torch.use_deterministic_algorithms(mode=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when CUDA begins; without it none repeats itself
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(**job["model"])).to(args.kind).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=job["lr"])
+    config = AutoConfig.for_model(job["family"], **job["model"], use_cache=False)
+    with torch.device(kind):
+        net = AutoModelForCausalLM.from_config(config).train()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=job["lr"], fused=True)
     num_micro_batches = job["global_batch"] // job["micro_batch"]
     size = (job["micro_batch"], job["sequence"])
     draw = torch.Generator().manual_seed(1)
-    log, step = AttemptLog("rank0"), 0
-    while True:
-        began_at = time.time()
+
+    def step(forward: Callable[..., torch.nn.Module]) -> None:
         optimizer.zero_grad(set_to_none=True)
         for _ in range(num_micro_batches):
-            tokens = torch.randint(0, 256, size, generator=draw).to(args.kind)
-            with torch.autocast(args.kind, torch.bfloat16):
-                loss = model(input_ids=tokens, labels=tokens).loss / num_micro_batches
+            tokens = torch.randint(0, 256, size, generator=draw).to(kind)
+            with torch.autocast(kind, torch.bfloat16):
+                loss = forward(input_ids=tokens, labels=tokens).loss / num_micro_batches
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         loss.item()  # the step is over
-        step += 1
-        log.add(step, began_at, 1)
+
+    forwards = {"plain": net, "deterministic": net, "compiled": torch.compile(net, dynamic=False)}
+
+    def loop_of(name: str) -> Callable[[], None]:
+        torch.use_deterministic_algorithms(mode=name != "plain")
+        return lambda: step(forwards[name])
+
+    serve(loop_of, kind)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ from oobleckd.console.model import View
 from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
-from oobleckd.console.widgets import log
+from oobleckd.console.widgets import log, story
 from oobleckd.console.widgets.listing import clamped
 from oobleckd.console.widgets.log import LogLook
 from oobleckd.console.widgets.panel import Panel
-from oobleckd.draw.lines import Line, clipped, wrapped
+from oobleckd.draw.lines import Line
 from oobleckd.protocol.changes import Change
 
-# The nearest to what one looks at comes first.
-_STORIES = ("incident", "node", "job")
+_LIST_SHARE = 58
+_EVENT_ROWS, _LOW_ROWS, _STORY_ROWS = 12, 6, 9
 
 
 class EventsPage(ListPage):
@@ -36,13 +36,24 @@ class EventsPage(ListPage):
         self.level = 0
 
     def body(self) -> Iterable[Panel]:
-        """List, one event."""
+        """List, one event, what else belongs to it."""
         yield Panel(self._list, "Events", id="list", depends=log.DEPENDS)
         yield Panel(self._one, "Event", id="one", depends=log.DEPENDS)
+        yield Panel(self._story, "Story", id="story", depends=story.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
-        """The list has nearly all."""
-        return places.one_below_other(width, height, "list", (("list", 0), ("one", 5)))
+        """The list has nearly all; where it is wide the event and its story are beside it, where it is high
+        the story is below.
+        """
+        match places.arrangement(width, height):
+            case "wide":
+                found = places.side_by_side(width, height, "list", "right", _LIST_SHARE)
+                return found | places.above(found.pop("right"), ("one", _EVENT_ROWS), ("story", 0))
+            case "medium":
+                below = [("one", _LOW_ROWS), ("story", _STORY_ROWS)]
+            case _:
+                below = [("one", _LOW_ROWS - 1)]
+        return places.one_below_other(width, height, "list", (("list", 0), *below))
 
     def titles(self) -> None:
         """What is filtered."""
@@ -51,12 +62,14 @@ class EventsPage(ListPage):
             f'Events: "{self.words}"' if self.words else "Events",
             "following" if self.follow else "",
         )
+        change = log.at_cursor(self.view, self.look)
+        key = story.nearest(change) if change is not None else ""
+        self.entitle("story", f"Story of {key.replace(':', ' ')}" if key else "Story")
 
     def command(self) -> str:
         """The story of the event's incident, node or job; else the stream."""
         change = log.at_cursor(self.view, self.look)
-        keys = [key for key in (change.story if change is not None else ()) if _kind(key) in _STORIES]
-        best = min(keys, key=lambda key: _STORIES.index(_kind(key)), default="")
+        best = story.nearest(change) if change is not None else ""
         return f"oobleckctl story {best}" if best else "oobleckctl events -f"
 
     @property
@@ -105,17 +118,11 @@ class EventsPage(ListPage):
     def _list(self, view: View, now: float, width: int, height: int) -> list[Line]:
         return log.paint(view, now, width, height, self.look)
 
-    def _one(self, view: View, _now: float, width: int, height: int) -> list[Line]:
+    def _one(self, view: View, now: float, width: int, height: int) -> list[Line]:
         change = log.at_cursor(view, self.look)
-        if change is None:
-            return []
-        text: list[Line] = [((line, ""),) for line in wrapped(change.text, width, max(1, height - 1))]
-        head: Line = (
-            (f"number {change.seq}, {change.kind}, {change.level}", "note"),
-            (f"   {' '.join(change.story)}", "dim"),
-        )
-        return [clipped(head, width), *text]
+        return story.one(change, view.clock(now), width, height) if change is not None else []
 
-
-def _kind(key: str) -> str:
-    return key.partition(":")[0]
+    def _story(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        change = log.at_cursor(view, self.look)
+        key = story.nearest(change) if change is not None else ""
+        return story.paint(view, now, width, height, (key,)) if key else [(("of nobody's story", "dim"),)]

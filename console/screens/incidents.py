@@ -12,11 +12,13 @@ from oobleckd.console.model import View
 from oobleckd.console.screens import places
 from oobleckd.console.screens.page import ListPage, bindings
 from oobleckd.console.screens.places import Places
-from oobleckd.console.widgets import choices, incidents, recovery
+from oobleckd.console.widgets import choices, incidents, recovery, story
 from oobleckd.console.widgets.incidents import IncidentsLook
 from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
+
+_LEAST_BELOW, _MOST_BELOW, _STORY_ROWS, _LEAST_ROWS = 18, 20, 7, 6
 
 
 class Incidents(ListPage):
@@ -27,23 +29,32 @@ class Incidents(ListPage):
     ROWS = "incidents"
 
     def body(self) -> Iterable[Panel]:
-        """List, phases, choices."""
+        """List, phases, choices, events."""
         yield Panel(self._list, "Incidents", id="list")
         yield Panel(self._phases, "Phases", id="phases")
         yield Panel(self._choices, "Work and choices", id="choices")
+        yield Panel(self._story, "What happened", id="story")
 
     def places(self, width: int, height: int) -> Places:
-        """The list has what the others leave."""
+        """The list has as many rows as there are incidents, and of few ones what happened is below; of many
+        it has what the others leave.
+        """
         found, rest = places.framed_by(width, height, "list")
-        match places.arrangement(width, height):
-            case "tiny":
-                return found
-            case "small":
-                return found | places.above(rest, ("list", 0), ("phases", 10))
-            case _:
-                rows = places.above(rest, ("list", 0), ("below", 18))
-                below = rows.pop("below", None)
-                return found | rows | (places.split(below, ("phases", 1), ("choices", 1)) if below else {})
+        arrangement = places.arrangement(width, height)
+        if arrangement == "tiny":
+            return found
+        if arrangement == "small":
+            return found | places.above(rest, ("list", 0), ("phases", 10))
+        most = rest.height - _LEAST_BELOW - _STORY_ROWS
+        listed = max(_LEAST_ROWS, min(len(self.view.incidents) + 4, most))
+        below_rows = max(_LEAST_BELOW, min(_MOST_BELOW, rest.height - listed - 2 * _STORY_ROWS))
+        rows = places.above(rest, ("list", listed), ("below", below_rows), ("story", 0))
+        below = rows.pop("below", None)
+        return found | rows | (places.split(below, ("phases", 1), ("choices", 1)) if below else {})
+
+    def shape(self) -> object:
+        """How many incidents there are."""
+        return len(self.view.incidents)
 
     def titles(self) -> None:
         """What is filtered."""
@@ -93,11 +104,21 @@ class Incidents(ListPage):
 
     def _phases(self, view: View, now: float, width: int, height: int) -> list[Line]:
         incident = incidents.at_cursor(view, self.look)
-        return recovery.one(view, incident, now, width, height) if incident is not None else _nothing(view)
+        if incident is None:
+            return _nothing(view)
+        alone = not self._panels["choices"].display
+        return recovery.one(view, incident, now, width, height, priced=alone)
 
     def _choices(self, view: View, _now: float, width: int, height: int) -> list[Line]:
         incident = incidents.at_cursor(view, self.look)
         return choices.lines(incident, width, height) if incident is not None else _nothing(view)
+
+    def _story(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        incident = incidents.at_cursor(view, self.look)
+        if incident is None:
+            return _nothing(view)
+        keys = (f"incident:{incident.id}", *(f"node:{name}" for name in incident.nodes))
+        return story.paint(view, now, width, height, keys)
 
 
 def _nothing(view: View) -> list[Line]:

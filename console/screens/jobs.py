@@ -19,7 +19,7 @@ from oobleckd.console.widgets.jobtable import JobTableLook
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
-_CURVE_ROWS = 10
+_CURVE_ROWS, _FEW_CURVE_ROWS = 10, 7
 
 
 class JobsPage(ListPage):
@@ -38,9 +38,12 @@ class JobsPage(ListPage):
     def places(self, width: int, height: int) -> Places:
         """The table has as many rows as there are jobs, where that leaves room for curves."""
         facts = ("facts", jobfacts.ROWS + 2)
-        if places.arrangement(width, height) in {"tiny", "small"}:
-            return places.one_below_other(width, height, "table", (("table", 0), facts))
         room = height - places.VERDICT_ROWS - places.FOOTER_ROWS - facts[1]
+        if places.arrangement(width, height) in {"tiny", "small"}:
+            few = len(self.view.jobs) + 3
+            roomy = few + _FEW_CURVE_ROWS <= room
+            parts = (("table", few), facts, ("curves", 0)) if roomy else (("table", 0), facts)
+            return places.one_below_other(width, height, "table", parts)
         table = min(len(self.view.jobs) + 4, room - _CURVE_ROWS)
         return places.one_below_other(width, height, "table", (("table", table), facts, ("curves", 0)))
 

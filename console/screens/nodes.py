@@ -23,7 +23,8 @@ from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
 _TOP_ROWS = 8
-_DEVICE_ROWS = 6
+_DEVICE_ROWS, _COPIES_ROWS = 6, 5
+_HEADED = 3  # a table's frame and the names of its columns
 
 
 class NodesPage(ListPage):
@@ -49,13 +50,17 @@ class NodesPage(ListPage):
         yield Panel(self._devices, "Devices", id="devices", depends=nodetable.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
-        """Grid and layers above, the table below, as high as it has rows; devices have what is left."""
+        """Grid and layers above, the table below, as high as it has rows; devices have what is left. In
+        little room the grid is for those that the table has no rows for.
+        """
         found, rest = places.framed_by(width, height, "table")
         match places.arrangement(width, height):
             case "tiny":
                 return found
             case "small":
-                return found | places.above(rest, ("table", 0), ("grid", 5), ("copies", 5))
+                if len(self.view.nodes) + _HEADED <= rest.height - _COPIES_ROWS:
+                    return found | places.above(rest, ("table", 0), ("copies", _COPIES_ROWS))
+                return found | places.above(rest, ("table", 0), ("grid", 5), ("copies", _COPIES_ROWS))
             case _:
                 top_rows = min(rest.height * 2 // 5, max(_TOP_ROWS, self._num_groups + 4))
                 table = min(len(self.view.nodes) + 3, rest.height - top_rows - _DEVICE_ROWS)

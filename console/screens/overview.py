@@ -176,16 +176,17 @@ def _nodes(view: View, now: float, width: int, height: int) -> list[Line]:
 
 
 def _timeline(view: View, now: float, width: int, height: int) -> list[Line]:
-    """Lanes, what their signs mean, and all pipelines in a strip."""
-    strip = fleet.paint(view, now, width, 2)
+    """Lanes, what their signs mean, and in a strip all pipelines, where not all have lanes."""
+    shown = view.schedule
+    all_in_sight = shown is not None and timeline.least_rows(shown) < height
+    strip = [] if all_in_sight else fleet.paint(view, now, width, 2)
     room = height - 1 - len(strip)
     return [*timeline.paint(view, now, width, room, _look(view, room)), timeline.legend(width), *strip]
 
 
 def _look(view: View, height: int) -> timeline.TimelineLook:
     """Where not all pipelines have room, those that a loss touches are what one looks for."""
-    lanes = view.schedule.lanes if view.schedule is not None else ()
-    needed = len(lanes) + len({lane.pipeline for lane in lanes})
+    needed = timeline.least_rows(view.schedule) if view.schedule is not None else 0
     return timeline.TimelineLook(order="hurt" if needed > height else "number")
 
 

@@ -28,6 +28,7 @@ _ORDER_WORDS: dict[Order, str] = {
     "hurt": "touched by a loss first",
 }
 _MOST_ROWS = 5
+_FRAME_AND_LEGEND = 3
 _DEPENDS = ("schedule", "modelled", "refused", "schedules")
 
 
@@ -50,11 +51,16 @@ class Pipelines(ListPage):
         yield Panel(_legend, id="legend", depends=("link",))
 
     def places(self, width: int, height: int) -> Places:
-        """The timeline has what the others leave."""
+        """The timeline has what the others leave. The strip is for pipelines that have no room in it."""
         strip = 5 if places.arrangement(width, height) == "wide" else 4
-        return places.one_below_other(
-            width, height, "timeline", (("timeline", 0), ("legend", 1), ("fleet", strip))
-        )
+        room = height - places.VERDICT_ROWS - places.FOOTER_ROWS - _FRAME_AND_LEGEND
+        parts = [("timeline", 0), ("legend", 1)] + ([("fleet", strip)] if self.shape() > room else [])
+        return places.one_below_other(width, height, "timeline", parts)
+
+    def shape(self) -> int:
+        """How many rows all pipelines take."""
+        shown = timeline.shown_schedule(self.view, self.look.mode)
+        return timeline.least_rows(shown) if shown is not None else 0
 
     def wants(self) -> Wants:
         """Op times of one step; those of the model where they are looked at."""

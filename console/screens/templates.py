@@ -35,8 +35,15 @@ class Templates(ListPage):
         yield Panel(coverage.paint, "Coverage", id="coverage", depends=coverage.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
-        """The table has two thirds of the width."""
-        return places.side_by_side(width, height, "table", "coverage", 66)
+        """The table has most of the width; where it is above the coverage, as many rows as it needs."""
+        if places.arrangement(width, height) == "small":
+            table = min(len(self.view.templates) + 3, height // 2)
+            return places.one_below_other(width, height, "table", (("table", table), ("coverage", 0)))
+        return places.side_by_side(width, height, "table", "coverage", 62)
+
+    def shape(self) -> object:
+        """How many templates there are."""
+        return len(self.view.templates)
 
     def wants(self) -> Wants:
         """What steps took."""

@@ -20,7 +20,7 @@ from oobleckd.console.widgets.nodetable import NodeTableLook
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
 
-_UPPER_ROWS, _LOWER_ROWS = 12, 14
+_UPPER_ROWS, _LOWER_ROWS = 12, 12
 
 
 class WhatIf(ListPage):
@@ -45,7 +45,7 @@ class WhatIf(ListPage):
     def places(self, width: int, height: int) -> Places:
         """Side by side, where it is wide enough; below them what else there is room for."""
         found = places.side_by_side(width, height, "table", "impact", 48)
-        if places.arrangement(width, height) != "wide":
+        if places.arrangement(width, height) not in {"wide", "medium"}:
             return found
         table, follows = found["table"], found["impact"]
         upper = max(_UPPER_ROWS, min(len(self.view.nodes) + 3, table.height - _LOWER_ROWS))
@@ -63,7 +63,7 @@ class WhatIf(ListPage):
         what.
         """
         marked = self.host.marks.names
-        ranked = places.arrangement(*self.size) == "wide" or not marked
+        ranked = places.arrangement(*self.size) in {"wide", "medium"} or not marked
         others = self._risk.candidates(self.view) if ranked else ()
         return Wants(layers=True, impacts=(*((marked,) if marked else ()), *others))
 

@@ -14,6 +14,8 @@ from oobleckd.draw.lines import Line, clipped
 from oobleckd.words import count
 
 DEPENDS = ("templates", "nodes")
+_WITH_HEAD = 6
+_TIMES = " \u00d7 "
 _AHEAD = 1024  # in steps of so many numbers: a node more or less is no reason to begin anew
 
 
@@ -53,8 +55,11 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         if not gaps
         else f"all but {_listed(gaps)} of {min_nodes} to {max_nodes}"
     )
-    lines: list[Line] = [clipped((("covered: ", "dim"), (said, "good" if not gaps else "warn")), width)]
-    seen = window(here - 1, max_nodes, height - 1)
+    named = "covered: " if len("covered: ") + len(said) <= width else ""
+    lines: list[Line] = [clipped(((named, "dim"), (said, "good" if not gaps else "warn")), width)]
+    if height > _WITH_HEAD:
+        lines.append(clipped(((f" {'nodes':>5}  pipelines of so many nodes", "dim"),), width))
+    seen = window(here - 1, max_nodes, height - len(lines))
     return lines + [_row(index + 1, here, found.way(index + 1), width) for index in seen]
 
 
@@ -79,7 +84,7 @@ def _row(number: int, here: int, way: Sequence[int], width: int) -> Line:
             ((f"{sign}{number:>5}  ", "strong" if number == here else ""), ("✗ none", "bad")), width
         )
     counted = {size: way.count(size) for size in sorted(set(way), reverse=True)}
-    words = " + ".join(f"{times} of {size}" if times > 1 else str(size) for size, times in counted.items())
+    words = " + ".join(f"{n}{_TIMES}{size}" if n > 1 else str(size) for size, n in counted.items())
     return clipped(((f"{sign}{number:>5}  ", "strong" if number == here else ""), (words, "dim")), width)
 
 

@@ -18,7 +18,7 @@ from oobleckd.console.model import StepPoint, View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw import chart
 from oobleckd.draw.chart import Chart, ChartColumn
-from oobleckd.draw.lines import Line, Role, Span, clipped, length
+from oobleckd.draw.lines import Line, Role, Span, as_fits, clipped, length
 from oobleckd.protocol.api import CurveBin, EvaluationView
 from oobleckd.words import count, loss, rate, short, tick
 
@@ -28,6 +28,7 @@ _SIDE_ROWS = 6
 _STACK_ROWS = 8
 _FEW_COLUMNS = 20
 _GAP = 2
+_FIELD_GAP = 3
 
 
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
@@ -143,20 +144,33 @@ def _titled(head: Line, drawn: Chart, width: int, height: int) -> list[Line]:
 
 
 def loss_head(view: View, width: int) -> Line:
-    """The newest loss, of which steps the curve is, the least one, and the newest evaluation."""
+    """As much of what is known of the loss as has room."""
+    return as_fits(loss_fields(view, width), width)
+
+
+def loss_fields(view: View, width: int) -> list[Line]:
+    """The newest loss, the newest evaluation, of which steps the curve is, and the least loss."""
     last = view.points[-1]
     run = run_of(view)
-    spans: list[Span] = [("loss ", ""), (loss(last.loss), "strong" if math.isfinite(last.loss) else "bad")]
+    fields: list[Line] = [(("loss ", ""), (loss(last.loss), "strong" if math.isfinite(last.loss) else "bad"))]
     if known := _known(view):
-        found = math.nan if known[-1].loss is None else known[-1].loss
-        spans += [("   ● ", "good"), ("evaluation ", ""), (loss(found), "strong")]
-        spans.append((f" after step {known[-1].step:,}", "dim"))
+        fields.append(_evaluated(known[-1], width - length(fields[0]) - _FIELD_GAP))
     if skipped := sum(each.skipped for each in run.bins):
-        spans.append((f"   ✗ {skipped:,} skipped", "bad"))
-    spans.append((f"   steps {run.bins[0].first:,} to {last.step:,}", "dim"))
+        fields.append(((f"✗ {skipped:,} skipped", "bad"),))
+    fields.append(((f"steps {run.bins[0].first:,} to {last.step:,}", "dim"),))
     if known_least := [each.loss_min for each in run.bins if each.loss_min is not None]:
-        spans.append((f", least {loss(min(known_least))}", "dim"))
-    return clipped(tuple(spans), width)
+        fields.append(((f"least {loss(min(known_least))}", "dim"),))
+    return fields
+
+
+def _evaluated(last: EvaluationView, width: int) -> Line:
+    """What the newest evaluation found, and after which step where that has room."""
+    found = loss(math.nan if last.loss is None else last.loss)
+    after = f" after step {last.step:,}"
+    line: Line = (("● ", "good"), ("evaluation ", ""), (found, "strong"))
+    if length(line) > width:
+        return (("● ", "good"), ("eval ", ""), (found, "strong"))
+    return (*line, (after, "dim")) if length(line) + len(after) <= width else line
 
 
 def _known(view: View) -> list[EvaluationView]:
@@ -281,6 +295,8 @@ def said(view: View) -> str:
         return ""
     run = run_of(view)
     parts = ["▲ an incident"]
+    if any(each.first < each.last for each in run.bins):
+        parts.insert(0, "░ least to most")
     if any(sign == "◀" for _, sign, _ in run.marks):
         parts.append("◀ went back")
     if any(sign == "✗" for _, sign, _ in run.marks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oobleckd.console.model import View
-from oobleckd.draw.lines import Line, Role, clipped
+from oobleckd.draw.lines import Line, Role, clipped, length, wrapped
 from oobleckd.draw.times import dated
 from oobleckd.protocol.changes import Change
 
@@ -23,6 +23,18 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
         return [(("nothing yet", "dim"),)]
     job, today = view.job.id if view.job is not None else "", view.clock(now)
     return [row(change, job, today, width) for change in view.events[-height:]] if height > 0 else []
+
+
+def rows(change: Change, job: str, now: float, width: int, most: int) -> list[Line]:
+    """One change in ``most`` lines at most: its text to the end, where there is room."""
+    whole = row(change, job, now, len(change.text) + width)
+    *head, (text, role) = whole
+    indent = length(tuple(head))
+    told = wrapped(text, width - indent, most)
+    if len(told) < 2:
+        return [clipped(whole, width)]
+    below: list[Line] = [((" " * indent + line, role),) for line in told[1:]]
+    return [(*head, (told[0], role)), *below]
 
 
 def row(change: Change, job: str, now: float, width: int) -> Line:

@@ -20,7 +20,7 @@ _FULL = 0.95
 """Share of a card's memory from which on it is about to run out."""
 _BAR = 8
 _WIDE_BAR = 24
-_LABEL = 14
+_LEAST_LABEL, _LABEL = 6, 14
 _MEMORY = 43  # what is said beside its bar
 
 
@@ -46,8 +46,8 @@ def columns() -> tuple[FigureColumn, ...]:
         FigureColumn("temp", 5, 6, _temperature_cell, True, _any(lambda each: each.temperature_c > 0)),
         FigureColumn("power", 5, 7, _power_cell, True, _any(lambda each: each.power_w > 0)),
         FigureColumn("errors", 12, 8, _errors_cell, False, _any(_tells_errors)),
-        FigureColumn("clock", 8, 9, _clock_cell, True, _any(lambda each: each.clock_mhz > 0)),
-        FigureColumn("rss", 8, 12, _rss_cell, True, _any(lambda each: each.rss_bytes > 0)),
+        FigureColumn("clock", 11, 9, _clock_cell, True, _any(lambda each: each.clock_mhz > 0)),
+        FigureColumn("RSS", 8, 12, _rss_cell, True, _any(lambda each: each.rss_bytes > 0)),
     )  # fmt: skip
 
 
@@ -93,13 +93,13 @@ def _power_cell(node: NodeView) -> Iterable[Span]:
 
 
 def _clock_cell(node: NodeView) -> Iterable[Span]:
-    """In MHz; marked where something holds it down."""
+    """Marked where something holds it down."""
     known = [each for each in node.figures if each.clock_mhz]
     if not known:
         return (("-", "dim"),)
     least = min(known, key=lambda each: each.clock_mhz)
     held = any(each.throttled for each in known)
-    return ((f"{'! ' if held else ''}{least.clock_mhz:,}", "warn" if held else ""),)
+    return ((f"{'! ' if held else ''}{least.clock_mhz:,} MHz", "warn" if held else ""),)
 
 
 def _rss_cell(node: NodeView) -> Iterable[Span]:
@@ -136,26 +136,28 @@ def paint(_view: View, width: int, height: int, found: Sequence[NodeView], at: i
     if not found:
         return nothing((("no node is chosen", "dim"),), height)
     lines: list[Line] = []
+    names = (each.device for node in found for each in node.figures)
+    label = max(_LEAST_LABEL, min(_LABEL, max(map(len, names), default=_LABEL)))
     for node in (*found[at:], *found[:at]):
-        block = _node(node, width)
+        block = _node(node, label, width)
         if lines and len(lines) + len(block) > height:
             break
         lines += block
     return lines[:height]
 
 
-def _node(node: NodeView, width: int) -> list[Line]:
+def _node(node: NodeView, label: int, width: int) -> list[Line]:
     if not node.figures:
         sign, role = STATES[node.state]
         why = node.reason or "tells nothing of its devices"
-        name: Span = (cell(node.name, _LABEL - 2), "strong")
+        name: Span = (cell(node.name, label - 2), "strong")
         return [clipped(((f"{sign} ", role), name, (f" {why}", "dim")), width)]
-    return [line for each in node.figures for line in _device(each, width)]
+    return [line for each in node.figures for line in _device(each, label, width)]
 
 
-def _device(each: DeviceFigures, width: int) -> list[Line]:
+def _device(each: DeviceFigures, label_width: int, width: int) -> list[Line]:
     """Memory in a bar, then what else is known, in as many lines as it takes."""
-    label: Span = (cell(each.device, _LABEL) + " ", "strong")
+    label: Span = (cell(each.device, label_width) + " ", "strong")
     rest: Span = (" " * len(label[0]), "")
     room = min(_WIDE_BAR, max(_BAR, width // 5))
     fields = [_memory(each, room), *_card(each)]
@@ -231,5 +233,5 @@ def _ecc(each: DeviceFigures) -> Line:
     corrected, wrong = max(0, each.ecc_corrected), max(0, each.ecc_uncorrected)
     if not corrected and not wrong:
         return (("ECC 0", "dim"),)
-    said = f"{corrected:,} corrected, {wrong:,} not"
+    said = f"{corrected:,} corrected" + (f", {wrong:,} not" if wrong else "")
     return (("ECC ", "dim"), (said, "bad" if wrong else "" if corrected else "dim"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from oobleckd.console.model import View
-from oobleckd.draw.lines import Line, Role, bar, clipped
+from oobleckd.draw.lines import Line, Role, Span, as_fits, bar, clipped, length
 from oobleckd.protocol.watch import Lost
 from oobleckd.words import seconds
 
@@ -30,12 +30,15 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         problem = view.refusal("goodput")
         return [clipped(((f"not known{': ' if problem else ' yet'}{problem}", "dim"),), width)][:height]
     total_s = goodput.total_s or 1.0
-    head: Line = (
+    whole: Line = (
         (f"goodput {goodput.goodput:.1%}", "strong"),
-        (f" of {seconds(goodput.total_s)} of device time   ", "dim"),
-        (f"now {goodput.of_fault_free:.1%}", "strong"), (" of the best throughput measured", "dim"),
+        (f" of {seconds(goodput.total_s)} of device time", "dim"),
     )  # fmt: skip
-    lines = [clipped(head, width), _row("useful", "good", goodput.useful_s, total_s, width)]
+    now_share: Span = (f"now {goodput.of_fault_free:.1%}", "strong")
+    full: Line = (now_share, (" of the best throughput measured", "dim"))
+    roomy = length(whole) + len("   ") + length(full) <= width
+    head = as_fits((whole, full if roomy else (now_share, (" of the best", "dim"))), width)
+    lines = [head, _row("useful", "good", goodput.useful_s, total_s, width)]
     if goodput.evaluated_s > 0:
         lines.append(_row("evaluations", "note", goodput.evaluated_s, total_s, width))
     known = [(cause, goodput.lost_s.get(cause, 0.0)) for cause in CAUSES]

@@ -12,7 +12,7 @@ from typing import Literal
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
-from oobleckd.console.widgets.nodes import STATES, counts, natural
+from oobleckd.console.widgets.nodes import STATES, counts, named, natural
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut
 from oobleckd.protocol.api import NodeState, NodeView
 
@@ -48,7 +48,8 @@ def paint(view: View, _now: float, width: int, height: int, by: By = "rack") -> 
         [_named(view.nodes, width), counts(view.nodes, width)] if height > 2 else [counts(view.nodes, width)]
     )
     room = height - len(below)
-    lines = _fitting(groups, _label(groups), width, room)
+    label = _label(groups)
+    lines = _by_name(groups, label, width, room) or _fitting(groups, label, width, room)
     return [*lines, *below][:height]
 
 
@@ -82,6 +83,22 @@ def _label(groups: Sequence[tuple[str, list[NodeView]]]) -> int:
 def _have_room(groups: Sequence[tuple[str, list[NodeView]]], cells: int, height: int) -> bool:
     """Whether every group has lines of its own."""
     return sum(math.ceil(len(nodes) / (2 * max(1, cells))) for _, nodes in groups) <= height
+
+
+def _by_name(groups: Sequence[tuple[str, list[NodeView]]], label: int, width: int, height: int) -> list[Line]:
+    """Every node by its sign and name; nothing where not all have room."""
+    if sum(len(nodes) for _, nodes in groups) > width * height:
+        return []  # a thousand names need not be measured
+    wide = max(len(node.name) for _, nodes in groups for node in nodes) + len("■   ")
+    columns = (width - label) // wide
+    if columns < 1 or sum(math.ceil(len(nodes) / columns) for _, nodes in groups) > height:
+        return []
+    lines: list[Line] = []
+    for name, nodes in groups:
+        for first in range(0, len(nodes), columns):
+            text = (cut(name or "-", label - 1) if first == 0 else "").ljust(label) if label else ""
+            lines.append(((text, "dim"), *named(nodes[first : first + columns], wide)))
+    return lines
 
 
 def _fitting(groups: Sequence[tuple[str, list[NodeView]]], label: int, width: int, height: int) -> list[Line]:

@@ -5,22 +5,22 @@ The daemon computes it with the job's own policy; here it is only put into words
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import nsmallest
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.nodes import natural
-from oobleckd.draw.lines import Line, Role, cell, clipped, flow, wrapped
+from oobleckd.draw.lines import Line, Role, as_fits, cell, clipped, flow, framed, wrapped
 from oobleckd.protocol.api import LayerRange, NodeView
 from oobleckd.protocol.watch import ImpactView
-from oobleckd.words import count, layers, seconds, size
+from oobleckd.words import CELLS, count, layers, noun, seconds, size
 
 DEPENDS = ("impacts", "refused", "job", "nodes", "layers")
 CANDIDATES, MANY_CANDIDATES = 3, 12
 _FEW_NODES = 64
 """Up to so many nodes the daemon may be asked about more of them: it plans for each."""
-_INDENT = 3
 _NAME = 12
+_ROOMY = 84
 
 
 def paint(view: View, now: float, width: int, height: int, nodes: Sequence[str] = ()) -> list[Line]:
@@ -28,7 +28,8 @@ def paint(view: View, now: float, width: int, height: int, nodes: Sequence[str] 
     ways not taken.
     """
     if not nodes:
-        return ranking(view, now, width, height)
+        hint: Line = (("mark nodes to see what follows when they die; the loss of one alone:", "dim"),)
+        return framed([hint, *ranking(view, now, width, height - 1)], width, height)
     impact = view.impact(nodes)
     if impact is None:
         problem = view.refusal("impact")
@@ -46,13 +47,16 @@ def paint(view: View, now: float, width: int, height: int, nodes: Sequence[str] 
         lines.append(
             (
                 (f" P{pipeline.index:<3} ", "strong"),
-                (f"{len(pipeline.micro_batches)} mb  ", ""),
+                (f"{count(len(pipeline.micro_batches), 'micro-batch')}  ", ""),
                 (stages, "dim"),
             )
         )
+    spare = height - len(lines) - len(impact.rejected)
     for other in impact.rejected:
-        lines.append(((f" ✗ {other.what}, {seconds(other.cost_s)}: ", "dim"), (other.why, "dim")))
-    return [clipped(line, width) for line in lines][:height]
+        told = wrapped(f"✗ {other.what}, {seconds(other.cost_s)}: {other.why}", width - 1, 1 + max(0, spare))
+        spare -= len(told) - 1
+        lines += [((f" {text}", "dim"),) for text in told]
+    return framed(lines, width, height)
 
 
 def ranking(view: View, _now: float, width: int, height: int) -> list[Line]:
@@ -60,23 +64,35 @@ def ranking(view: View, _now: float, width: int, height: int) -> list[Line]:
     asked = candidates(view, many=True)
     known = [impact for names in asked if (impact := view.impact(names)) is not None]
     if not known:
-        said = (
-            "what follows is not kept of the past"
-            if view.tape is not None
-            else "mark nodes to see what follows"
-        )
+        said = "what follows is not kept of the past" if view.tape is not None else "not known yet"
         return [clipped(((said, "dim"),), width)][:height]
-    lines: list[Line] = [
-        clipped((("mark nodes to see what follows when they die", "dim"),), width),
-        clipped((("the loss of one of these alone, now:", ""),), width),
+    names = (("node", -_NAME), *((name, wide) for name, wide, _ in _ranks(width)))
+    head = " ".join(cell(name, abs(wide), right=wide > 0) for name, wide in names)
+    lines: list[Line] = [((f" {head}  what follows", "dim"),)]
+    return framed([*lines, *(_ranked(each, width) for each in known)], width, height)
+
+
+def _ranks(width: int) -> list[tuple[str, int, Callable[[ImpactView], str]]]:
+    """Columns of numbers that have room: name, cells, and what they say."""
+    found: list[tuple[str, int, Callable[[ImpactView], str]]] = [
+        ("stall", CELLS, lambda each: seconds(each.stall_s)),
+        ("throughput", 10, throughput),
     ]
-    for impact in known:
-        lines.append(
-            clipped(((f" {cell(', '.join(impact.nodes), _NAME)} ", "strong"), *verdict(impact)), width)
-        )
-        numbers = flow(_numbers(impact), width - _INDENT)
-        lines += [clipped(((" " * _INDENT, ""), *line), width) for line in numbers]
-    return lines[:height]
+    if width >= _ROOMY:
+        found += [
+            ("copies", CELLS, lambda each: size(each.copied_bytes)),
+            ("could lose then", 15, lambda each: "-" if each.stops else count(each.can_lose, "node")),
+        ]
+    return found
+
+
+def _ranked(impact: ImpactView, width: int) -> Line:
+    """A row: one compares nodes with each other."""
+    numbers = " ".join(cell(say(impact), wide, right=True) for _, wide, say in _ranks(width))
+    return (
+        (f" {cell(', '.join(impact.nodes), _NAME)} ", "strong"), (numbers, ""), (" ", ""),
+        *verdict(impact)[:1],
+    )  # fmt: skip
 
 
 def verdict(impact: ImpactView) -> Line:
@@ -101,12 +117,18 @@ def harmful(impact: ImpactView | None) -> bool:
 
 def _numbers(impact: ImpactView) -> list[Line]:
     role: Role = "bad" if impact.can_lose == 0 else "good"
-    return [
+    numbers: list[Line] = [
         (("stall ", "dim"), (seconds(impact.stall_s), "strong")),
         (("copies ", "dim"), (size(impact.copied_bytes), "strong"), (f" in {seconds(impact.copy_s)}", "")),
-        (("throughput then ", "dim"), (throughput(impact), "strong")),
-        (("could still lose ", "dim"), (str(impact.can_lose), role)),
+        (
+            ("could still lose ", "dim"),
+            (f"{impact.can_lose}", role),
+            (f" {noun(impact.can_lose, 'node')}", "dim"),
+        ),
     ]
+    if impact.lost_layers and not impact.stops:  # else the verdict says it
+        numbers.append((("throughput then ", "dim"), (throughput(impact), "strong")))
+    return numbers
 
 
 # --------------------------------------------------------------------------- the overview's line
@@ -134,16 +156,15 @@ def candidates(view: View, *, many: bool = False) -> tuple[tuple[str, ...], ...]
 
 
 def line(view: View, width: int, asked: Sequence[tuple[str, ...]]) -> Line:
-    """``a failure now would cost n013: 0.9 % n089: 12 steps`` for each of the sets ``asked`` for; empty while
-    nothing is known.
+    """``a failure now would cost n013: 1.2 s, then 0.9% slower  n089: 12 steps`` for each of the sets
+    ``asked`` for; empty while nothing is known.
     """
-    spans: list[tuple[str, Role]] = []
-    for nodes in asked:
-        impact = view.impact(nodes)
-        if impact is not None:
-            spans.append((f"  {', '.join(nodes)}: ", "strong"))
-            spans.append(_cost(impact))
-    return clipped((("a failure now would cost", "dim"), *spans), width) if spans else ()
+    fields: list[Line] = [
+        ((f"{', '.join(nodes)}: ", "strong"), _cost(impact))
+        for nodes in asked
+        if (impact := view.impact(nodes)) is not None
+    ]
+    return as_fits(((("a failure now would cost", "dim"),), *fields), width, "  ") if fields else ()
 
 
 def _cost(impact: ImpactView) -> tuple[str, Role]:
@@ -151,4 +172,4 @@ def _cost(impact: ImpactView) -> tuple[str, Role]:
         return ("the job stops", "bad")
     if impact.steps_back:
         return (f"{count(impact.steps_back, 'step')} (sole copy)", "bad")
-    return (f"{1 - impact.throughput:.1%} and {seconds(impact.stall_s)}", "")
+    return (f"{seconds(impact.stall_s)}, then {1 - impact.throughput:.1%} slower", "")

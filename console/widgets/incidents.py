@@ -6,6 +6,7 @@ import msgspec
 
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
+from oobleckd.console.widgets.recovery import cause_of
 from oobleckd.draw.lines import Line, Role, clipped
 from oobleckd.draw.times import dated
 from oobleckd.protocol.api import IncidentView
@@ -31,7 +32,10 @@ def paint(view: View, now: float, width: int, height: int, look: IncidentsLook |
     said = counted(len(found), len(view.incidents), "incidents", look.words)
     today = view.clock(now)
     wide = max(len(dated(each.at, today)) for each in (found[0], found[-1]))  # those of other days have dates
-    names = f"  {'incident':<9} {'at':<{wide}}  {'step':<8}  {'total':<{CELLS}} lost  nodes and cause  "
+    names = (
+        f"  {'incident':<9} {'at':<{wide}}  {'step':>9}  {'total':>{CELLS}}  {'steps lost':>10}  "
+        "nodes and cause  "
+    )
     head: Line = ((names + said, "dim"),)
     body = rows(
         found,
@@ -63,7 +67,7 @@ def _row(incident: IncidentView, at: str) -> Line:
     sign = "✗" if incident.open else "!" if incident.steps_lost else "✓"
     took = "open" if incident.open else seconds(incident.total_s)
     text = (
-        f" {incident.id:<9} {at}  {incident.step:<8,}  {took:<{CELLS}} {incident.steps_lost:>4}  "
+        f" {incident.id:<9} {at}  {incident.step:>9,}  {took:>{CELLS}}  {incident.steps_lost:>10,}  "
         f"{', '.join(incident.nodes)} "
     )
-    return ((sign, role or "good"), (text, role), (f"({incident.cause})", "dim"))
+    return ((sign, role or "good"), (text, role), (f"({cause_of(incident)})", "dim"))

@@ -7,9 +7,9 @@ import msgspec
 from oobleckd.console.model import ENDED, View
 from oobleckd.console.widgets.jobfacts import full_name, left_of
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
-from oobleckd.draw.lines import Line, Role, Span, bar, cell, clean, clipped
+from oobleckd.draw.lines import Line, Role, Span, bar, cell, clean, clipped, length
 from oobleckd.protocol.api import JobView
-from oobleckd.words import done, loss, rate, seconds, short_age
+from oobleckd.words import done, loss, ordinal, rate, seconds, short_age
 
 DEPENDS = ("jobs", "job", "chosen", "refused", "link")
 _ROLES: dict[str, Role] = {
@@ -19,6 +19,8 @@ _ROLES: dict[str, Role] = {
 _WITH_LOSS, _ROOMY, _WIDE = 70, 100, 140
 _BAR = 10
 _TAIL = 8
+_REASON = 24  # less of it says nothing
+_LEFT = 12
 _ORDER = {"queued": 1}  # those at work, those that wait, those that have ended
 
 
@@ -75,7 +77,7 @@ def _words(job: JobView) -> str:
 def _head(width: int) -> str:
     left = (
         f"  {cell('job', _name(width))} {cell('state', 10)} {cell('progress', _BAR + 5)} "
-        f"{cell('ETA', 11, right=True)}"
+        f"{cell('ETA', _LEFT, right=True)}"
     )
     if width >= _WITH_LOSS:
         left += f" {cell('loss', 9, right=True)}"
@@ -88,7 +90,7 @@ def _head(width: int) -> str:
 
 
 def _name(width: int) -> int:
-    return min(40, width - 76) if width >= _ROOMY else max(14, min(24, width - 54))
+    return min(40, width - 76) if width >= _ROOMY else max(14, min(24, width - 55))
 
 
 def _row(job: JobView, view: View, place: int, now: float, width: int) -> Line:
@@ -102,7 +104,7 @@ def _row(job: JobView, view: View, place: int, now: float, width: int) -> Line:
         (f" {cell(job.state, 10)} ", _ROLES.get(job.state, "")),
         (cell(bar(0.0, share, _BAR) if share else "", _BAR), "bar"),
         (f"{done(job.step, job.steps):>5} ", ""),
-        (cell(_left(job, place), 11, right=True), "dim" if place else ""),
+        (cell(_left(job, place), _LEFT, right=True), "dim" if place else ""),
     ]
     if width >= _WITH_LOSS:
         known_loss = loss(job.loss) if job.step and job.loss is not None else "-"
@@ -114,7 +116,8 @@ def _row(job: JobView, view: View, place: int, now: float, width: int) -> Line:
         spans.append((f" {cell(rate(tokens) if tokens else '-', 9, right=True)}", ""))
         spans.append((f" {cell(str(len(job.nodes)) if job.nodes else '-', 5, right=True)}", ""))
         spans.append((f" {cell(short_age(now - job.submitted_at), 7, right=True)}", "dim"))
-    return (*spans, (f"  {job.reason}", "dim"))
+    roomy = width - length(tuple(spans)) >= _REASON
+    return (*spans, (f"  {job.reason}", "dim")) if roomy else tuple(spans)
 
 
 def _short(name: str, width: int) -> str:
@@ -126,6 +129,6 @@ def _short(name: str, width: int) -> str:
 def _left(job: JobView, place: int) -> str:
     """What is left of one at work, or how many are before one that waits."""
     if place:
-        return "next" if place == 1 else f"{place}. in queue"
+        return "next" if place == 1 else f"{ordinal(place)} in line"
     left_s = left_of(job)
     return "-" if left_s < 0 else seconds(left_s)

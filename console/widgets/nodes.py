@@ -62,10 +62,11 @@ def _row(node: NodeView, name: int, state: int, width: int) -> Line:
     what = node.reason or (f"layers {held}" if held else "") + (
         f", redundant layers {redundant}" if redundant else ""
     )
-    heartbeat = f"  {seconds(node.heartbeat_age_s):>{CELLS}}" if node.state not in {"lost", "left"} else ""
+    here = node.state not in {"lost", "left"}
+    seen = f"  {f'seen {seconds(node.heartbeat_age_s)}':>{CELLS}}" if here else ""
     left = f" {cut(node.name, name):<{name}}  {node.state:<{state}}  "
-    room = max(0, width - 1 - len(left) - len(heartbeat))
-    return ((glyph, role), (left, ""), (cut(what, room).ljust(room), "dim"), (heartbeat, "dim"))
+    room = max(0, width - 1 - len(left) - len(seen))
+    return ((glyph, role), (left, ""), (cut(what, room).ljust(room), "dim"), (seen, "dim"))
 
 
 def _named_grid(nodes: Sequence[NodeView], width: int, height: int) -> list[Line]:
@@ -74,14 +75,16 @@ def _named_grid(nodes: Sequence[NodeView], width: int, height: int) -> list[Line
     columns = width // cell
     if columns == 0 or len(nodes) > columns * height:
         return []
-    lines = []
-    for first in range(0, len(nodes), columns):
-        spans: list[Span] = []
-        for node in nodes[first : first + columns]:
-            glyph, role = STATES[node.state]
-            spans += [(glyph, role), (f" {node.name}".ljust(cell - 1), "")]
-        lines.append(tuple(spans))
-    return lines
+    return [named(nodes[first : first + columns], cell) for first in range(0, len(nodes), columns)]
+
+
+def named(nodes: Sequence[NodeView], width: int) -> Line:
+    """Sign and name of each in ``width`` cells."""
+    spans: list[Span] = []
+    for node in nodes:
+        glyph, role = STATES[node.state]
+        spans += [(glyph, role), (f" {node.name}".ljust(width - 1), "")]
+    return tuple(spans)
 
 
 def _grid(nodes: Sequence[NodeView], width: int, height: int) -> list[Line]:

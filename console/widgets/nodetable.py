@@ -142,13 +142,14 @@ def _row(node: NodeView, columns: Sequence[NodeColumn], marked: Collection[str])
     spans: list[Span] = [("◆" if node.name in marked else " ", "warn"), (sign, role), (" ", "")]
     for each in columns:
         # Why a node is lost is worth more than what it had.
-        if node.reason and each.rank > _SAYS_WHO:
+        if node.reason and each.rank > (0 if node.state in _GONE else _SAYS_WHO):
             continue
         spans += [*_filled(tuple(each.said(node)), each), (" " * _GAP, "")]
     return (*spans, (node.reason, "dim")) if node.reason else tuple(spans[:-1])
 
 
 _SAYS_WHO = 2
+_GONE = frozenset({"lost", "left"})
 
 
 def _filled(spans: Sequence[Span], column: NodeColumn) -> Line:

@@ -14,23 +14,29 @@ _KINDS: tuple[tuple[str, frozenset[OpKind]], ...] = (
     ("update", frozenset({"U"})),
 )  # fmt: skip
 _BAR = 12
+_NAME = 17
+_BUSY = len("   ") + _BAR + len(" 100%")
+_AN_OP = f" {cell('an op', CELLS, right=True)}"
 
 
 def paint(schedule: ScheduleView, numbers: Sequence[int], width: int) -> list[Line]:
     """The lanes of these pipelines, below the columns' names."""
+    roomy = width >= _NAME + len(_KINDS) * (1 + CELLS) * 2 + _BUSY
     head = f"     {cell('device', 12)}" + "".join(
-        f" {cell(name, CELLS, right=True)} {cell('an op', CELLS, right=True)}" for name, _ in _KINDS
+        f" {cell(name, CELLS, right=True)}{_AN_OP if roomy else ''}" for name, _ in _KINDS
     )
     lines = [clipped(((f"{head}   busy", "dim"),), width)]
     for number in numbers:
         lanes = (lane for lane in schedule.lanes if lane.pipeline == number)
-        lines += [clipped(_row(lane, schedule.span_s), width) for lane in lanes]
+        lines += [clipped(_row(lane, schedule.span_s, each=roomy), width) for lane in lanes]
     return lines
 
 
-def _row(lane: LaneView, span_s: float) -> Line:
+def _row(lane: LaneView, span_s: float, *, each: bool) -> Line:
+    """``each``: how long a single op of a kind took, too."""
     told = "".join(
-        f" {cell(_total(found), CELLS, right=True)} {cell(_mean(found), CELLS, right=True)}"
+        f" {cell(_total(found), CELLS, right=True)}"
+        + (f" {cell(_mean(found), CELLS, right=True)}" if each else "")
         for found in (_of(lane.ops, kinds) for _, kinds in _KINDS)
     )
     share = sum(op.stop_s - op.start_s for op in lane.ops) / span_s if span_s else 0.0

@@ -11,6 +11,7 @@ from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.words import count, layers
 
 DEPENDS = ("pipelines", "nodes", "refused")
+_ROOMY = 76
 _GONE = frozenset({"lost", "left"})
 
 
@@ -91,10 +92,15 @@ def _numbers(micro_batches: Sequence[int]) -> str:
     return ", ".join(layers(run[0], run[-1] + 1) for run in runs)
 
 
+def _share(number: int, total: int, width: int) -> str:
+    """How many micro-batches of how many; in little room the column's meaning is the screen's."""
+    return f"{number:>{len(str(total))}}/{total} {'micro-batches' if width >= _ROOMY else 'mb'} "
+
+
 def _short(pipeline: PipelineView, total: int, gone: set[str], width: int) -> Line:
     spans: list[Span] = [
         (f"P{pipeline.index:<3} ", "strong"),
-        (f"{len(pipeline.micro_batches)}/{total} mb ", ""),
+        (_share(len(pipeline.micro_batches), total, width), ""),
     ]
     for stage in pipeline.stages:
         node = node_of(stage.device)

@@ -22,6 +22,8 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 _LABEL = 13
 _VALUE = 11
 _MEDIAN = 14
+_WITH_MEDIAN = 54
+_MOST_ROWS = 3
 # What a recovery may take before somebody should look into it. Shown, never enforced.
 # Nothing in the system depends on it: it says when somebody should look. (D-console-008)
 BUDGET_S = 10.0
@@ -35,8 +37,10 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
     return one(view, incident, now, width, height)
 
 
-def one(view: View, incident: IncidentView, now: float, width: int, height: int) -> list[Line]:
-    """Of any incident the same."""
+def one(
+    view: View, incident: IncidentView, now: float, width: int, height: int, *, priced: bool = True
+) -> list[Line]:
+    """Of any incident the same. ``priced``: what it cost and why, too; else another panel says that."""
     total_s = _total_s(incident, view.clock(now))
     usual = medians(view.incidents, incident)
     lines = [_headline(incident, total_s, width)]
@@ -45,7 +49,11 @@ def one(view: View, incident: IncidentView, now: float, width: int, height: int)
             *lines,
             clipped((("its phases are told when it is over, or known in a moment", "dim"),), width),
         ][:height]
-    lines += [clipped(_phase(incident, phase, total_s, usual.get(phase), width), width) for phase in PHASES]
+    bars = [clipped(_phase(incident, phase, total_s, usual.get(phase), width), width) for phase in PHASES]
+    if not priced:
+        tall = max(1, min(_MOST_ROWS, (height - 1) // len(PHASES)))
+        return [*lines, *(row for line in bars for row in (line, *[_ground(line)] * (tall - 1)))][:height]
+    lines += bars
     rest = height - len(lines)
     price = _price(incident)
     if rest >= 2 or not incident.reason:
@@ -91,6 +99,16 @@ def _total_s(incident: IncidentView, now: float) -> float:
     return max(incident.total_s, now - incident.at) if incident.open else incident.total_s
 
 
+def _ground(line: Line) -> Line:
+    """The same bar in another row, without what is written beside it."""
+    return tuple((text if role in PHASES else " " * len(text), role) for text, role in line[:2])
+
+
+def cause_of(incident: IncidentView) -> str:
+    """Why, without the name of the one node that died: it stands before it."""
+    return incident.cause.removeprefix(f"{incident.nodes[0]}: " if len(incident.nodes) == 1 else "")
+
+
 def _headline(incident: IncidentView, total_s: float, width: int) -> Line:
     lost = f", {count(incident.steps_lost, 'step')} lost"
     over = f" (budget {seconds(BUDGET_S)})" if width >= 100 or total_s > BUDGET_S else ""
@@ -102,7 +120,7 @@ def _headline(incident: IncidentView, total_s: float, width: int) -> Line:
     nodes = f" {who} "[:room] if who else ""
     head: list[Span] = [(incident.id, role), (nodes, "")]
     room -= len(nodes)
-    cause = f"({incident.cause})" if room > len("()") + 3 and nodes.strip() else ""
+    cause = f"({cause_of(incident)})" if room > len("()") + 3 and nodes.strip() else ""
     if len(cause) > room:
         cause = cause[: room - 2] + "…)"
     return clipped(
@@ -135,7 +153,7 @@ def _phase(incident: IncidentView, phase: Phase, total_s: float, usual_s: float 
     if not parts:
         return (label, ("-", "dim"))
     running = incident.open and incident.phases[-1].phase == phase
-    told = f"  p50 {ms(usual_s)}" if usual_s is not None and width >= 60 else ""
+    told = f"  p50 {ms(usual_s)}" if usual_s is not None and width >= _WITH_MEDIAN else ""
     room = max(4, width - _LABEL - _VALUE - (_MEDIAN if told else 0))
     drawn = ""
     spent_s = 0.0

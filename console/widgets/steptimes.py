@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oobleckd.console.model import View
-from oobleckd.draw.lines import Line, bar, cell, clipped, flow
+from oobleckd.draw.lines import Line, bar, cell, clipped, flow, length
 from oobleckd.protocol.api import StepTimes
 from oobleckd.words import CELLS, count, seconds
 
@@ -44,9 +44,13 @@ def slowest(times: StepTimes, width: int) -> list[Line]:
     """The device that was busy longest, where that is known."""
     if not times.slowest:
         return []
-    said = f", {times.slowest_factor:.2f} times the median of its peers" if times.slowest_factor else ""
     is_slow = times.slowest_factor >= _SLOW
-    return [clipped((("slowest ", "dim"), (times.slowest, "warn" if is_slow else ""), (said, "dim")), width)]
+    who: Line = (("slowest ", "dim"), (times.slowest, "warn" if is_slow else ""))
+    if not times.slowest_factor:
+        return [clipped(who, width)]
+    factor = f", {times.slowest_factor:.2f} times the median"
+    whose = f"{factor} of its peers"
+    return [clipped((*who, (whose if length(who) + len(whose) <= width else factor, "dim")), width)]
 
 
 def _histogram(times: StepTimes, width: int, height: int) -> list[Line]:

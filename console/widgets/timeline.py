@@ -80,6 +80,11 @@ def num_rows(schedule: ScheduleView) -> int:
     return len(schedule.lanes) + 2 * len({lane.pipeline for lane in schedule.lanes}) - 1
 
 
+def least_rows(schedule: ScheduleView) -> int:
+    """Rows of all its pipelines where none is between them."""
+    return len(schedule.lanes) + len({lane.pipeline for lane in schedule.lanes})
+
+
 def legend(width: int) -> Line:
     """What the colours and letters are, as much of it as has room."""
     return clipped(LEGEND if length(LEGEND) <= width else _SHORT, width)

@@ -11,7 +11,7 @@ from oobleckd.console.model import StepPoint, View
 from oobleckd.console.widgets import curves
 from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.verdict import best_words
-from oobleckd.draw.lines import Line, Role, Span, clipped, curve
+from oobleckd.draw.lines import Line, Role, Span, as_fits, clipped, curve
 from oobleckd.protocol.api import JobView
 from oobleckd.words import loss, rate
 
@@ -51,7 +51,7 @@ def _beside(view: View, job: JobView, now: float, width: int) -> list[Line]:
             *_curve(rates, 0.0, _ceiling(view, rates), 1, "good")[0],
         ),
         ((labels[1].ljust(width - room), "strong" if math.isfinite(last) else "bad"), *drawn),
-        clipped(((f"{_span(job)}   ", "dim"), *curves.loss_head(view, width)[2:]), width),
+        as_fits((((_span(job), "dim"),), *curves.loss_fields(view, width)[1:]), width),
     ]
 
 

@@ -194,7 +194,7 @@ def plan_field(view: View, *, whose: bool = True) -> list[Line]:
     # Green is for a cluster that lacks nobody: with a node gone even the best plan of those left is less
     # than what there was.
     role: Role = "warn" if share < 0.95 else "good" if here >= max(whole, len(view.nodes)) else "strong"
-    said = f" of all {count(whole, 'node')}'" if whose and whole > 1 else ""
+    said = f" of the best of {count(whole, 'node')}" if whose and whole > 1 else ""
     return [(("plan ", "dim"), (f"{share:.0%}", role), (said, "dim"))]
 
 

@@ -21,6 +21,7 @@ from oobleckd.ctl.compare import Verdict
 from oobleckd.ctl.connect import connected, wants_json
 from oobleckd.ctl.drillfile import Act, Drill, DrillError, load_drill, script_of
 from oobleckd.ctl.jobfiles import as_found, read_job
+from oobleckd.ctl.liveline import followed, live_line
 from oobleckd.ctl.local import Home
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_json, emit_line, fail, note
@@ -65,9 +66,15 @@ def drill(client: Client, file: Path, seed: int, job: str, dry_run: bool, timeou
     if not client.status().allow_injection:
         fail("failure injection is off", "start the daemon with allow_injection = true", REFUSED)
     view = _job_of(client, wanted, job, file)
+    followed(view.id, lambda: _played(client, view.id, wanted, seed, script, timeout_s))
+
+
+def _played(
+    client: Client, job: str, wanted: Drill, seed: int, script: Sequence[Act], timeout_s: float
+) -> None:
     for number, act in enumerate(script, 1):
-        _play(client, view.id, number, act, timeout_s)
-    _end(client, view.id, wanted, seed, script)
+        _play(client, job, number, act, timeout_s)
+    _end(client, job, wanted, seed, script)
 
 
 def _usable(client: Client) -> list[str]:
@@ -135,11 +142,13 @@ def _is_whole(client: Client, view: JobView, hit: Sequence[str]) -> bool:
 
 def _await(client: Client, job: str, holds: Callable[[JobView], bool], what: str, timeout_s: float) -> None:
     try:
-        for view in views(client, job, timeout_s):
-            if holds(view):
-                return
-            if view.state in FINAL:
-                _too_late(view, what)
+        with live_line() as show:
+            for view in views(client, job, timeout_s):
+                show(view)
+                if holds(view):
+                    return
+                if view.state in FINAL:
+                    _too_late(view, what)
     except TimedOut as error:
         raise Failure(
             f"{what} within {seconds(timeout_s)}", "`oobleckctl events` tells more", TIMED_OUT
@@ -155,7 +164,8 @@ def _too_late(view: JobView, what: str) -> NoReturn:
 
 
 def _end(client: Client, job: str, wanted: Drill, seed: int, script: Sequence[Act]) -> None:
-    done = until_final(client, job)
+    with live_line() as show:
+        done = until_final(client, job, show)
     if done.state != "done":
         fail(f"{done.name} {being(done.state)} at step {done.step}", done.reason, FAILED)
     _, verdict = judge(client, done, single=wanted.verify == "single")

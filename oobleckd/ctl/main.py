@@ -169,7 +169,7 @@ def _unforeseen(error: Exception) -> tuple[str, str]:
 
 def _end(kept: dict[str, Any], problem: str, hint: str, code: int) -> NoReturn:
     """Say what is wrong and what to do next, in words or, for a program, as a document; then end."""
-    from oobleckd.ctl.output import error_json
+    from oobleckd.ctl.output import error_document
     from oobleckd.ctl.pages import located
     from oobleckd.protocol.text import visible
 
@@ -177,8 +177,8 @@ def _end(kept: dict[str, Any], problem: str, hint: str, code: int) -> NoReturn:
     output = loaded.config.output if loaded is not None else kept.get("output")
     problem, hint = visible(located(problem)), visible(located(hint))
     with suppress(OSError):  # nobody reads it any more; the exit code says it, too
-        if output == "json":
-            click.echo(error_json(problem, hint, code), err=True)
+        if output in {"json", "yaml"}:
+            click.echo(error_document(problem, hint, code, output), err=True)
         else:
             click.echo(f"error: {problem}", err=True)
             if hint:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 import msgspec
@@ -114,21 +114,29 @@ def _is_yaml() -> bool:
 
 
 def _put_yaml(document: Mapping[str, Any]) -> None:
-    """With a line between two documents of a stream. In ASCII: nothing in it does anything to a terminal."""
-    import yaml
-
+    """With a line between two documents of a stream."""
     kept = click.get_current_context().ensure_object(dict)
     if kept.setdefault("documents", 0):
         _put("---")
     kept["documents"] += 1
+    _put(_as_yaml(document))
+
+
+def _as_yaml(document: Mapping[str, Any]) -> str:
+    """In ASCII: nothing in it does anything to a terminal."""
+    import yaml
+
     plain = msgspec.to_builtins(document, enc_hook=str)
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    _put(yaml.dump(plain, Dumper=dumper, sort_keys=False).rstrip("\n"))
+    text: str = yaml.dump(plain, Dumper=dumper, sort_keys=False)
+    return text.rstrip("\n")
 
 
-def error_json(problem: str, hint: str, code: int) -> str:
-    """The end of a command as a document: what is wrong, what to do next, and the exit code."""
+def error_document(problem: str, hint: str, code: int, how: Literal["json", "yaml"]) -> str:
+    """The end of a command: what is wrong, what to do next, and the exit code."""
     document = {"apiVersion": API_VERSION, "kind": "Error", "problem": problem, "hint": hint, "code": code}
+    if how == "yaml":
+        return _as_yaml(document)
     return shown_json(msgspec.json.encode(document)).decode()
 
 

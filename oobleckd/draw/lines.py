@@ -120,6 +120,21 @@ def flow(fields: Iterable[Line], width: int, gap: str = "   ") -> list[Line]:
     return lines
 
 
+def as_fits(fields: Iterable[Line], width: int, gap: str = "   ") -> Line:
+    """Fields side by side, as many as have room: a number or a word that is cut off says something else. Only
+    the first one is cut where it has no room itself.
+    """
+    line: Line = ()
+    for field in fields:
+        if not line:
+            line = clipped(field, width)
+        elif length(line) + len(gap) + length(field) <= width:
+            line = (*line, (gap, ""), *field)
+        else:
+            break
+    return line
+
+
 def more(what: str, number: int) -> Line:
     """The line that stands for what has no room: so many more of ``what``, which is one."""
     return ((f"… {number:,} more {noun(number, what)}", "dim"),)

@@ -17,7 +17,7 @@ import msgspec
 
 from oobleckd.planner.costs import flops
 from oobleckd.planner.costs.devices import DeviceSheet
-from oobleckd.planner.profile import MOMENT_BYTES, LayerCost, Profile
+from oobleckd.planner.profile import MOMENT_BYTES, ROUNDED_BYTES, LayerCost, Profile
 
 # Tensor by tensor and family by family: a formula for all would be off by a factor of two, and memory
 # decides which plans there are. Other families are refused. (D-models-001)
@@ -128,21 +128,25 @@ def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profi
         0.0,
         _embedding_bytes(shape, work),
         output_bytes,
+        0,
         work,
         device,
     )
     block_flops = work.tokens * (2.0 * shape.projections + 4.0 * work.length * shape.attention)
     block_bytes = _block_bytes(shape, work, device)
+    rounded = shape.block_params - 2 * shape.norm
     blocks = [
         _layer(
-            f"block {i}", shape.block_params, of_block, block_flops, block_bytes, output_bytes, work, device
+            f"block {i}", shape.block_params, of_block, block_flops, block_bytes, output_bytes, rounded, work,
+            device,
         )
         for i in range(shape.num_blocks)
-    ]
+    ]  # fmt: skip
     head_flops = 2.0 * work.tokens * shape.hidden * shape.vocab
     head = _layer(
-        "head", shape.head_params, of_head, head_flops, _head_bytes(shape, work), FULL, work, device
-    )
+        "head", shape.head_params, of_head, head_flops, _head_bytes(shape, work), FULL,
+        shape.hidden * shape.vocab, work, device,
+    )  # fmt: skip
     own = tuple((layer,) for layer in range(shape.num_blocks + 2))
     return Profile(
         key="analytic",
@@ -165,6 +169,7 @@ def _layer(
     flops: float,
     kept_bytes: int,
     output_bytes: int,
+    num_rounded: int,
     work: Workload,
     device: DeviceSheet,
 ) -> LayerCost:
@@ -172,6 +177,9 @@ def _layer(
     works_s = flops / device.flops(work.precision) + moved_s
     forward_s, backward_s = max(works_s, device.dispatch_s), max(2 * works_s, device.dispatch_s)
     state_bytes = (work.state_bytes_per_param - MOMENT_BYTES) * params + slot_bytes
+    # One copy in bfloat16 of what linear layers compute with, however many micro-batches are in flight.
+    # (D-models-010)
+    state_bytes += ROUNDED_BYTES * num_rounded if work.half else 0
     return LayerCost(
         name, forward_s, backward_s, FULL * params, state_bytes, kept_bytes, output_bytes,
         slot_bytes=slot_bytes,
@@ -196,7 +204,7 @@ def _block_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
         per_token += 3 * FULL * shape.num_heads * work.length
     # Rotary angles serve all sequences of the micro-batch, where these all count alike.
     angles = 0 if work.separate else work.length * _angle_bytes(shape)
-    return work.tokens * per_token + angles + _rounded_weights(shape.projections, work)
+    return work.tokens * per_token + angles
 
 
 def _shared_bytes(shape: Shape, work: Workload) -> int:
@@ -232,9 +240,4 @@ def _gated_bytes(shape: Shape, work: Workload) -> int:
 def _head_bytes(shape: Shape, work: Workload) -> int:
     norms = FULL * shape.hidden * (2 if shape.gated else 1)
     per_token = norms + work.product_bytes * shape.hidden + FULL * shape.vocab
-    return work.tokens * per_token + _rounded_weights(shape.hidden * shape.vocab, work)
-
-
-def _rounded_weights(num_weights: int, work: Workload) -> int:
-    """Autocast's copies of a layer's weights, which every micro-batch in flight keeps."""
-    return work.product_bytes * num_weights if work.half else 0
+    return work.tokens * per_token

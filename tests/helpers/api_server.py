@@ -68,6 +68,8 @@ class Api:
         parts = path.strip("/").split("/")[1:]
         match parts:
             case ["status" | "jobs" | "nodes" | "incidents" | "pipelines" | "templates" | "layers" as name]:
+                if query:
+                    self.queries.append((path, query))
                 return getattr(self, name)
             case ["jobs", job]:
                 return next((view for view in reversed(self.jobs) if job in {view.id, view.name}), None)

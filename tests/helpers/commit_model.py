@@ -121,11 +121,11 @@ class Device:
     def work(self) -> Sent | None:
         """One piece of work, or of a step all computing up to the next gradient; None: there is none."""
         sent: list[tuple[str, Message]] = []
-        counted = self.machine.now.board.ledger.changes
+        counted = self.machine.now.board.ledger.totals
         while commands := self.machine.next(always, always):
             sent += self._obey(commands)
             board = self.machine.now.board
-            apart = board.evaluates or board.ledger.changes != counted
+            apart = board.evaluates or board.ledger.totals != counted
             if apart or not isinstance(commands[0], RunTask):
                 return (*sent, *self._read_mail())
             if commands[0].early:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from oobleckd.planner.plan import Layers, Range
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.worker.data.masking import Masking
 from oobleckd.worker.models import (
@@ -23,6 +24,7 @@ from oobleckd.worker.models import (
     input_gradients,
     seed_layer,
 )
+from oobleckd.worker.state.store import Store
 
 CPU = torch.device("cpu")
 
@@ -61,19 +63,26 @@ def small_job(family: str = "gpt2", config: dict[str, Any] | None = None, **tabl
     return parse_job(raw)
 
 
-def all_params(spec: ModelSpec) -> dict[str, Tensor]:
-    """Fresh leaves of the whole model by key."""
+def all_params(spec: ModelSpec, device: torch.device = CPU) -> dict[str, Tensor]:
+    """Fresh leaves of the whole model by key, float32."""
     return {
         key: value.requires_grad_()
         for bucket in spec.buckets
-        for key, value in zip(bucket.keys, spec.init(bucket.index, CPU), strict=True)
+        for key, value in zip(bucket.keys, spec.init(bucket.index, device), strict=True)
     }
 
 
-def all_layers(spec: ModelSpec, params: dict[str, Tensor]) -> list[Layer]:
-    """Every layer of the model, computing with ``params``."""
+def all_layers(spec: ModelSpec, params: dict[str, Tensor], device: torch.device = CPU) -> list[Layer]:
+    """Every layer of the model, computing with ``params``, which in a bf16 job autocast rounds."""
     keys = [[key for b in spec.buckets_of(i) for key in spec.buckets[b].keys] for i in range(spec.num_layers)]
-    return [spec.layer(i, {key: params[key] for key in keys[i]}, CPU) for i in range(spec.num_layers)]
+    return [spec.layer(i, {key: params[key] for key in keys[i]}, device) for i in range(spec.num_layers)]
+
+
+def held_layers(spec: ModelSpec, layers: Range, device: torch.device = CPU) -> list[Layer]:
+    """A device's share: layers with fresh weights of their own, as if there were no other device."""
+    store, held = Store(spec, device), Layers.of(layers)
+    store.adopt(held, {bucket: store.fresh(bucket) for bucket in store.needed(held)})
+    return list(store.layers.values())
 
 
 def some_batch(spec: ModelSpec) -> Batch:
@@ -110,7 +119,7 @@ def layered_step(spec: ModelSpec, layers: list[Layer], batch: Batch) -> tuple[Te
     passes: list[tuple[Layer, Tensor | None, Tensor, Owed | None]] = []
     for layer in layers:
         into = None if x is None else x.detach().requires_grad_()
-        seed_layer(spec.job.train.seed, 0, 0, layer.index, CPU)
+        seed_layer(spec.job.train.seed, 0, 0, layer.index, layer.device)
         call = calls.get(layer.index)
         x, owed = layer.forward_apart(into, batch, call) if layer.apart else (layer(into, batch, call), None)
         passes.append((layer, into, x, owed))

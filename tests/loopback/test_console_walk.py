@@ -137,7 +137,7 @@ def _nodes(walk: Walk, victim: str) -> None:
     copies = {layer["layer"]: layer["copies"] for layer in walk.get("get", "layers")["items"]}
     for node in walk.get("get", "nodes")["items"]:
         held = [layer for part in node["layers"] for layer in range(part["start"], part["stop"])]
-        fewest = str(min(copies[layer] for layer in held)) if held else "-"
+        fewest = str(min(copies[layer] for layer in held)) if held else node["reason"] or "-"
         row = walk.until(
             lambda node=node, fewest=fewest: next(
                 (
@@ -155,7 +155,7 @@ def _nodes(walk: Walk, victim: str) -> None:
 def _pipelines(walk: Walk, victim: str) -> None:
     """Of the step in sight, who runs how many micro-batches of whom."""
     terminal = walk.terminal
-    walk.screen("3", "Fleet")
+    walk.screen("3", "Pipelines, measured")
     walk.row("↪ runs", f"of {victim}/0")
     terminal.press("Space")
     walk.row("FROZEN")
@@ -215,7 +215,7 @@ def _what_if(walk: Walk, gone: str) -> str:
     walk.row(f"─ Without {second}")
     asked = walk.get("what-if", "--without", second)
     assert not asked["stops"]
-    walk.row("throughput then", f"{asked['throughput']:.1%}")
+    walk.row("throughput", f" {asked['throughput']:.1%}")
     walk.row(f"could still lose {asked['can_lose']}")
     terminal.press("i")
     walk.row(f"oobleckctl kill-node {second} --how sigkill")
@@ -238,15 +238,21 @@ def test_the_window_may_have_any_size(walk: Walk) -> None:
     walk.row("● live", "walked")
 
 
-# Ages of heartbeats, and the words of the frame and of the verdict, which say that it is the past.
-_AGES = re.compile(r"\d[\d.,]* (ms|s)\b")
+# What is measured all the time and is no change: ages of heartbeats, and what devices say of themselves every
+# few seconds. The past has it as it was at its snapshot, and by the time that the live picture is read, that
+# of some node is another one.
+_MEASURED = re.compile(
+    r"(\d+ (d|h|min) )*\d[\d.,]* (ms|s|min|([KMGT]i)?B|W|°C|MHz)(?!\w)|\d+%!?|[█▏▎▍▌▋▊▉┊·]+"
+)
 
 
 def _drawn(walk: Walk, key: str, title: str, words: str) -> list[str]:
-    """A screen below the verdict once it has ``words``, without ages, and without the room that they took."""
+    """A screen below the verdict once it has ``words``, without what is measured, and without the room
+    that took.
+    """
     walk.screen(key, title)
     walk.row(words)
-    return [" ".join(_AGES.sub("", line).split()) for line in walk.terminal.lines()[3:]]
+    return [" ".join(_MEASURED.sub("", line).split()) for line in walk.terminal.lines()[3:]]
 
 
 def _past(walk: Walk, moment: float, key: str, title: str, words: str) -> list[str]:

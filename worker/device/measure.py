@@ -6,6 +6,7 @@ Owns measuring: real layers on real shapes, one block for all blocks that are al
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 import statistics
 import time
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.planner.costs import flops
-from oobleckd.planner.profile import FLOAT_BYTES, LayerCost, Profile, gradient_bytes
+from oobleckd.planner.profile import FLOAT_BYTES, ROUNDED_BYTES, LayerCost, Profile, gradient_bytes
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, account_of, ways_out
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
@@ -93,8 +94,8 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
             with _computable():
                 layer = _bind(spec, index, device)
                 measured = _Measured(layer, batch, calls.get(index), frozenset(shared))
-                known[alike], x = _measure_layer(measured, x, _SumOf(_shape_of(spec, index), job, device))
-        costs.append(_layer_cost(spec, index, known[alike], job.train.exact))
+                known[alike], x = _measure_layer(measured, x, _SumOf(spec, index, device))
+        costs.append(_layer_cost(spec, index, known[alike]))
     # Here alone is the model seen whole, whatever its family and wherever it comes from. (D-progress-001)
     return Profile(
         key=profile_key(job, device),
@@ -155,9 +156,21 @@ def profile_key(job: Job, device: torch.device) -> str:
     return hashlib.blake2b(identity, digest_size=16).hexdigest()
 
 
-def state_bytes(shape: StateShape, exact: bool) -> int:
-    """Memory of parameters and all that lives with them in one layer, in bytes."""
-    return shape.num_bytes + gradient_bytes(exact) * shape.num_params
+def state_bytes(shape: StateShape, exact: bool, num_rounded: int = 0) -> int:
+    """Memory of parameters and all that lives with them in one layer, in bytes. ``num_rounded``: of how many
+    there is a copy in bfloat16.
+    """
+    return shape.num_bytes + gradient_bytes(exact) * shape.num_params + ROUNDED_BYTES * num_rounded
+
+
+def _num_rounded(spec: ModelSpec, index: int) -> int:
+    rounded = spec.rounded(index)
+    return sum(
+        math.prod(shape)
+        for bucket in spec.buckets_of(index)
+        for key, shape in zip(spec.buckets[bucket].keys, spec.buckets[bucket].shapes, strict=True)
+        if key in rounded
+    )
 
 
 def _shape_of(spec: ModelSpec, index: int) -> StateShape:
@@ -173,15 +186,16 @@ def _likeness(spec: ModelSpec, index: int) -> Any:
 
 
 def _bind(spec: ModelSpec, index: int, device: torch.device) -> Layer:
+    rounded = spec.rounded(index)
     params = {
-        key: value.requires_grad_()
+        key: (value.bfloat16() if key in rounded else value).requires_grad_()
         for bucket in spec.buckets_of(index)
         for key, value in zip(spec.buckets[bucket].keys, spec.init(bucket, device), strict=True)
     }
     return spec.layer(index, params, device)
 
 
-def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerCost:
+def _layer_cost(spec: ModelSpec, index: int, cost: _Cost) -> LayerCost:
     shape = _shape_of(spec, index)
     names = {0: "embedding", spec.num_layers - 1: "head"}
     return LayerCost(
@@ -189,7 +203,7 @@ def _layer_cost(spec: ModelSpec, index: int, cost: _Cost, exact: bool) -> LayerC
         cost.forward_s,
         cost.backward_s,
         FLOAT_BYTES * shape.num_params,
-        state_bytes(shape, exact),
+        state_bytes(shape, spec.job.train.exact, _num_rounded(spec, index)),
         cost.activation_bytes,
         cost.output_bytes,
         update_s=cost.update_s,
@@ -291,12 +305,15 @@ class _SumOf:
     ``update``), where it is asked for with a guard around the sums and a digest of the state (``integrity``).
     """
 
-    def __init__(self, shape: StateShape, job: Job, device: torch.device) -> None:
+    def __init__(self, spec: ModelSpec, index: int, device: torch.device) -> None:
+        job, shape, rounded = spec.job, _shape_of(spec, index), spec.rounded(index)
+        keys = [key for bucket in spec.buckets_of(index) for key in spec.buckets[bucket].keys]
         self.seed, self.device = job.train.seed, device
         self._exact, self._checks_every = job.train.exact, job.fault_tolerance.check_every
         shapes = [place.shape for slot in shape.slots[:1] for place in slot.places]
         self._shapes, self._exponents = shapes, (0,) * len(shapes)  # with which nothing overflows
         self._state = BucketState(shape, shape.zeros(device), self._exponents)
+        self._state.keep_rounded([position for position, key in enumerate(keys) if key in rounded])
         self._sum = sums.empty(shapes, self._exact, device, guarded=self._checks_every > 0)
 
     def add(self, grads: Sequence[Tensor]) -> None:
@@ -311,7 +328,7 @@ class _SumOf:
         self._state.update_(mean, applied=1, lr=1e-9)
         self._sum.zero_()
         if self._checks_every == 1:  # of more steps than one it is no part of a usual step
-            digest(self._state.tensors(), self._exponents)
+            digest(self._state.tensors(), self._exponents, self._state.wrong_copies())
 
 
 def _activations(measured: _Measured, x: Tensor | None) -> tuple[Tensor, int]:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -45,24 +46,36 @@ class Batch:
         return replace(self, labels=labels)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on ``device``."""
+        """The same batch on ``device``. Nobody waits for a GPU: it copies from pinned memory, which torch
+        keeps until it has.
+        """
+        sent = partial(_sent, device=device)
+        inputs = sent(self.inputs)
         return Batch(
-            self.inputs.to(device),
-            self.labels.to(device),
-            None if self.positions is None else self.positions.to(device),
-            None if self.documents is None else self.documents.to(device),
+            inputs,
+            inputs if self.labels is self.inputs else sent(self.labels),
+            None if self.positions is None else sent(self.positions),
+            None if self.documents is None else sent(self.documents),
             self.num_targets,
         )
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    # From memory that can be paged out a copy waits until the GPU has done all before it: two waits a
+    # micro-batch. (D-devices-024)
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Layer ``index`` of a model on a device.
 
-    ``params``: (bucket, position in the bucket, leaf), ordered by bucket and position. ``call`` is what a
-    block is called with besides the hidden states; embedding and head have none, nor has a block of a job
-    that keeps documents apart, which gets one with every micro-batch. ``apart``: whether ``forward_apart``
-    will be called. ``first_position``: the number of the position at which a row begins.
+    ``params``: (bucket, position in the bucket, leaf), ordered by bucket and position. A leaf is the
+    parameter itself, float32, or its copy in bfloat16 (``ModelSpec.rounded``); its gradient has its dtype.
+    ``call`` is what a block is called with besides the hidden states; embedding and head have none, nor has a
+    block of a job that keeps documents apart, which gets one with every micro-batch. ``apart``: whether
+    ``forward_apart`` will be called. ``first_position``: the number of the position at which a row begins.
     """
 
     index: int

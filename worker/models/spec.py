@@ -60,6 +60,7 @@ class ModelSpec:
         )
         self._recorders: dict[torch.device, CallRecorder] = {}
         self._calls: dict[torch.device, tuple[Call, ...]] = {}
+        self._rounded: tuple[frozenset[str], ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -115,7 +116,9 @@ class ModelSpec:
         return [torch.empty(values[key].shape, device=device).copy_(values[key]) for key in keys]
 
     def layer(self, layer: int, params: Mapping[str, Tensor], device: torch.device) -> Layer:
-        """Layer ``layer`` on ``device``, computing with the leaf tensors ``params`` (by key) themselves."""
+        """Layer ``layer`` on ``device``, computing with the leaf tensors ``params`` (by key) themselves: of
+        float32, or, of keys in ``rounded``, of bfloat16.
+        """
         meta = self._split.model
         real = {id(meta.get_parameter(key)): leaf for key, leaf in params.items()}
         order = tuple(
@@ -148,9 +151,27 @@ class ModelSpec:
             calls = record(self._recorders[device], config, positions, documents, dtype)
         return dict(enumerate(calls, start=1))
 
+    def rounded(self, layer: int) -> frozenset[str]:
+        """Keys that autocast would round to bfloat16 whenever ``layer`` computes with them, and that it does
+        nothing else with: a copy of them that is rounded already, made once, gives the same bits.
+        """
+        if not self._bf16:
+            return frozenset()
+        if not self._rounded:
+            model, keys = self._split.model, [self._keys_of(each) for each in range(self.num_layers)]
+            products = self._split.products()
+            self._rounded = tuple(
+                frozenset(key for key in of_layer if id(model.get_parameter(key)) in ids)
+                for of_layer, ids in zip(keys, products, strict=True)
+            )
+        return self._rounded[layer]
+
     def kind_of(self, layer: int) -> str:
         """Blocks of one kind compute alike: the names of a block's module classes, in order."""
-        return " ".join(type(module).__name__ for module in self._split.blocks[layer - 1].modules())
+        return self._split.kind_of(layer - 1)
+
+    def _keys_of(self, layer: int) -> tuple[str, ...]:
+        return tuple(key for bucket in self.buckets_of(layer) for key in self.buckets[bucket].keys)
 
     @property
     def _bf16(self) -> bool:

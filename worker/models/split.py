@@ -29,6 +29,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from oobleckd.worker.models import light
 from oobleckd.worker.models.config import MASKED
+from oobleckd.worker.models.products import product_parameters
 from oobleckd.worker.models.sizes import misfit
 from oobleckd.worker.models.strict import WholeSums
 from oobleckd.worker.runtime.errors import UserError
@@ -91,6 +92,31 @@ class Split:
             x = torch.empty(shape, device="meta")
             with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError):
                 block(x, *(_on_meta(each) for each in args), **_on_meta(kwargs))
+
+    def kind_of(self, index: int) -> str:
+        """Blocks of one kind compute alike: the names of a block's module classes, in order."""
+        return " ".join(type(module).__name__ for module in self.blocks[index].modules())
+
+    def products(self) -> tuple[frozenset[int], ...]:
+        """By layer: ids of the parameters on meta that blocks and head use as weights and biases of linear
+        products, and for nothing else. Of the embedding none: what it does beside of looking up is little.
+        """
+        cpu, zero = torch.device("cpu"), torch.zeros(())
+        params = {id(param): zero.expand(param.shape) for param in self.model.parameters()}
+        x = torch.zeros((1, 2, self.model.config.hidden_size))
+        by_kind: dict[tuple[str, ...], frozenset[str]] = {}
+        found: list[frozenset[int]] = [frozenset()]
+        for index, (args, kwargs) in enumerate(self.recorder(cpu)((1, 2))):
+            own = dict(self.blocks[index].named_parameters())
+            kind = (self.kind_of(index), *own)
+            if kind not in by_kind:
+                block = self.block(index, params, cpu)
+                by_kind[kind] = product_parameters(block, partial(block, x, *args, **kwargs))
+            found.append(frozenset(id(own[name]) for name in by_kind[kind]))
+        head, tokens = self.head(params, cpu), torch.zeros((1, 2), dtype=torch.int64)
+        names = product_parameters(head, partial(head, inputs_embeds=x, labels=tokens))
+        taken = {id(param) for name, param in head.named_parameters() if name in names}
+        return (*found, frozenset(meta for meta, param in params.items() if id(param) in taken))
 
     def layer_of(self, name: str) -> int:
         """The layer that computes with the parameter called ``name`` in the undivided model."""

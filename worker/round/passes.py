@@ -9,11 +9,13 @@ a round begins and ends (``executor``).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING
+from oobleckd.worker.data.ahead import BatchAhead
 from oobleckd.worker.models import Batch, Call, gradients, input_gradients, seed_layer, tensors_of
 from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.op_times import Piece
@@ -54,6 +56,7 @@ class Passes:
         self.returned: dict[Key, TensorMessage] = dict(returned or {})
         self.taken: dict[Key, TensorMessage] = {}
         self.eval_numbers = context.job.eval_rounds.micro_batches(spec.counters)
+        self.batch_ahead = BatchAhead(context.store.device)
         self.clock = RoundClock()
         self.pieces: list[Piece] = []
         self.repaired = False
@@ -196,6 +199,7 @@ class Passes:
 
     def _ran_forward(self, task: Task, out: Tensor) -> None:
         """Hand on what came out of ``task``."""
+        self._draw_ahead()
         if not task.last and task.route.reached_at(task.position + 1) == NOTHING:
             self._pass_on(task, "F", out)
         self._expect_redundant(Task(task.route, task.position + 1), out)
@@ -204,14 +208,26 @@ class Passes:
         """The micro-batch, where a hop begins or ends the model; in between, where documents are kept apart,
         their places alone.
         """
-        reads = task.first or task.last
-        if not reads and not self.context.job.data.is_separate:
+        if not self._has_batch(task):
             return None
-        if self.board.evaluates:
-            batch = self._evaluated(task, reads=reads)
-        else:
-            batch = self._trained_on(task, reads=reads)
-        return batch.to(self.context.store.device)
+        return self.batch_ahead.take(self._batch_key(task), lambda: self._drawn(task))
+
+    def _has_batch(self, task: Task) -> bool:
+        return task.first or task.last or self.context.job.data.is_separate
+
+    def _batch_key(self, task: Task) -> tuple[int, bool, bool]:
+        return task.route.micro_batch, task.first, task.last
+
+    def _drawn(self, task: Task) -> Batch:
+        reads = task.first or task.last
+        draw = self._evaluated if self.board.evaluates else self._trained_on
+        return draw(task, reads=reads)
+
+    def _draw_ahead(self) -> None:
+        """Send the micro-batch of the next forward pass to a GPU while that has work."""
+        task = next((task for task in self.board.forward if self._has_batch(task)), None)
+        if task is not None:
+            self.batch_ahead.draw(self._batch_key(task), lambda: self._drawn(task))
 
     def _trained_on(self, task: Task, *, reads: bool) -> Batch:
         corpus, step, micro_batch = self.context.corpus, self.counters.step, task.route.micro_batch
@@ -401,15 +417,13 @@ class Passes:
         return self.context.store.layers[layer].leaves
 
     def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
-        if layer == self.context.store.spec.num_layers - 1:
+        if self.context.store.layers[layer].is_head:
             self.reducer.losses[task.route.micro_batch] = out.detach()
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
         """Add the gradients of all parameters of ``layer`` (float32, in the layer's order) to the sums."""
-        store = self.context.store
-        by_bucket: dict[int, list[Tensor]] = {b: [] for b in store.spec.buckets_of(layer)}
-        for (bucket, _, _), grad in zip(store.layers[layer].params, grads, strict=True):
-            by_bucket[bucket].append(grad)
+        spec, rest = self.context.store.spec, iter(grads)
+        by_bucket = {b: [*islice(rest, len(spec.buckets[b].keys))] for b in spec.buckets_of(layer)}
         self.reducer.add(layer, task.route.micro_batch, by_bucket)
         self.clock.gradients += task.route.again(task.position) >= BACKWARD
 

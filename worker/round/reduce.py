@@ -135,7 +135,7 @@ class Reducer:
     def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
         """Weight gradients of (micro-batch, layer) go into the ledger and the sums.
 
-        ``grads``: bucket -> a float32 tensor for each key, on the store's device; the layer must be owed.
+        ``grads``: bucket -> a tensor for each key, on the store's device; the layer must be owed.
 
         The ledger first: who is asked in the middle of it says that they are in, as they will be before
         anything else is done with the sums.

@@ -45,7 +45,7 @@ class Exchange:
     the decision. ``held``: buckets held here -> their uses here. ``sources``: whose sums a bucket waits for
     (none: it is reduced). ``donors``: buckets that are taken whole from somebody. ``heard``: bucket -> source
     -> what came. ``reduced``: bucket -> all contributions as one. ``among``: the layout and the live that
-    ``holders`` are of. ``looked_at``: ``ledger.changes`` when what is complete was last looked for.
+    ``holders`` are of. ``looked_at``: ``ledger.completions`` when what is complete was last looked for.
     """
 
     device: str
@@ -108,10 +108,10 @@ class Exchange:
 
     def ready(self) -> tuple[Contribute, ...]:
         """What is complete here and was not sent under this epoch. It counts as sent from now on."""
-        # Asked between any two pieces of work, and most of them add nothing.
-        if not self.open or self.looked_at == self.ledger.changes:
+        # Asked between any two layers and pieces of work, and most of them complete nothing.
+        if not self.open or self.looked_at == self.ledger.completions:
             return ()
-        self.looked_at = self.ledger.changes
+        self.looked_at = self.ledger.completions
         found = [b for b in self.held if b not in self.contributed and self._may_contribute(b)]
         self.contributed.update(found)
         return tuple(Contribute(bucket, self._peers(bucket), bucket in self.donors) for bucket in found)

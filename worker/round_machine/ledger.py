@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 @dataclass(slots=True)
 class Ledger:
     """``owed``: layer -> micro-batches whose weight gradients this device has to add, or has added. ``done``:
-    layer -> those that are in its sums. ``changes``: how often either has changed.
+    layer -> those that are in its sums. ``completions``: how often a layer may have become complete.
     """
 
     owed: dict[int, set[int]] = field(default_factory=dict)
     done: dict[int, set[int]] = field(default_factory=dict)
-    changes: int = 0
+    completions: int = 0
 
     @classmethod
     def of(cls, layers: Iterable[int]) -> Ledger:
@@ -31,13 +31,12 @@ class Ledger:
     def owe(self, layer: int, micro_batch: int) -> None:
         """A route asks for it."""
         self.owed[layer].add(micro_batch)
-        self.changes += 1
 
     def excuse(self, micro_batches: Collection[int]) -> None:
         """``micro_batches`` are not owed any more, but for what is in the sums and stays there."""
         for layer, done in self.done.items():
             self.owed[layer] -= set(micro_batches) - done
-        self.changes += 1
+        self.completions += 1
 
     def count(self, layer: int, micro_batch: int) -> None:
         """Note that the weight gradients of (micro-batch, layer) went into the sums; asserts that it is
@@ -48,7 +47,7 @@ class Ledger:
         )
         assert micro_batch in self.owed[layer], f"layer {layer} of micro-batch {micro_batch} was not owed"
         self.done[layer].add(micro_batch)
-        self.changes += 1
+        self.completions += self.complete(layer)
 
     def inherit(self, layer: int, micro_batch: int) -> None:
         """Count what a dead device had counted, which is in this one's sums now."""

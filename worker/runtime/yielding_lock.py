@@ -19,10 +19,11 @@ Released = Callable[[], AbstractContextManager[object]]
 class YieldingLock:
     """A lock that its holder gives away for a while."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_away", "_lock")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._away = _Away(self._lock)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -34,12 +35,12 @@ class YieldingLock:
 
     def released(self) -> _Away:
         """Others may have a turn, until the end of the block; the caller has the turn before and after."""
-        return _Away(self._lock)
+        return self._away
 
 
 class _Away:
-    """``YieldingLock.released``. A class: a generator's machinery takes longer than the rest, once in every
-    layer.
+    """``YieldingLock.released``. A class, of which a lock has one object: a generator's machinery, or another
+    object each time, would take longer than the rest, three times in every layer.
     """
 
     __slots__ = ("_lock",)

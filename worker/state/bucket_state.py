@@ -8,7 +8,7 @@ need know which slots there are: copies, digests, files and messages go through 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +24,9 @@ ALIGNED_BYTES = 256
 """Keys begin at multiples of it: so far libraries look at pointers when they choose a kernel, so a key in the
 middle of a storage is computed with as one in memory of its own.
 """
+
+_PIECE = 1 << 24
+"""Numbers: what is compared at once, so that little memory is needed for it."""
 
 Saved = tuple[list[Tensor], tuple[int, ...]]
 """Copies of a bucket's numbers by slot and key, and its exponents."""
@@ -104,12 +107,17 @@ class BucketState:
 
     Parameters are float32 and leaves of autograd; a view is changed with its storage, and the other way
     round.
+
+    Some may have a copy in bfloat16 beside them, a leaf too: what linear layers compute with under autocast.
+    It is no part of the state: no copy, message or file has it. It is made anew whenever the state changes
+    (``update_``, ``restore``).
     """
 
     shape: StateShape
     flats: dict[str, Tensor]
     exponents: tuple[int, ...]
     _views: dict[str, dict[int, Tensor]] = field(init=False)
+    _rounded: dict[int, Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._views = {}
@@ -150,6 +158,47 @@ class BucketState:
         params = self.params
         for batch in self.shape.batches:
             batch.update_(params, grads, self._views, applied=applied, lr=lr)
+        self._round()
+
+    @property
+    def rounded(self) -> Mapping[int, Tensor]:
+        """By the key's position: the copy in bfloat16 of a parameter, of those that have one."""
+        return self._rounded
+
+    def keep_rounded(self, keys: Iterable[int]) -> None:
+        """From now on have a copy in bfloat16 of the parameters ``keys``, by position, and of no others: two
+        bytes a number more.
+        """
+        # A copy a step in place of one a micro-batch in flight, and no casts: autocast rounds each use alike,
+        # and float32 of a bfloat16 gradient is exact. (D-models-010)
+        wanted = dict.fromkeys(sorted(keys))
+        if self._rounded.keys() != wanted.keys():
+            shapes = {key: tuple(self.params[key].shape) for key in wanted}
+            slot = SlotShape.of("rounded", torch.bfloat16, shapes)
+            device = self.flats[PARAM].device if shapes else None
+            self._rounded = slot.cut(torch.empty(slot.length, dtype=slot.dtype, device=device))
+            for leaf in self._rounded.values():
+                leaf.requires_grad_()
+        self._round()
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        if self._rounded:
+            params = self.params
+            torch._foreach_copy_(list(self._rounded.values()), [params[key] for key in self._rounded])
+
+    @torch.no_grad()
+    def wrong_copies(self) -> Tensor | None:
+        """In how many places the copies in bfloat16 are not what the parameters round to, an int64 scalar on
+        their device; None where there are no copies.
+        """
+        params = self.params
+        wrong = [
+            piece.bfloat16().view(torch.int16).bitwise_xor_(copy.view(torch.int16)).count_nonzero()
+            for key, leaf in self._rounded.items()
+            for piece, copy in zip(_pieces(params[key]), _pieces(leaf), strict=True)
+        ]
+        return torch.stack(wrong).sum() if wrong else None
 
     def views(self, slot: str) -> Mapping[int, Tensor]:
         """Of ``slot``, by the key's position: those that have it."""
@@ -199,4 +248,9 @@ class BucketState:
         """Be in the state ``saved`` again, in the same storages."""
         for tensor, before in zip(self.tensors(), saved[0], strict=True):
             tensor.copy_(before)
+        self._round()
         self.exponents = saved[1]
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(tensor.view(-1), _PIECE)

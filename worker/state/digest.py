@@ -25,22 +25,23 @@ _SMALL = 1 << 16
 _HALF_BYTES = 2
 
 
-def digest(tensors: Sequence[Tensor], exponents: Sequence[int]) -> int:
+def digest(tensors: Sequence[Tensor], exponents: Sequence[int], wrong: Tensor | None = None) -> int:
     """A 64-bit digest of a bucket's ``tensors``, by slot and key and of any shape and dtype, and of its
-    ``exponents``. On a GPU it waits once.
+    ``exponents``. On a GPU it waits once. ``wrong``: how much is wrong beside of them, an int64 scalar on
+    their device; the digest is another one unless that is 0.
     """
-    (found,) = digests([(tensors, exponents)])
+    (found,) = digests([(tensors, exponents, wrong)])
     return found
 
 
-def digests(states: Iterable[tuple[Sequence[Tensor], Sequence[int]]]) -> list[int]:
-    """The digest of each of ``states``: tensors and exponents of a bucket, all on one device. On a GPU it
-    waits once for all of them.
+def digests(states: Iterable[tuple[Sequence[Tensor], Sequence[int], Tensor | None]]) -> list[int]:
+    """The digest of each of ``states``: tensors and exponents of a bucket, and how much is wrong beside of
+    them, all on one device. On a GPU it waits once for all of them.
     """
     heads, sums = [], []
-    for tensors, exponents in states:
+    for tensors, exponents, wrong in states:
         heads.append(repr(tuple(exponents)).encode())
-        sums.append(_sums_of(tensors))
+        sums.append(_sums_of(tensors, wrong))
     filled = [part for part in sums if part.numel()]
     flat = torch.cat(filled).cpu().numpy() if filled else None
     found, begin = [], 0
@@ -53,13 +54,20 @@ def digests(states: Iterable[tuple[Sequence[Tensor], Sequence[int]]]) -> list[in
     return found
 
 
-def _sums_of(tensors: Sequence[Tensor]) -> Tensor:
+def _sums_of(tensors: Sequence[Tensor], wrong: Tensor | None) -> Tensor:
     """What is hashed of ``tensors``, 64-bit integers, where they lie."""
     flats = [_words(tensor) for tensor in tensors]
     small = [flat for flat in flats if flat.numel() <= _SMALL]
     large = [flat for flat in flats if flat.numel() > _SMALL]
     sums = [part for flat in ([torch.cat(small), *large] if small else large) for part in _sums(flat)]
-    return torch.cat(sums) if sums else torch.empty(0, dtype=torch.int64)
+    if not sums:
+        return torch.empty(0, dtype=torch.int64)
+    words = torch.cat(sums)
+    # Not a word of its own, and no second look at the device: replicas without copies have the same digest,
+    # and who compares and waits for it goes on as ever. (D-corruption-010)
+    if wrong is not None:
+        words[:1] += wrong
+    return words
 
 
 def _words(tensor: Tensor) -> Tensor:

@@ -71,11 +71,11 @@ class Store:
         }
 
     def digests(self, buckets: Collection[int]) -> dict[int, int]:
-        """Bucket -> a 64-bit digest of its whole state, equal for all who hold the same bits (``digest``). On
-        a GPU it waits once for all ``buckets``.
+        """Bucket -> a 64-bit digest of its whole state, equal for all who hold the same bits (``digest``) and
+        compute with copies of them that are right. On a GPU it waits once for all ``buckets``.
         """
         states = [self.buckets[bucket] for bucket in buckets]
-        found = digests([(state.tensors(), state.exponents) for state in states])
+        found = digests([(state.tensors(), state.exponents, state.wrong_copies()) for state in states])
         return dict(zip(buckets, found, strict=True))
 
     def adopt(self, layers: Layers | None, incoming: dict[int, BucketState]) -> None:
@@ -84,15 +84,23 @@ class Store:
         needed = frozenset(self.needed(layers)) if layers else frozenset()
         self.buckets = {bucket: state for bucket, state in sorted(self.buckets.items()) if bucket in needed}
         kept = layers.layers() if layers else ()
+        for bucket, state in self.buckets.items():
+            state.keep_rounded(self._rounded(bucket, kept))
         self.layers = {layer: self._bind(layer) for layer in kept}
 
+    def _rounded(self, bucket: int, layers: Iterable[int]) -> list[int]:
+        """Positions of the keys of ``bucket`` that one of ``layers`` computes with in bfloat16."""
+        what = self.spec.buckets[bucket]
+        rounded = {key for layer in set(layers) & set(what.uses) for key in self.spec.rounded(layer)}
+        return [position for position, key in enumerate(what.keys) if key in rounded]
+
     def _bind(self, layer: int) -> Layer:
-        params = {
-            key: param
-            for bucket in self.spec.buckets_of(layer)
-            for key, param in zip(self.spec.buckets[bucket].keys, self.buckets[bucket].params, strict=True)
-        }
-        return self.spec.layer(layer, params, self.device)
+        leaves, rounded = {}, self.spec.rounded(layer)
+        for bucket in self.spec.buckets_of(layer):
+            state = self.buckets[bucket]
+            for position, key in enumerate(self.spec.buckets[bucket].keys):
+                leaves[key] = state.rounded[position] if key in rounded else state.params[position]
+        return self.spec.layer(layer, leaves, self.device)
 
     def uses(self, bucket: int) -> tuple[int, ...]:
         """The layers held here that use ``bucket``."""

@@ -46,8 +46,8 @@ class Sum(ABC):
 
     @abstractmethod
     def add(self, grads: Sequence[Tensor], exponents: Sequence[int], num_contributions: int) -> None:
-        """Add one micro-batch's gradients: a tensor for each key, float32, in the sum's shapes and on its
-        device.
+        """Add one micro-batch's gradients: a tensor for each key, float32 or bfloat16 (which is as exact), in
+        the sum's shapes and on its device.
 
         ``exponents``: one for each key; exact sums add ``g * 2**exponent``, rounded. ``num_contributions``:
         how many there will be in the whole sum over all devices, from which the overflow test follows.

@@ -30,11 +30,14 @@ _FEW = 20  # steps or evaluations, where nobody says how many
 
 
 class ItemsWanted(NamedTuple):
-    """Which items: the names that stood behind the kind, and of steps and evaluations a part."""
+    """Which items: the names that stood behind the kind, of which job ("": nobody said), and of steps and
+    evaluations a part.
+    """
 
     names: tuple[str, ...] = ()
     since: int | None = None
     last: int | None = None
+    job: str = ""
 
     @property
     def part(self) -> dict[str, Any]:
@@ -51,8 +54,9 @@ def _itself(view: Any) -> Sequence[Any]:
 class ListedKind(NamedTuple):
     """``singular`` and ``short`` mean the same as ``plural``. ``fetch``: all items, or of a kind ``of_job``
     those of the job that is named. ``names``: of an item, the one to call it by first. ``rows``: an item's
-    lines in a table, each a ``row_type`` where that is not the item itself. ``one``: there is one item a job,
-    no list. ``remark``: words beside a table.
+    lines in a table, each a ``row_type`` where that is not the item itself. ``scoped``: every
+    job has some, and ``--job`` says of which. ``one``: there is one item a job, no list. ``remark``: words
+    beside a table.
     """
 
     plural: str
@@ -65,6 +69,7 @@ class ListedKind(NamedTuple):
     view_type: type[msgspec.Struct]
     columns: tuple[columns.Column[Any], ...]
     of_job: bool = False
+    scoped: bool = False
     one: bool = False
     rows: Callable[[Any], Sequence[Any]] = _itself
     row_type: type[msgspec.Struct] | None = None
@@ -81,7 +86,12 @@ def newest(client: Client) -> str:
 
 
 def _job(client: Client, wanted: ItemsWanted) -> str:
-    return wanted.names[0] if wanted.names else newest(client)
+    return wanted.names[0] if wanted.names else wanted.job or newest(client)
+
+
+def _incidents(client: Client, wanted: ItemsWanted) -> Sequence[IncidentView]:
+    found = client.incidents()
+    return [each for each in found if each.job == wanted.job] if wanted.job else found
 
 
 def _paces(found: GoodputView) -> str:
@@ -109,21 +119,22 @@ KINDS: tuple[ListedKind, ...] = (
     ),
     ListedKind(
         "incidents", "incident", ("inc",), "Incident", "losses, and what was done",
-        lambda client, _: client.incidents(), lambda incident: (incident.id,), IncidentView, columns.INCIDENT,
+        _incidents, lambda incident: (incident.id,), IncidentView, columns.INCIDENT, scoped=True,
     ),
     ListedKind(
         "pipelines", "pipeline", ("pl",), "Pipeline", "of the plan in force",
-        lambda client, _: client.pipelines(), lambda pipeline: (str(pipeline.index),),
-        PipelineView, columns.PIPELINE,
+        lambda client, wanted: client.pipelines(wanted.job), lambda pipeline: (str(pipeline.index),),
+        PipelineView, columns.PIPELINE, scoped=True,
     ),
     ListedKind(
         "templates", "template", ("tpl",), "Template", "pipelines for so many nodes",
-        lambda client, _: client.templates(), lambda template: (str(template.num_nodes),),
-        TemplateView, columns.TEMPLATE,
+        lambda client, wanted: client.templates(wanted.job), lambda template: (str(template.num_nodes),),
+        TemplateView, columns.TEMPLATE, scoped=True,
     ),
     ListedKind(
         "layers", "layer", ("l",), "Layer", "who has a copy",
-        lambda client, _: client.layers(), lambda layer: (str(layer.layer),), LayerView, columns.LAYER,
+        lambda client, wanted: client.layers(wanted.job), lambda layer: (str(layer.layer),),
+        LayerView, columns.LAYER, scoped=True,
     ),
     ListedKind(
         "steps", "step", ("st",), "Step", "of JOB, or of the newest",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ from oobleckd.ctl.get.kinds import (
     table_of_words,
 )
 from oobleckd.ctl.get.watching import ItemPrinter, watch
-from oobleckd.ctl.names import listed_names
+from oobleckd.ctl.names import bare, job_names, listed_names
 from oobleckd.ctl.output import USAGE, fail, note
 
 
@@ -55,6 +56,14 @@ class Kinds(click.Command):
     "--since", type=click.IntRange(min=1), metavar="N", help="Of steps, evaluations: from that step on."
 )
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Of steps, evaluations: the newest N.")
+@click.option(
+    "--job",
+    default="",
+    metavar="JOB",
+    shell_complete=job_names,
+    callback=bare,
+    help="Of pipelines, templates, layers, incidents and what is of a job: of this one.",
+)
 @connected_with(*MORE)
 def get(
     client: Client,
@@ -65,6 +74,7 @@ def get(
     no_headers: bool,
     since: int | None,
     last: int | None,
+    job: str,
 ) -> None:
     """List what there is of a KIND, or what is named: get jobs, get node node-1, get job/gpt2-3, get
     jobs,nodes, get all. Steps, evaluations and goodput are of the JOB that is named, or of the newest.
@@ -77,14 +87,14 @@ def get(
         fail("-o csv prints one table", "name one kind", USAGE)
     if selector or sort_by:
         _check_lists([kind for kind, _ in wanted])
+    job = _scope(client, wanted, job)
     if watching:
-        _watch(
-            client, wanted, ItemsWanted(wanted[0][1], since, last), selector, sort_by, headers=not no_headers
-        )
+        asked = ItemsWanted(wanted[0][1], since, last, job)
+        _watch(client, wanted, asked, selector, sort_by, headers=not no_headers)
         return
     found, missing = [], []
     for kind, names in wanted:
-        items, unknown = items_of(client, kind, ItemsWanted(names, since, last))
+        items, unknown = items_of(client, kind, ItemsWanted(names, since, last, job))
         found.append((kind, _chosen(kind, items, selector, sort_by)))
         missing.append((kind, unknown))
     if len(found) > 1:
@@ -98,7 +108,19 @@ def get(
         _say(found)
     for kind, unknown in missing:
         if unknown:
-            fail_missing(kind, unknown, kind.fetch(client, ItemsWanted()))
+            fail_missing(kind, unknown, kind.fetch(client, ItemsWanted(job=job)))
+
+
+def _scope(client: Client, wanted: Sequence[tuple[ListedKind, tuple[str, ...]]], job: str) -> str:
+    """The id of ``--job``; "" where nobody said. Raises Failure."""
+    if not job:
+        return ""
+    for kind, names in wanted:
+        if not kind.scoped and not kind.of_job:
+            fail(f"--job is of what a job has, not of {kind.plural}", "leave it out", USAGE)
+        if kind.of_job and names:
+            fail(f"the job of {kind.plural} is said twice: {names[0]}, --job {job}", "say it once", USAGE)
+    return client.job(job).id
 
 
 def _check_parts(kinds: list[ListedKind]) -> None:
@@ -131,7 +153,7 @@ def _watch(
         return _chosen(kind, items_of(client, kind, asked)[0], selector, sort_by)
 
     if wanted.names and not kind.of_job:
-        fail_missing(kind, items_of(client, kind, wanted)[1], kind.fetch(client, ItemsWanted()))
+        fail_missing(kind, items_of(client, kind, wanted)[1], kind.fetch(client, ItemsWanted(job=wanted.job)))
     watch(client, kind, wanted, look, ItemPrinter(kind, how, headers=headers))
 
 

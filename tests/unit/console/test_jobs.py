@@ -37,7 +37,7 @@ def test_those_at_work_come_first_then_the_queue_then_the_newest_that_ended() ->
     assert sorted(jobtable.places(view).values()) == [1, 2, 3]
     text = "\n".join(map(plain, jobtable.paint(view, NOW, 200, 20)))
     assert "next" in text
-    assert "3. in queue" in text
+    assert "3rd in line" in text
     assert "3 steps in a row had a loss that is not finite" in text
     assert text.split("\n")[1].startswith("▸ "), "the one that is shown"
 

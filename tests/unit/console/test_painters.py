@@ -190,9 +190,14 @@ def test_the_fleet_is_a_cell_for_each_pipeline_by_bubble() -> None:
 def test_two_nodes_in_a_cell_and_those_that_are_not_well_by_name() -> None:
     states = ["active", "active", "active", "lost", "lost", "lost", "disconnected", "active", "active"]
     many = tuple(node_view(f"node-{i}", state=state) for i, state in enumerate(states, 1))
-    text = said(grid.paint(fold(View(), [fetched(nodes=many)]), NOW, 80, 6)).split("\n")
+    view = fold(View(), [fetched(nodes=many)])
+    text = said(grid.paint(view, NOW, 80, 3)).split("\n")
     assert text[0] == "█▀✗▄▀"
     assert text[1] == "✗ node-4 lost  ✗ node-5 lost  ✗ node-6 lost  ? node-7 disconnected"
+    assert said(grid.paint(view, NOW, 80, 6)).split("\n")[:2] == [
+        "■ node-1  ■ node-2  ■ node-3  ✗ node-4  ✗ node-5  ✗ node-6  ? node-7  ■ node-8",
+        "■ node-9",
+    ], "where there is room each has its name"
 
 
 def test_nodes_by_rack_and_by_pipeline() -> None:
@@ -268,8 +273,9 @@ def test_what_templates_cover() -> None:
     }  # fmt: skip
     text = said(coverage.paint(LIVE, NOW, 60, 10)).split("\n")
     assert text[0] == "covered: every number from 2 to 4 nodes"
-    assert text[1].endswith("✗ none")
-    assert text[4] == "▸    4  2 of 2"
+    assert text[1] == " nodes  pipelines of so many nodes"
+    assert text[2].endswith("✗ none")
+    assert text[5] == "▸    4  2 \u00d7 2"
 
 
 def test_shares_of_the_templates() -> None:
@@ -337,7 +343,7 @@ def test_measured_stands_beside_measured_and_the_plan_beside_the_best_plan() -> 
     assert said(training.paint(LIVE, NOW, 60, 10)).startswith("24.0 samples/s   0 to 30.0, ")
     head = said(verdict.paint(LIVE, NOW, 160))
     assert f"24.0 samples/s, {best}" in head
-    assert "plan 50% of all 6 nodes'" in head
+    assert "plan 50% of the best of 6 nodes" in head
     assert " = " not in head, "what is measured is no share of what is modelled"
 
 
@@ -458,7 +464,8 @@ def test_more_room_shows_more_curves_and_all_of_them_fit(width: int, height: int
     assert max(map(length, lines)) <= width
     text = said(lines)
     if width > 8:
-        assert "loss 1.5000   ● evaluation" in text
+        assert f"loss 1.5000   ● {'evaluation' if width > 30 else 'eval'} " in text
+        assert "…" not in text, "what has no room is left out and not cut"
     assert ("gradient norm" in text) == (height >= 14)
     assert ("learning rate" in text) == (height >= 26 and width >= 110)
     if height >= 7:
@@ -498,7 +505,10 @@ def test_what_would_follow_in_full() -> None:
     for part in ("no step is lost", "75.0% of the throughput stays", "stall 2 s", "copies 5 MiB in 500 ms",
                  "could still lose 0", "P0", "wait, 30 s: too long"):  # fmt: skip
         assert part in text
+    back = fold(LIVE, [Watched(NOW, impact=watching.impact("node-2", steps_back=3, lost_layers=(9,)))])
+    assert "throughput then 75.0%" in said(impact.paint(back, NOW, 100, 12, ("node-2",)))
     assert "thinking" in said(impact.paint(LIVE, NOW, 100, 12, ("node-1",)))
+    assert "could still lose 0 nodes" in text
     assert "mark nodes" in said(impact.paint(LIVE, NOW, 100, 12))
 
 
@@ -519,7 +529,7 @@ def test_a_failure_now_would_cost() -> None:
     assert impact.candidates(LIVE) == (("node-2",), ("node-5",), ("node-1",))
     assert (
         plain(impact.line(LIVE, 100, impact.candidates(LIVE)))
-        == "a failure now would cost  node-2: 25.0% and 2 s"
+        == "a failure now would cost  node-2: 2 s, then 25.0% slower"
     )
     sole = fold(LIVE, [Watched(NOW, impact=watching.impact("node-2", steps_back=3, lost_layers=(9,)))])
     assert "node-2: 3 steps (sole copy)" in plain(impact.line(sole, 100, impact.candidates(sole)))

@@ -195,7 +195,7 @@ def test_a_vacant_place_is_named_though_its_node_is_not_known_any_more() -> None
 
 def test_of_many_pipelines_those_with_a_loss_come_first() -> None:
     text = said(pipelines.paint(MANY, NOW, 100, 5)).split("\n")
-    assert text[0].startswith("P174 1/250 mb")
+    assert text[0].startswith("P174   1/250 micro-batches ")
     assert text[-1] == "… 246 more pipelines"
 
 
@@ -258,7 +258,7 @@ def test_skipped_steps_are_counted_and_marked_under_the_loss() -> None:
 
 def test_the_incident_by_phase_with_its_reason() -> None:
     text = said(recovery.paint(LIVE, NOW, 90, 12))
-    assert "inc-1 node-4 (node-4: signal 9) total 2,000 ms, 0 steps lost" in text
+    assert "inc-1 node-4 (signal 9) total 2,000 ms, 0 steps lost" in text
     for phase, value in [
         ("detect", "200 ms"),
         ("plan", "50 ms"),

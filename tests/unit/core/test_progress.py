@@ -225,6 +225,42 @@ def test_devices_of_two_kinds_count_each_by_its_own_sheet() -> None:
     assert found.peak_flops == 2 * 37.4e12 + 4 * 67e12
 
 
+def share_cards(world: World, *cards: str) -> None:
+    """Its devices, in the order of nodes, say that they are on these."""
+    for card, node in zip(cards, core_of(world).members.nodes.values(), strict=True):
+        node.devices = tuple(msgspec.structs.replace(each, card=card, traits=H100) for each in node.devices)
+
+
+def test_a_card_that_several_devices_share_counts_once() -> None:
+    world = running()
+    on_cards(world, H100)
+    alone = seen(world)
+    share_cards(world, "GPU-1", "GPU-1", "GPU-1", "GPU-2", "", "")
+    found = seen(world)
+    assert found.peak_flops == pytest.approx(4 * 67e12), "who names no card has one to itself"
+    assert found.mfu == pytest.approx(alone.mfu * 6 / 4)
+
+
+def test_among_cards_of_two_kinds_a_shared_one_counts_once() -> None:
+    world = running()
+    on_cards(world, H100, {"device": "NVIDIA A40"})
+    share_cards(world, "GPU-1", "GPU-1", "GPU-2", "GPU-3", "GPU-4", "GPU-4")
+    for node in list(core_of(world).members.nodes.values())[-2:]:
+        traits = {"device": "NVIDIA A40"}
+        node.devices = tuple(msgspec.structs.replace(each, traits=traits) for each in node.devices)
+    assert seen(world).peak_flops == pytest.approx(3 * 67e12 + 37.4e12)
+
+
+def test_of_a_job_that_is_done_its_devices_have_the_part_of_a_card_that_they_had_last() -> None:
+    world = running(steps=30)
+    world.until_state("done")
+    job = on_cards(world, H100)
+    alone = seen(world)
+    share_cards(world, *["GPU-1"] * 6)
+    assert len(job.survivors()) == 6
+    assert seen(world).mfu == pytest.approx(alone.mfu * 6)
+
+
 def test_of_a_job_that_is_done_mfu_is_that_of_all_its_time() -> None:
     world = running(steps=30)
     world.until_state("done")

@@ -66,6 +66,7 @@ def full(ctl: Ctl) -> Ctl:
         ("get inc", ["inc-1"]),
         ("get incidents -l job=job-1 -o wide", ["inc-1"]),
         ("get step big", ["1", "2"]),
+        ("get incidents --job small", ["inc-1"]),
         ("get jobs,nodes", ["ID", "job-1", "job-2", "NAME", "node-10", "node-9", "node-1"]),
         ("get job/small node/node-1", ["ID", "job-1", "NAME", "node-1"]),
         ("get all", ["ID", "job-1", "job-2", "NAME", "node-10", "node-9", "node-1", "ID", "inc-1"]),
@@ -100,6 +101,9 @@ def test_kubectls_habits(full: Ctl, words: str, said: list[str]) -> None:
         ("get node nobody -w", 3, "no node 'nobody'"),
         ("get steps nobody -w", 3, "nothing is at"),
         ("get", 2, "KIND [NAME...] is missing"),
+        ("get pipelines --job nobody", 3, "nobody"),
+        ("get nodes --job big", 2, "--job is of what a job has, not of nodes"),
+        ("get steps big --job small", 2, "the job of steps is said twice: big, --job small"),
     ],
 )
 def test_what_cannot_be_says_one_clear_thing(full: Ctl, words: str, code: int, said: str) -> None:
@@ -135,6 +139,23 @@ def test_yaml_does_nothing_to_a_terminal(full: Ctl) -> None:
     assert text.isascii()
     assert "\x1b" not in text
     assert yaml.safe_load(text)["items"][0]["reason"] == "\x1b[2J ü \u202e"
+
+
+@pytest.mark.parametrize("kind", ["pipelines", "templates", "layers"])
+def test_the_plan_of_a_job_is_asked_for_by_its_id(full: Ctl, kind: str) -> None:
+    for name, asked in (("big", "job-2"), ("job/small", "job-1")):
+        assert full("get", kind, "--job", name).exit_code == 0
+        assert full.api.queries[-1] == (f"/v1/{kind}", {"job": [asked]})
+    count = len(full.api.queries)
+    assert full("get", kind).exit_code == 0
+    assert len(full.api.queries) == count, "of the one that is deployed"
+
+
+def test_incidents_and_steps_of_a_job_by_the_option(full: Ctl) -> None:
+    assert full("get", "incidents", "--job", "big", "--no-headers").stdout == ""
+    full.api.steps["job-2"] = full.api.steps["big"]
+    named = full("get", "steps", "big", "-o", "name")
+    assert full("get", "steps", "--job", "big", "-o", "name").stdout == named.stdout != ""
 
 
 def test_names_and_lines(full: Ctl) -> None:

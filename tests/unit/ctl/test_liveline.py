@@ -14,7 +14,7 @@ import pytest
 
 from oobleckd.ctl.liveline import progress_words
 from oobleckd.protocol.api import ProgressView
-from tests.helpers.api_server import job_spec, job_view
+from tests.helpers.api_server import job_spec, job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 
 RUNNING = {"state": "running", "finished_at": None, "step": 120, "steps": 2000}
@@ -61,7 +61,7 @@ def watched(ctl: Ctl, *words: str) -> tuple[int, str]:
     return process.returncode, shown.decode()
 
 
-@pytest.mark.parametrize("verb", ["wait", "submit", "verify"])
+@pytest.mark.parametrize("verb", ["wait", "submit", "verify", "drill"])
 def test_ctrl_c_says_that_the_job_goes_on(
     ctl: Ctl, tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +72,11 @@ def test_ctrl_c_says_that_the_job_goes_on(
     file = tmp_path / "job.toml"
     file.write_text('name = "small"\n[train]\nsteps = 3\nglobal_batch = 4\nmicro_batch = 2\nsequence = 8\n')
     assert job_spec().name == "small"
+    script = tmp_path / "drill.toml"
+    script.write_text("[[fault]]\nwho = 'node-1'\nstep = 500\n")
+    ctl.api.nodes = [node_view("node-1")]
     words = {
+        "drill": ("drill", str(script), "--job", "job-1"),
         "wait": ("wait", "job-1", "--for", "step=500"),
         "verify": ("verify", "over"),
         "submit": ("submit", str(file), "--wait", "--if-new"),

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from oobleckd.ctl import pages
 from oobleckd.ctl.output import tolerance, when
@@ -88,6 +89,17 @@ def test_for_a_program_an_error_is_a_document(ctl: Ctl, words: tuple[str, ...], 
     assert (told["apiVersion"], told["kind"], told["code"]) == ("oobleck/v1", "Error", code)
     assert told["problem"]
     assert told["hint"]
+
+
+@pytest.mark.parametrize(("words", "code"), [(("describe", "job", "nobody"), 3), (("get", "nothing"), 2)])
+def test_errors_are_yaml_where_data_is(ctl: Ctl, words: tuple[str, ...], code: int) -> None:
+    for line in (("-o", "yaml", *words), (*words, "-o", "yaml")):
+        result = ctl(*line)
+        assert (result.exit_code, result.stdout) == (code, "")
+        told = yaml.safe_load(result.stderr)
+        assert (told["apiVersion"], told["kind"], told["code"]) == ("oobleck/v1", "Error", code)
+        assert told["problem"]
+        assert told["hint"]
 
 
 def test_a_page_that_a_hint_names_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,3 +80,60 @@ def test_autograd_sees_an_update_between_forward_and_backward() -> None:
     state.restore(state.save())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_rounded_copies_follow_the_parameters_and_are_no_part_of_the_state() -> None:
+    state = trained(SHAPES, Optimizer(), 2, 0.01)
+    before, num_bytes = digest(state.tensors(), state.exponents), state.num_bytes
+    assert state.wrong_copies() is None
+    state.keep_rounded([3, 1])
+    kept = dict(state.rounded)
+    assert list(kept) == [1, 3]
+
+    def check() -> None:
+        assert state.rounded == kept
+        for key, leaf in state.rounded.items():
+            assert leaf.is_leaf
+            assert leaf.requires_grad
+            assert leaf.data_ptr() % ALIGNED_BYTES == kept[1].data_ptr() % ALIGNED_BYTES
+            assert torch.equal(leaf, state.params[key].to(torch.bfloat16))
+        assert state.wrong_copies() == 0
+
+    check()
+    assert (digest(state.tensors(), state.exponents, state.wrong_copies()), state.num_bytes) == (
+        before,
+        num_bytes,
+    )
+    saved = state.save()
+    state.update_(drawn(SHAPES, 9), applied=2, lr=0.01)
+    check()
+    state.restore(saved)
+    check()
+    state.keep_rounded([1, 3])
+    check()
+    assert not state.copied(torch.Tensor.clone).rounded
+    assert not BucketState.received(state.shape, state.storages(), state.exponents).rounded
+    state.keep_rounded([])
+    assert not state.rounded
+
+
+@pytest.mark.parametrize("bit", [0, 6, 15])
+def test_every_bit_of_a_rounded_copy_shows(bit: int) -> None:
+    state = trained(SHAPES, Optimizer(), 2, 0.01)
+    state.keep_rounded([1, 3])
+    right = digest(state.tensors(), state.exponents, state.wrong_copies())
+    for key, where in ((1, 0), (3, 4095)):
+        word = state.rounded[key].detach().view(torch.int16).view(-1)
+        word[where] ^= 1 << bit if bit < 15 else -(1 << 15)
+        assert digest(state.tensors(), state.exponents, state.wrong_copies()) != right
+        state.keep_rounded([1, 3])
+    assert digest(state.tensors(), state.exponents, state.wrong_copies()) == right
+
+
+def test_autograd_sees_that_a_rounded_copy_is_made_anew() -> None:
+    state = BucketState.fresh(shape_of([(4,)]), drawn([(4,)], 0))
+    state.keep_rounded([0])
+    loss = (state.rounded[0] ** 2).sum()
+    state.update_(drawn([(4,)], 1), applied=0, lr=0.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

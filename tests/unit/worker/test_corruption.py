@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import Corrupted, FromWorker, StepDone
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.flip import flip
+from oobleckd.worker.round.reduce import Reducer
+from oobleckd.worker.round_machine.commands import SendVote
 from oobleckd.worker.round_machine.commit import ReplicasDisagree
 from oobleckd.worker.sums.guard import SumsChanged
 from tests.helpers.engine import World
-from tests.helpers.engine_jobs import STAGES, check, scheduled
+from tests.helpers.engine_jobs import STAGES, Reference, check, job, scheduled
 
 THREE = {**STAGES, "c": [(0, 4)]}
 FLIP_AT = 2
@@ -35,7 +38,7 @@ class Watched(World):
             self.truth[message.counters.step] = message.fingerprints
         super()._hear(device, message)
 
-    def flip(self, victim: str, how: str, after: int = 0) -> None:
+    def flip(self, victim: str, how: str, after: int = 0, act: Callable[[str, Reducer], bool] = flip) -> None:
         """When ``victim`` has done ``after`` pieces of work of the round, or as soon then as there is
         something to flip.
         """
@@ -50,7 +53,7 @@ class Watched(World):
             worked = advance()
             done += here and worked
             due = executor.counters.round == FLIP_AT and done >= after
-            if due and not flipped and flip(how, executor.reducer):  # type: ignore[arg-type]
+            if due and not flipped and act(how, executor.reducer):
                 flipped.append(FLIP_AT)
             return worked
 
@@ -114,6 +117,48 @@ def test_with_two_copies_what_comes_out_again_names_it(
     step = max(node.executor.counters.step for node in world.nodes.values())
     assert blame.outvoted(caught.value.odds) == ()
     assert blame.refuted(Dispute(step, caught.value.odds), truth(reference, tmp_path, step)) == (victim,)
+
+
+def flip_copy(_: str, reducer: Reducer) -> bool:
+    """Flip a bit of the first copy in bfloat16 that layers of the device compute with."""
+    leaf = next(leaf for state in reducer.store.buckets.values() for leaf in state.rounded.values())
+    leaf.data.view(torch.int16).view(-1)[0] ^= 1 << 6
+    return True
+
+
+@pytest.fixture(scope="module")
+def bf16(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    folder = tmp_path_factory.mktemp("bf16")
+    world = World(job(folder, precision="bf16"), THREE, 0, folder)
+    world.run()
+    return world.job, world.losses, world.weights()
+
+
+@pytest.mark.parametrize(("victim", "after"), [("a1/0", 0), ("b1/0", 1), ("c0/0", 1)])
+def test_a_copy_of_a_weight_that_is_not_what_it_rounds_to_is_found(
+    bf16, tmp_path: Path, victim: str, after: int
+) -> None:
+    """The weight itself is right, all the while."""
+    world = Watched(bf16[0], THREE, 0, tmp_path)
+    world.flip(victim, "", after, flip_copy)
+    with pytest.raises(ReplicasDisagree) as caught:
+        world.run()
+    assert world.nodes[victim].executor.counters.round == FLIP_AT
+    assert blame.outvoted(caught.value.odds) == (victim,)
+
+
+def test_what_flips_in_a_copy_behind_the_digest_is_gone_with_the_update(bf16, tmp_path: Path) -> None:
+    world = World(bf16[0], THREE, 0, tmp_path)
+    executor = world.nodes["b1/0"].executor
+    send = executor._send_vote
+
+    def flipping(command: SendVote) -> None:
+        assert flip_copy("", executor.reducer)
+        send(command)
+
+    executor._send_vote = flipping  # type: ignore[method-assign]
+    world.run()
+    check(world, bf16)
 
 
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "b2/0"])

@@ -31,10 +31,17 @@ def test_every_bit_shows(bit: int) -> None:
 
 
 def test_digests_of_many_are_those_of_each() -> None:
-    states = [(tensors(), (1,)), ([], (2,)), (flipped(3, 4), (1,)), ([torch.randn(100_001)], ())]
+    states = [
+        (tensors(), (1,), None),
+        ([], (2,), None),
+        (flipped(3, 4), (1,), None),
+        ([torch.randn(100_001)], (), None),
+        (tensors(), (1,), torch.tensor(3)),
+    ]
     found = digests(states)
     assert found == [digest(*state) for state in states]
-    assert len(set(found)) == 4
+    assert len(set(found)) == 5
+    assert digest(tensors(), (1,), torch.tensor(0)) == found[0]
     assert digests([]) == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from oobleckd.worker.round_machine.ledger import Ledger
@@ -63,18 +65,20 @@ def test_what_is_inherited_is_owed_and_done_at_once_and_never_computed_too() -> 
             again(0, 7)
 
 
-def test_every_change_shows_in_the_number_of_changes() -> None:
-    """By it others know that nothing has changed since they looked last."""
-    ledger, seen = ledger_of({0: []}), []
-    for change in (
-        lambda: ledger.owe(0, 0),
-        lambda: ledger.count(0, 0),
-        lambda: ledger.excuse({0}),
-        lambda: ledger.inherit(0, 1),
-    ):
-        seen.append(ledger.changes)
+def test_whatever_may_complete_a_layer_shows_in_the_number_of_completions() -> None:
+    """By it others know that nothing more is complete than when they looked last."""
+    ledger = ledger_of({0: [0, 1, 2, 3], 1: [0]})
+
+    def completes(change: Callable[[], object]) -> bool:
+        before = ledger.completions
         change()
-    seen.append(ledger.changes)
-    assert seen == sorted(set(seen))
-    ledger.complete(0), ledger.counted([0]), ledger.totals
-    assert ledger.changes == seen[-1]
+        return ledger.completions > before
+
+    assert not completes(lambda: ledger.count(0, 0))
+    assert completes(lambda: ledger.count(1, 0))
+    assert not completes(lambda: ledger.inherit(0, 1))
+    assert completes(lambda: ledger.excuse({2, 3}))
+    assert ledger.complete(0)
+    assert not completes(lambda: ledger.owe(0, 2))
+    assert completes(lambda: ledger.inherit(0, 2))
+    assert not completes(lambda: (ledger.complete(0), ledger.counted([0]), ledger.totals))

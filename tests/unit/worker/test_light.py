@@ -16,7 +16,7 @@ from oobleckd.planner.plan import Layers, Range
 from tests.helpers.models import CPU, layered_step, small_job, some_batch
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.state.store import Store
-spec = load_spec(small_job(sys.argv[1]))
+spec = load_spec(small_job(sys.argv[1], train={"precision": "bf16"}))
 whole, store = Layers.of(Range(0, spec.num_layers)), Store(spec, CPU)
 store.adopt(whole, {bucket: store.fresh(bucket) for bucket in store.needed(whole)})
 layered_step(spec, list(store.layers.values()), some_batch(spec))

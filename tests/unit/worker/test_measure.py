@@ -83,7 +83,7 @@ def test_what_checks_cost_is_part_of_it(every: int, digests: int, monkeypatch: p
 
     monkeypatch.setattr(sums, "empty", empty)
     monkeypatch.setattr(
-        "oobleckd.worker.device.measure.digest", lambda tensors, _: taken.append(len(tensors)) or 0
+        "oobleckd.worker.device.measure.digest", lambda tensors, *_: taken.append(len(tensors)) or 0
     )
     job = small_job("gpt2", fault_tolerance={"check_every": every})
     measure(load_spec(job), job, CPU)

@@ -33,12 +33,12 @@ CONFIG: dict[str, bool | int | float | str | None] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
     """One pipeline of three devices whose blocks are large beside what Python keeps of them."""
     folder: Path = tmp_path_factory.mktemp("memory")
     spec = msgspec.structs.replace(
-        job(folder, sequence=32),
+        job(folder, sequence=32, precision=request.param),
         model=Model("gpt2", CONFIG),
         schedule=Schedule(boundary_memory=0, redundant_memory="1GiB"),
         fault_tolerance=FaultTolerance(policy="bamboo"),
@@ -83,13 +83,12 @@ def saved_by(node: object) -> Iterator[Tensor]:
 
 
 def state_bytes(executor: Executor) -> int:
-    """Weights, moments, own sums, reduced sums, gradients: once all is reduced."""
+    """Weights and rounded copies of them, moments, own sums, mean gradients: once all is reduced."""
     store, reducer = executor.store, executor.reducer
     held = sum(tensor.nbytes for state in store.buckets.values() for tensor in state.tensors())
+    held += sum(leaf.nbytes for state in store.buckets.values() for leaf in state.rounded.values())
     held += sum(region.nbytes for part in reducer.parts.values() for region in regions(part))
-    return held + sum(
-        tensor.nbytes for part in reducer.reduced.values() for tensor in (*part.total, *part.grads)
-    )
+    return held + sum(grad.nbytes for part in reducer.reduced.values() for grad in part.grads)
 
 
 def regions(part: Sum) -> list[Tensor]:
@@ -102,7 +101,8 @@ def test_state_and_what_is_run_ahead_are_as_modelled(world: World, monkeypatch: 
     ahead: dict[str, int] = {}
     for device in world.live():
         executor = world.nodes[device].executor
-        params = {p.untyped_storage().data_ptr() for s in executor.store.buckets.values() for p in s.params}
+        states = executor.store.buckets.values()
+        params = {p.untyped_storage().data_ptr() for s in states for p in (*s.params, *s.rounded.values())}
         graphs = [executor.now.graphs[task] for task in executor.now.board.redundant_done]
         assert len(graphs) == world.job.num_micro_batches
         ahead[device] = sum(saved_bytes(graph, params) for graph in graphs)

@@ -67,6 +67,27 @@ def test_a_copy_merged_elsewhere_is_as_if_summed_there(kind: Kind, cut: int) -> 
 
 
 @of_each_kind
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("odd", [1e-39, math.nan, math.inf, -1e30])
+def test_gradients_in_bfloat16_are_added_as_what_they_are_in_float32(
+    kind: Kind, exact: bool, guarded: bool, odd: float
+) -> None:
+    """Of some keys, as layers find them; also where there is something that is not to be summed."""
+    narrow, wide = kind(SHAPES, exact, CPU, guarded=guarded), kind(SHAPES, exact, CPU, guarded=guarded)
+    for seed in range(4):
+        grads = some_grads(seed)
+        grads[0], grads[2] = grads[0].bfloat16(), grads[2].bfloat16()
+        grads[seed % 3].view(-1)[seed] = odd
+        narrow.add(grads, (START_EXPONENT,) * 3, 8)
+        wide.add([grad.float() for grad in grads], (START_EXPONENT,) * 3, 8)
+        assert narrow.flags == wide.flags
+    for mine, theirs in zip(narrow.tensors, wide.tensors, strict=True):
+        assert mine.dtype == theirs.dtype
+        assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+
+
+@of_each_kind
 def test_float_sums_are_copied_and_merged_too(kind: Kind) -> None:
     own, other = kind([(2,)], False, CPU), kind([(2,)], False, CPU)
     own.add([torch.tensor([1.0, 2.0])], (0,), 2)
