@@ -12,6 +12,10 @@ the order; so the factor is a hair more than a power of two, and half an integer
 term is rounded to the nearest integer, half of one away from zero, whatever it is added to, and whether the
 product with the factor is rounded to float64 before that (far below the hair) or not. (int64 would give more
 bits at more than twice the time on a CPU, whose conversion from float32 is slow; docs/decisions.md.)
+
+Three kinds have the same bits: ``Fused`` where there are kernels (``choice``), which round each term in a
+register and need no ``BASE`` in memory; else, by torch's operations, ``Chunked`` on a CPU and ``Whole`` on a
+GPU.
 """
 
 from __future__ import annotations

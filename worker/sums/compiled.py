@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -143,6 +144,9 @@ def _in_parts(num: int, work: Callable[[int], None]) -> None:
 @functools.cache
 def _threads(num: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num, "sums")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # threads stay with the parent
 
 
 def _dense(grad: Tensor, size: int) -> Tensor:

@@ -14,7 +14,7 @@
 #endif
 
 /* One build for any x86-64: the loader takes the clone for the CPU at hand. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
+#if !defined(EVERY_CPU) && defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
 #if __has_attribute(target_clones)
 #define EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif

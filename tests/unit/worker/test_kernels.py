@@ -188,6 +188,24 @@ def test_means_are_rounded_as_torch_rounds_them(values: list[int], exponent: int
 # --------------------------------------------------------------------------- where it comes from
 
 
+@pytest.mark.parametrize("flags", ["-DEVERY_CPU=", "-DEVERY_CPU= -march=native"])
+def test_instructions_leave_no_trace(tmp_path: Path, flags: str) -> None:
+    """Those that every CPU of this kind has, and all of this one, beside those that the loader has taken."""
+    other = compiled.compiled(build(tmp_path, CFLAGS=flags))
+    assert other is not None
+    found = []
+    for one in (kernels(), other):
+        memory = one.memory([math.prod(shape) for shape in SHAPES], CPU)
+        for seed, dtype in enumerate((*DTYPES, *DTYPES)):
+            one.add(memory, grads(seed, dtype), EXPONENTS, first=seed == 0)
+        means = one.finish([memory.flat], [7.0])
+        found.append(
+            [memory.flat, memory.seen, memory.checksum, means.grads[0], means.largest, means.squares]
+        )
+        assert int(one.checksum(memory.flat)) == int(memory.checksum)
+    assert all(map(torch.equal, *found))
+
+
 def test_without_a_compiler_the_installation_goes_on_and_torch_adds_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
