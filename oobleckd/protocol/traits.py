@@ -17,6 +17,8 @@ equal bits.
 
 KIND = "device"
 """The trait that says what the device is, such as "NVIDIA H200" or "cpu"."""
+COMPILER, TRITON = "C++", "triton"
+"""The traits of what torch's compiler compiles with: its version."""
 NONE = "none"
 """How a trait is shown that a device does not have."""
 _NAMED = 3  # devices, or values of a trait, in a sentence
@@ -51,6 +53,17 @@ def between(one: Traits, other: Traits) -> dict[str, tuple[str, str]]:
 def words(differing: Mapping[str, tuple[str, str]]) -> str:
     """For a sentence: "transformers 5.1.0 != 5.2.0, driver 580.65 != 575.51"."""
     return ", ".join(f"{name} {one} != {other}" for name, (one, other) in differing.items())
+
+
+def no_compiler(traits: Traits) -> str:
+    """Why a device with ``traits`` can compile nothing (``train.compile``); "" where it can, or says little
+    of itself, as an older one does.
+    """
+    if len(traits) <= 1:
+        return ""
+    if COMPILER not in traits:
+        return "no C++ compiler (g++)"
+    return "" if traits.get(KIND) == "cpu" or TRITON in traits else "no Triton"
 
 
 def differences(devices: Mapping[str, Traits]) -> tuple[Difference, ...]:
