@@ -4,11 +4,12 @@ about itself (``oobleckd.worker.device.traits``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from oobleckd.planner.plan import node_of
+from oobleckd.words import count
 
 Traits = Mapping[str, str]
 """Trait -> value, both for people: "transformers" -> "5.1.0". Devices with equal traits come to
@@ -64,6 +65,23 @@ def no_compiler(traits: Traits) -> str:
     if COMPILER not in traits:
         return "no C++ compiler (g++)"
     return "" if traits.get(KIND) == "cpu" or TRITON in traits else "no Triton"
+
+
+COMPILER_HINT = (
+    "install g++ there (for GPUs Triton, too) and start its worker anew, drain it, or leave train.compile out"
+)
+
+
+def lacking(nodes: Mapping[str, str], drained: Collection[str]) -> str:
+    """Which of ``nodes`` (name -> its ``no_compiler``) keeps a job from being compiled; "" where none does.
+    Those that are ``drained`` do not count.
+    """
+    found = sorted((name, why) for name, why in nodes.items() if why and name not in drained)
+    if not found:
+        return ""
+    name, why = found[0]
+    more = f" and {count(len(found) - 1, 'other node')}" if len(found) > 1 else ""
+    return f"train.compile: {name}{more} can compile nothing: {why}"
 
 
 def differences(devices: Mapping[str, Traits]) -> tuple[Difference, ...]:

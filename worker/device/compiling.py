@@ -1,7 +1,8 @@
 """Layers are compiled before a device says that it is ready, and not in the middle of a step.
 
-Owns when that is, and where a node keeps what was compiled: in one folder for all its devices, so that each
-kind of layer is compiled once on a node, and loaded by those who come later, spares among them. How a layer
+Owns when that is, and where what was compiled is kept: in one folder for all devices of a node, or of all
+nodes that share it, so that each kind of layer is compiled once, and loaded by those who come later, spares
+among them. How a layer
 is compiled is ``oobleckd.worker.models.compiled``'s.
 """
 
@@ -11,42 +12,40 @@ import contextlib
 import fcntl
 import gc
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import torch
+from torch import Tensor
 
 from oobleckd.protocol.job import Job
 from oobleckd.worker.device.sample import calls_of, sample_batch
 from oobleckd.worker.device.traits import traits
-from oobleckd.worker.models import Layer, ModelSpec, gradients, seed_layer
+from oobleckd.worker.models import Batch, Call, Layer, ModelSpec, gradients, seed_layer
 from oobleckd.worker.models.compiled import check_compiler, keep_in
 from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.runtime.errors import UserError
 
-_FOLDER, _DONE = "compiled", ".done"
+_DONE = ".done"
 _KEY_BYTES = 8
 _SHOWS_IN_GRAPHS = frozenset({"oobleckd", "transformers"})
 """Traits of what is compiled, and not of who compiles: torch's cache tells one graph from another."""
 
 
-def folder_of(run_dir: Path, device: torch.device, environ: Mapping[str, str] = os.environ) -> Path:
-    """Where what is compiled for ``device`` is kept: below the node's state folder, or where it has none its
-    run directory; a folder of its own for each torch, compiler, and kind of CPU or card.
-    """
-    state = environ.get("STATE_DIRECTORY")
+def folder_of(root: Path, device: torch.device) -> Path:
+    """Where in ``root`` what is compiled for ``device`` is: by torch, compiler, and kind of CPU or card."""
     found = traits(device)
-    key = _digest({name: value for name, value in found.items() if name not in _SHOWS_IN_GRAPHS})
-    return (Path(state) if state else run_dir) / _FOLDER / key
+    return root / _digest({name: value for name, value in found.items() if name not in _SHOWS_IN_GRAPHS})
 
 
 class Compiling:
-    """What this process has compiled, or loaded, of the job that it trains."""
+    """What this process has compiled, or loaded, of the job that it trains; kept in ``root``, which others
+    may share.
+    """
 
-    def __init__(self, run_dir: Path, device: torch.device) -> None:
-        self._run_dir, self._device = run_dir, device
+    def __init__(self, root: Path, device: torch.device) -> None:
+        self._root, self._device = root, device
         self._done: set[int] = set()  # layers
         self._job: Job | None = None
 
@@ -60,7 +59,7 @@ class Compiling:
 
     def begin(self) -> None:
         """Make ready to compile. Raises UserError where nothing can be compiled here."""
-        keep_in(folder_of(self._run_dir, self._device))
+        keep_in(folder_of(self._root, self._device))
         check_compiler(self._device)
 
     def run(self, spec: ModelSpec, layers: Sequence[int], bind: Callable[[int], Layer]) -> None:
@@ -70,42 +69,47 @@ class Compiling:
         Each computes one micro-batch, forward and backward: what comes of it is thrown away, and no parameter
         changes.
         """
-        with _first(self._folder, _digest(spec.job.costs_depend_on)):
-            self._compile(spec, layers, bind)
+        batch = sample_batch(spec.job).to(self._device)
+        calls, x = calls_of(spec, batch), _embedded(spec, batch, self._device)
+        folder = folder_of(self._root, self._device)
+        for kind in sorted({_kind(spec, layer) for layer in layers}):
+            with _first(folder, _digest([*spec.job.costs_depend_on, kind])):
+                for index in layers:
+                    if _kind(spec, index) == kind:
+                        with _named(spec, index):
+                            self._try(bind(index), x, batch, calls.get(index))
         # As after the imports: their objects are no garbage collector's business. (D-devices-007)
         gc.collect()
         gc.freeze()
 
-    @property
-    def _folder(self) -> Path:
-        return folder_of(self._run_dir, self._device)
+    def _try(self, layer: Layer, x: Tensor, batch: Batch, call: Call | None) -> None:
+        assert self._job is not None
+        seed_layer(self._job.train.seed, 0, 0, layer.index, self._device)
+        out = layer(x, batch, call)
+        gradients(out, [*layer.leaves, x], None if layer.is_head else torch.ones_like(out))
+        self._done.add(layer.index)
 
-    def _compile(self, spec: ModelSpec, layers: Sequence[int], bind: Callable[[int], Layer]) -> None:
-        batch = sample_batch(spec.job).to(self._device)
-        calls = calls_of(spec, batch)
-        train = spec.job.train
-        shape = (train.micro_batch, train.sequence, spec.config.hidden_size)
-        out, behind = None, -1
-        for index in layers:
-            # Of the block before, where there is one: what goes in may not be float32.
-            x = (
-                out.detach()
-                if out is not None and index == behind
-                else torch.zeros(shape, device=self._device)
-            )
-            x.requires_grad_()
-            with _named(spec, index):
-                layer = bind(index)
-                seed_layer(train.seed, 0, 0, index, self._device)
-                out = layer(x, batch, calls.get(index))
-                gradients(out, [*layer.leaves, x], None if layer.is_head else torch.ones_like(out))
-            behind = index + 1
-            self._done.add(index)
+
+def _kind(spec: ModelSpec, index: int) -> str:
+    return "head" if index == spec.num_layers - 1 else spec.kind_of(index)
+
+
+def _embedded(spec: ModelSpec, batch: Batch, device: torch.device) -> Tensor:
+    """What goes into a block: as the embedding makes it, of weights that take no memory."""
+    zero = torch.zeros((), device=device)
+    buckets = [spec.buckets[bucket] for bucket in spec.buckets_of(0)]
+    params = {
+        key: zero.expand(shape)
+        for bucket in buckets
+        for key, shape in zip(bucket.keys, bucket.shapes, strict=True)
+    }
+    with torch.no_grad():
+        return spec.layer(0, params, device)(None, batch).requires_grad_()
 
 
 @contextlib.contextmanager
 def _first(folder: Path, what: str) -> Iterator[None]:
-    """Within, nobody else of this node compiles ``what``, unless somebody has: then all load it at once."""
+    """Within, nobody else compiles ``what`` in ``folder``, unless somebody has: then all load it at once."""
     done = folder / f"{what}{_DONE}"
     if done.exists():
         yield

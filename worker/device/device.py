@@ -131,7 +131,7 @@ class DeviceProcess:
         self.faults = Faults(context.device, context.run_dir)
         self.flips: list[How] = []
         self.reading = Reading(context.device, self.tell, self.mailbox.wake)
-        self.compiling = Compiling(context.run_dir, self.torch_device)
+        self.compiling = Compiling(context.compiled_dir or context.run_dir / "compiled", self.torch_device)
         self._idle_bytes = 0  # of the host's memory, without a job
 
     def run(self) -> None:

@@ -49,6 +49,7 @@ HEAVY = ("oobleckd.worker.device.device",)
 @click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu")
 @click.option("--fd", type=int, required=True)
 @click.option("--run-dir", type=click.Path(path_type=Path), required=True)
+@click.option("--compiled-dir", type=click.Path(path_type=Path))
 @click.option("--bind", default="127.0.0.1")
 @click.option("--host", default="")
 @click.option("--parent", type=int, required=True)
@@ -60,6 +61,7 @@ def main(
     kind: str,
     fd: int,
     run_dir: Path,
+    compiled_dir: Path | None,
     bind: str,
     host: str,
     parent: int,
@@ -87,7 +89,7 @@ def main(
         handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         process = DeviceProcess(
-            DeviceContext(device, kind, host, bind, run_dir, urgent), fd, ActivityPage(activity)
+            DeviceContext(device, kind, host, bind, run_dir, urgent, compiled_dir), fd, ActivityPage(activity)
         )
     with ends_the_process():
         process.run()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from oobleckd.worker.runtime.errors import UserError
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _IN_PROCESS = "TORCHINDUCTOR_COMPILE_THREADS"
+_SAID = ("warning_once", "info_once", "warning")
 _MANY = 1 << 14
 """Graphs of one function, of all kinds of blocks and all jobs of a process."""
 Compiled = Callable[..., Tensor]
@@ -121,6 +123,10 @@ def _load() -> None:
         )
     inductor.deterministic = True
     inductor.compile_threads = 1
+    # What transformers says once of a model it has said when the model was built.
+    dynamo.ignore_logging_functions |= {
+        getattr(logging.Logger, name) for name in _SAID if hasattr(logging.Logger, name)
+    }
     # What cannot be compiled is an error: eager instead would be other bits. (D-compile-003)
     dynamo.suppress_errors = False
     dynamo.fail_on_recompile_limit_hit = True
