@@ -16,13 +16,20 @@ from oobleckd.protocol.job import Job
 from oobleckd.worker.models import gradients, load_spec, seed_layer
 from oobleckd.worker.models.compiled import keep_in
 from tests.helpers.engine_jobs import job
-from tests.helpers.models import CPU, all_layers, all_params
+from tests.helpers.models import CPU, all_layers, all_params, small_config
 
 
 def compiling(tmp_path: Path) -> Job:
-    """That of the engine's tests, with dropout."""
+    """As that of the engine's tests, of a family of whose blocks torch makes few programs: each takes the
+    compiler a second.
+    """
     plain = job(tmp_path)
-    return msgspec.structs.replace(plain, train=msgspec.structs.replace(plain.train, compile=True))
+    config = small_config("olmo", vocab_size=128, hidden_size=16)
+    return msgspec.structs.replace(
+        plain,
+        model=msgspec.structs.replace(plain.model, family="olmo", config=config),
+        train=msgspec.structs.replace(plain.train, compile=True),
+    )
 
 
 def digest_of_block(spec_job: Job, *, backward: bool = True, wants: bool = True) -> str:

@@ -50,9 +50,7 @@ class Compiling:
         self._job: Job | None = None
 
     def missing(self, job: Job, layers: Sequence[int]) -> list[int]:
-        """Those of ``layers`` that are yet to be compiled; none of a job that compiles nothing."""
-        if not job.train.compile:
-            return []
+        """Those of ``layers`` that are yet to be compiled."""
         if job != self._job:
             self._job, self._done = job, set()
         return [layer for layer in layers if layer not in self._done and layer > 0]

@@ -326,14 +326,13 @@ class DeviceProcess:
     def _measure(self, message: Measure) -> None:
         spec = load_spec(message.spec)
         self.reading.corpus(message.job, message.spec)  # a job without text fails before it is planned
-        self._compile(spec, range(spec.num_layers), partial(bind, spec, device=self.torch_device))
+        if message.spec.train.compile:
+            self._compile(spec, range(spec.num_layers), partial(bind, spec, device=self.torch_device))
         profile = measure(spec, message.spec, self.torch_device)
         self.tell(Measured(self.context.device, message.job, profile, self.reading.inputs))
 
     def _compile(self, spec: ModelSpec, layers: Sequence[int], bind: Callable[[int], Layer]) -> None:
-        """Compile those of ``layers`` that are not yet, where the job wants that. Nothing is answered
-        meanwhile.
-        """
+        """Compile those of ``layers`` that are not yet. Nothing is answered meanwhile."""
         # In this thread: the generator that dropout draws from is one for all threads, and training may go on
         # beside a deployment that is given up. (D-compile-007)
         missing = self.compiling.missing(spec.job, layers)
@@ -427,7 +426,7 @@ class DeviceProcess:
     def _ready(self) -> None:
         assert self.deployment is not None
         message = self.deployment.message
-        if self.deployment.layers is not None:
+        if message.spec.train.compile and self.deployment.layers is not None:
             held = self.deployment.layers.layers()
             self._compile(self.deployment.store.spec, held, self.deployment.bound)
         if message.source != "copy":

@@ -11,10 +11,14 @@ of one kind share what was made of the first.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import logging
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,8 @@ from oobleckd.worker.models import light
 from oobleckd.worker.runtime.errors import UserError
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_BACKEND = "torch._inductor.compile_fx"
+_CACHE = "torch._inductor.codecache"
 _IN_PROCESS = "TORCHINDUCTOR_COMPILE_THREADS"
 _SAID = ("warning_once", "info_once", "warning")
 _MANY = 1 << 14
@@ -52,6 +58,8 @@ def keep_in(folder: Path) -> None:
             "start the worker with --run-dir, or a STATE_DIRECTORY, elsewhere",
         )
     os.environ[_FOLDER] = str(folder)
+    if (cache := sys.modules.get(_CACHE)) is not None:
+        _keep_headers(cache)
 
 
 @functools.cache
@@ -64,7 +72,7 @@ def check_compiler(device: torch.device) -> None:
             "train.compile: there is no Triton, with which torch compiles for GPUs",
             "pip install the triton that this torch names",
         )
-    _load()
+    _set_up()
 
 
 def compiled(module: nn.Module, device: torch.device, *, is_head: bool) -> Compiled:
@@ -106,14 +114,29 @@ def _function(plain: Compiled) -> Compiled:
     return made
 
 
-def _load() -> None:
-    """Load it, set up so that it makes the same of the same graph in every process, and nothing
-    else than one graph. Raises UserError where this torch has no such mode.
-    """
+def _keep_headers(cache: Any) -> None:
+    """In the folder, too: torch keeps compiled headers below /tmp, by a name that anybody may have taken."""
+    cache._HEADER_DIR = str(Path(os.environ[_FOLDER]) / "headers")  # noqa: SLF001 - there is no setting for it
+
+
+def load() -> None:
+    """Load torch's compiler, the real one, which compiles nothing yet."""
     # In this process and in no workers of its own, which would outlive a device that is killed.
     # (D-compile-004)
     os.environ.setdefault(_IN_PROCESS, "1")
     light.with_compiler()
+    importlib.import_module(_BACKEND)
+
+
+def _set_up() -> None:
+    """Load it, set up so that it makes the same of the same graph in every process, and nothing
+    else than one graph. Raises UserError where this torch has no such mode.
+    """
+    load()
+    if _FOLDER not in os.environ:  # of a program that compiles for itself alone
+        folder = tempfile.mkdtemp(prefix="oobleck-compiled-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        keep_in(Path(folder))
     dynamo: Any = importlib.import_module("torch._dynamo.config")
     inductor: Any = importlib.import_module("torch._inductor.config")
     if not hasattr(inductor, "deterministic"):
@@ -122,6 +145,7 @@ def _load() -> None:
             "install torch 2.11 or newer, or set train.compile = false",
         )
     inductor.deterministic = True
+    _keep_headers(importlib.import_module(_CACHE))
     inductor.compile_threads = 1
     # What transformers says once of a model it has said when the model was built.
     dynamo.ignore_logging_functions |= {
