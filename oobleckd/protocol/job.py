@@ -130,8 +130,8 @@ class Train(JobTable, frozen=True):
     compile: Annotated[
         bool,
         Meta(
-            description="Blocks and head run as torch's compiler makes them (docs/compile.md). Faster, with "
-            "other bits than without; the nodes need a C++ compiler, GPUs Triton besides."
+            description="Blocks and head run as torch's compiler makes them (docs/compile.md), with other "
+            "bits than without; nodes need a C++ compiler, GPUs Triton besides."
         ),
     ] = False
 

@@ -37,7 +37,7 @@ def test_submit_checks_the_job(world):
 def test_a_job_that_compiles_needs_a_compiler_on_every_node_that_is_not_drained(world):
     job = make_job()
     job = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, compile=True))
-    node = world.core.members.nodes["n02"]
+    node = world.machine.core.members.nodes["n02"]
     lacks = {"device": "cpu", "torch": "2.13"}
     node.devices = tuple(msgspec.structs.replace(each, traits=lacks) for each in node.devices)
     refused = denied(world, Submit(job), "invalid")
