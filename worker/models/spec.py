@@ -118,8 +118,8 @@ class ModelSpec:
 
     def layer(self, layer: int, params: Mapping[str, Tensor], device: torch.device) -> Layer:
         """Layer ``layer`` on ``device``, computing with the leaf tensors ``params`` (by key) themselves: of
-        float32, or, of keys in ``rounded``, of bfloat16. Raises UserError where it is to be compiled and nothing
-        can be here.
+        float32, or, of keys in ``rounded``, of bfloat16. Raises UserError where it is to be compiled and
+        nothing can be here.
         """
         meta = self._split.model
         real = {id(meta.get_parameter(key)): leaf for key, leaf in params.items()}
