@@ -24,11 +24,21 @@ from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
 from tests.helpers import gpu
 from tests.helpers.finishing import finished
-from tests.helpers.models import small_job
+from tests.helpers.models import small_config, small_job
 from tests.helpers.separate import packed_batch, places_of, separate_spec, some_tokens
 
 pytestmark = pytest.mark.gpu
 TIMEOUT_S = 60.0
+WINDOWS = {"sliding_window": 3, "local_attention": 4}
+ATTENTION = (
+    "gpt2", "llama",  # causal, by a kernel for that
+    "mistral", "gemma3_text",  # of a window
+    "falcon",  # with a mask
+    "bloom",  # with biases of distance
+    "gemma2",  # with capped scores
+    "bert", "modernbert",  # in both directions
+)  # fmt: skip
+"""A family of each kind of attention, or two."""
 TERMS = 12
 SHAPES = ((257, 130), (1000,))
 
@@ -143,9 +153,9 @@ def test_a_timer_has_the_time_at_which_the_gpu_got_there(device: torch.device) -
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ATTENTION)
 def test_a_step_computed_twice_has_the_same_bits(device: torch.device, family: str, precision: str) -> None:
-    job = small_job(family, train={"precision": precision})
+    job = small_job(family, small_config(family, **WINDOWS), train={"precision": precision})
     once, again = step(job, device), step(job, device)
     assert all(torch.isfinite(tensor).all() for tensor in once)
     assert all(map(torch.equal, once, again))
