@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING
-from oobleckd.worker.data.ahead import BatchAhead
 from oobleckd.worker.models import Batch, Call, gradients, input_gradients, seed_layer, tensors_of
+from oobleckd.worker.round.batch_ahead import BatchAhead
 from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.op_times import Piece
 from oobleckd.worker.round.redundant_forward import RedundantForwards

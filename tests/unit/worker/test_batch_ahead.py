@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from oobleckd.worker.data.ahead import BatchAhead
 from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.models import Batch
+from oobleckd.worker.round.batch_ahead import BatchAhead
 from oobleckd.worker.round.passes import Passes
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check
