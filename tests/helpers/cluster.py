@@ -237,7 +237,7 @@ def tiny_job(name: str, **sections: dict[str, Any]) -> Job:
         "train": {"steps": 24, "global_batch": 12, "micro_batch": 2, "sequence": 32},
         "optimizer": {"lr": 0.003, "warmup_steps": 4},
         "fault_tolerance": {"f": 1},
-        "resources": {"device_memory": "10MiB"},
+        "resources": {"device_memory": "8MiB"},
         "checkpoint": {"every": 0},  # without a copy of the state in memory, for which there is no room
     }  # fmt: skip
     for section, values in sections.items():

@@ -34,7 +34,7 @@ def tables_of(manner: Manner) -> dict[str, dict[str, Any]]:
     the layers of another has that already.
     """
     tables = manner.tables()
-    roomy = tables["resources"] if manner.policy in WITH_REDUNDANT_LAYERS else {"device_memory": "14MiB"}
+    roomy = tables["resources"] if manner.policy in WITH_REDUNDANT_LAYERS else {"device_memory": "12MiB"}
     return tables | {"checkpoint": {"every": EVERY}, "resources": roomy}
 
 

@@ -50,7 +50,7 @@ def test_the_newest_is_damaged_on_the_disk(cluster: Cluster) -> None:
 
 def _paused_after_two(cluster: Cluster) -> tuple[str, Path, Path]:
     """A job that stands still with at least two checkpoints: its id, the newest, the one before it."""
-    tables = {"checkpoint": {"every": 3}, "resources": {"device_memory": "14MiB"}}
+    tables = {"checkpoint": {"every": 3}, "resources": {"device_memory": "12MiB"}}
     job = cluster.client.submit(
         tiny_job("damaged", train={"steps": 30}, fault_tolerance={"policy": "varuna"}, **tables)
     ).id
@@ -77,7 +77,7 @@ def test_the_disk_is_full(cluster: Cluster, tmp_path: Path) -> None:
     """The job goes on with its last good one, and at its end waits for room to write the last."""
     cluster.heal()
     with SmallDisk(tmp_path / "small", 64 * 2**20) as disk:
-        tables = {"checkpoint": {"every": 3, "dir": str(disk.path)}, "resources": {"device_memory": "14MiB"}}
+        tables = {"checkpoint": {"every": 3, "dir": str(disk.path)}, "resources": {"device_memory": "12MiB"}}
         job = cluster.client.submit(tiny_job("full", train={"steps": 24}, **tables)).id
         good = cluster.until(lambda: cluster.client.job(job).checkpoint or None, "the first checkpoint")
         waiting = cluster.until(lambda: _waits(cluster, job, disk), "the job to wait for room")
@@ -112,7 +112,7 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
     text.write_bytes(right)
     tables = {
         "checkpoint": {"every": 25},
-        "resources": {"device_memory": "14MiB"},
+        "resources": {"device_memory": "12MiB"},
         "train": {"steps": 70},
         "fault_tolerance": {"policy": "oobleck"},
     }
@@ -149,7 +149,7 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
 
 def test_people_see_how_often_and_why(cluster: Cluster) -> None:
     cluster.heal()
-    spec = tiny_job("seen", checkpoint={"every": "auto"}, resources={"device_memory": "14MiB"})
+    spec = tiny_job("seen", checkpoint={"every": "auto"}, resources={"device_memory": "12MiB"})
     job = cluster.client.submit(spec).id
     view = cluster.at_step(job, 3)
     assert view.cadence is not None

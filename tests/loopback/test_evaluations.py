@@ -92,7 +92,7 @@ def test_each_committed_step_is_once_in_each_sink_whatever_dies(
             train={"steps": STEPS},
             fault_tolerance={"policy": "varuna"},
             checkpoint={"every": 0},
-            resources={"device_memory": "14MiB", "max_nodes": 3},
+            resources={"device_memory": "12MiB", "max_nodes": 3},
             eval={"every": 5, "sequences": 20, "at_start": True, "source": [source]},
         )
     )

@@ -110,7 +110,7 @@ def test_the_last_copy_lost_goes_back_to_the_checkpoint_and_says_how_far(cluster
         train={"steps": 28},
         fault_tolerance={"f": 0},
         checkpoint={"every": 7},
-        resources={"device_memory": "8MiB"},  # four nodes at least: six make one pipeline
+        resources={"device_memory": "6MiB"},  # four nodes at least: six make one pipeline
     )
     job = cluster.client.submit(spec).id
     view = cluster.at_step(job, 12)

@@ -29,7 +29,7 @@ def poisoned(tmp_path: Path) -> Job:
         train={"steps": STEPS, "seed": 2, **LOOK},
         optimizer=RECIPE,
         checkpoint={"every": 10, "keep": 4},
-        resources={"device_memory": "14MiB"},
+        resources={"device_memory": "12MiB"},
     )
 
 
