@@ -53,6 +53,7 @@ class Pipelines(ListPage):
     def places(self, width: int, height: int) -> Places:
         """The timeline has what the others leave. The strip is for pipelines that have no room in it."""
         strip = 5 if places.arrangement(width, height) == "wide" else 4
+        # Three cells beside three pipelines that are drawn in full were a riddle. (D-console-018)
         room = height - places.VERDICT_ROWS - places.FOOTER_ROWS - _FRAME_AND_LEGEND
         parts = [("timeline", 0), ("legend", 1)] + ([("fleet", strip)] if self.shape() > room else [])
         return places.one_below_other(width, height, "timeline", parts)

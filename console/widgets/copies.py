@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from oobleckd.console.model import View
+from oobleckd.console.model import ENDED, View
 from oobleckd.draw.lines import Line, Role, Span, clipped
 from oobleckd.protocol.watch import LayerView
-from oobleckd.words import layers
+from oobleckd.words import being, layers
 
 DEPENDS = ("layers", "job", "refused")
 
@@ -18,8 +18,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     holders.
     """
     if not view.layers:
-        problem = view.refusal("layers")
-        return [clipped(((f"not known{': ' if problem else ''}{problem}", "dim"),), width)][:height]
+        return [clipped(((_why_none(view), "dim"),), width)][:height]
     f = view.job.f if view.job is not None else 0
     lines = [clipped(_counted(view, f), width), *_strip(view.layers, f, width, max(1, height // 2))]
     few = sorted(view.layers, key=lambda layer: (layer.copies, layer.layer))
@@ -28,6 +27,18 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         text = f" layer {layer.layer:<4} {layer.copies} live: {holders}"
         lines.append(clipped(((text, _role(layer.copies, f)),), width))
     return lines[:height]
+
+
+def _why_none(view: View) -> str:
+    if problem := view.refusal("layers"):
+        return f"not known: {problem}"
+    if view.job is None:
+        return "no job: nobody holds layers"
+    return (
+        f"nobody holds layers: {view.job.id} {being(view.job.state)}"
+        if view.job.state in ENDED
+        else "not known yet"
+    )
 
 
 def _counted(view: View, f: int) -> Line:

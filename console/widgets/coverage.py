@@ -44,7 +44,9 @@ class Coverage(msgspec.Struct, frozen=True):
 def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     """What is covered in a line, then a line for each number, around the one of now."""
     if not view.templates or height < 1:
-        return nothing((("no templates yet", "dim"),), height)
+        return nothing(
+            (("which numbers of nodes can train is known once there are templates", "dim"),), height
+        )
     here = sum(node.state in {"active", "standby"} for node in view.nodes)
     sizes = sorted({template.num_nodes for template in view.templates})
     min_nodes, max_nodes = sizes[0], max(here, sizes[-1])

@@ -21,19 +21,20 @@ _AN_OP = f" {cell('an op', CELLS, right=True)}"
 
 def paint(schedule: ScheduleView, numbers: Sequence[int], width: int) -> list[Line]:
     """The lanes of these pipelines, below the columns' names."""
-    roomy = width >= _NAME + len(_KINDS) * (1 + CELLS) * 2 + _BUSY
+    kinds = len(_KINDS) * (1 + CELLS)
+    roomy, bars = width >= _NAME + 2 * kinds + _BUSY, width >= _NAME + kinds + _BUSY
     head = f"     {cell('device', 12)}" + "".join(
         f" {cell(name, CELLS, right=True)}{_AN_OP if roomy else ''}" for name, _ in _KINDS
     )
     lines = [clipped(((f"{head}   busy", "dim"),), width)]
     for number in numbers:
         lanes = (lane for lane in schedule.lanes if lane.pipeline == number)
-        lines += [clipped(_row(lane, schedule.span_s, each=roomy), width) for lane in lanes]
+        lines += [clipped(_row(lane, schedule.span_s, each=roomy, bars=bars), width) for lane in lanes]
     return lines
 
 
-def _row(lane: LaneView, span_s: float, *, each: bool) -> Line:
-    """``each``: how long a single op of a kind took, too."""
+def _row(lane: LaneView, span_s: float, *, each: bool, bars: bool) -> Line:
+    """``each``: how long a single op of a kind took, too. ``bars``: how busy it was as a bar as well."""
     told = "".join(
         f" {cell(_total(found), CELLS, right=True)}"
         + (f" {cell(_mean(found), CELLS, right=True)}" if each else "")
@@ -41,10 +42,10 @@ def _row(lane: LaneView, span_s: float, *, each: bool) -> Line:
     )
     share = sum(op.stop_s - op.start_s for op in lane.ops) / span_s if span_s else 0.0
     name = cell(node_of(lane.device) or lane.device, 12)
-    drawn = cell(bar(0.0, share, _BAR) if share else "", _BAR)
+    drawn = f"  {cell(bar(0.0, share, _BAR) if share else '', _BAR)}" if bars else ""
     return (
         (f" P{lane.pipeline:<3}{name}", "bad" if lane.dead else ""), (told, "dim" if lane.dead else ""),
-        (f"   {drawn}", "bar"), (f" {share:>4.0%}", ""), ("  ✗ lost" if lane.dead else "", "bad"),
+        (f" {drawn}", "bar"), (f" {share:>4.0%}", ""), ("  ✗ lost" if lane.dead else "", "bad"),
     )  # fmt: skip
 
 

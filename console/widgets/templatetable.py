@@ -37,7 +37,9 @@ def paint(
     look = look or TemplateTableLook()
     found = selected(view, look)
     if not found:
-        none = f'no template has "{look.words}"' if look.words else "none made yet"
+        none = (
+            f'no template has "{look.words}"' if look.words else "none: they are made when a job is planned"
+        )
         return nothing(missing(view, "templates", none), height)
     chosen = found[clamped(look.cursor, len(found))]
     below = _stages(chosen, width)

@@ -136,7 +136,7 @@ class Core:
         Nodes of the layout stay in it through a short disconnection; ``max_nodes`` prefers them, and where
         devices hold each other's layers those in other zones than the neighbours that they would get. None
         that has notice of its end, and, where state is to be copied, none that has yet to drop what it holds;
-        none that is kept out for what it would read.
+        none that is kept out for what it would read, or cannot compile where the job wants that.
         """
         min_devices = job.setup.devices_per_node if job.setup is not None else 0
         kept_out = self.run.kept_out if self.run is not None and self.run.job is job else ()
@@ -146,7 +146,8 @@ class Core:
         rings: tuple[tuple[str, ...], ...] = ()
         if max_nodes and job.plan is not None and job.plan.redundant:
             rings = tuple(pipeline.nodes for pipeline in job.plan.pipelines)
-        return self.usable.under(Terms(min_devices, max_nodes, job.survivors(), out, empty, rings))
+        compiles = job.spec.train.compile
+        return self.usable.under(Terms(min_devices, max_nodes, job.survivors(), out, empty, rings, compiles))
 
     def needs(self, name: str) -> bool:
         """Whether a device of the node holds state that counts, or is about to: of the layout in force, or of

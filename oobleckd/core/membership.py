@@ -21,6 +21,7 @@ from oobleckd.core.lease import SHORTEST, Lease
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.messages import DeviceLost, Goodbye, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, NodeCause, Spare
+from oobleckd.protocol.traits import no_compiler
 from oobleckd.words import seconds
 
 Change = Literal["new", "back", "same"]
@@ -86,6 +87,11 @@ class Node:
     def mending(self) -> bool:
         """Whether its spare is just taking the place of a device."""
         return bool(self.fallen)
+
+    @property
+    def no_compiler(self) -> str:
+        """Why one of its devices can compile nothing; "" where all can."""
+        return next((why for device in self.devices if (why := no_compiler(device.all_traits))), "")
 
     def accusers(self) -> str:
         """Who lost a link to it, for a sentence."""

@@ -104,6 +104,8 @@ def _standby(run: Run, node: Node, use: Use) -> Why:
             f"has {count(num_devices, 'device')}, and the plan needs {wanted} of every node",
             "too-few-devices",
         )
+    if job.spec.train.compile and node.no_compiler:
+        return Why(f"has {node.no_compiler}, and the job compiles (train.compile)", "no-compiler")
     if node.name not in use.usable:
         most = job.spec.resources.max_nodes or len(job.offered)
         return Why(f"the job may use {count(most, 'node')} at most", "max-nodes")

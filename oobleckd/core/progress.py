@@ -39,7 +39,7 @@ def progress_of(
     each = _tokens_per_step(job)
     before = _tokens_at_start(core, job)
     own = (job.counters.step - job.start.step) * each
-    tokens_per_s = _of_all(own, elapsed_s) if job.final else each / step_s if step_s else 0.0
+    tokens_per_s = _rate(own, elapsed_s) if job.final else each / step_s if step_s else 0.0
     flops_per_token = _flops_per_token(core, job)
     peak_flops, peak_of = _peak(core, job, elapsed_s)
     return ProgressView(
@@ -60,9 +60,9 @@ def progress_of(
     )
 
 
-def _of_all(tokens: int, elapsed_s: float) -> float:
+def _rate(amount: float, elapsed_s: float) -> float:
     """The mean rate of a job that is over."""
-    return max(0.0, tokens / elapsed_s) if elapsed_s else 0.0
+    return max(0.0, amount / elapsed_s) if elapsed_s else 0.0
 
 
 # ---------------------------------------------------------------------- time
@@ -200,7 +200,7 @@ def _peak(core: Core, job: JobRecord, elapsed_s: float) -> tuple[float, str]:
     sheet = next(iter(sheets.values()))
     of = f"{sheet.name}, {precision}"
     parts = _part_of_each(core, job)
-    cards = _of_all(job.book.total_s, elapsed_s) * _mean(parts) if job.final else sum(parts)
+    cards = _rate(job.book.total_s, elapsed_s) * _mean(parts) if job.final else sum(parts)
     return (sheet.peak(precision) * cards, of) if cards else (0.0, "")
 
 

@@ -41,6 +41,7 @@ from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
 from oobleckd.protocol.spikes import resumed
+from oobleckd.protocol.traits import COMPILER_HINT, lacking
 from oobleckd.words import being, short
 
 _ENDING = ("sigstop", "net-drop", "slow")
@@ -83,6 +84,8 @@ def _submit(core: Core, request: Submit) -> Response:
         check_job(request.job)
     except JobError as error:
         return Denied("invalid", str(error), error.hint)
+    if request.job.train.compile and (denied := _lacking_a_compiler(core)):
+        return denied
     start = _start(core, request)
     if isinstance(start, Denied):
         return start
@@ -107,6 +110,13 @@ def _submit(core: Core, request: Submit) -> Response:
         return Accepted(job_id, f"{job_id} starts now{first}")
     core.record(JobStateChanged(job_id, "queued", reason, core.now, cause))
     return Accepted(job_id, f"{job_id} is queued: {reason}")
+
+
+def _lacking_a_compiler(core: Core) -> Denied | None:
+    """Why nodes that are here could not train a job that compiles."""
+    nodes = {name: node.no_compiler for name, node in core.members.nodes.items() if node.alive}
+    problem = lacking(nodes, core.state.drained)
+    return Denied("invalid", problem, COMPILER_HINT) if problem else None
 
 
 def _start(core: Core, request: Submit) -> tuple[str, Counters] | Denied:

@@ -22,6 +22,7 @@ class Terms(NamedTuple):
     (``max_nodes``, 0 for any). ``holders``: devices whose nodes stay through a short disconnection, and that
     ``max_nodes`` prefers. ``out``: nodes that are not wanted. ``empty``: others must hold nothing. ``rings``:
     the pipelines at work, with names for vacant places too, where neighbours are to be in different zones.
+    ``compile``: devices have to compile.
     """
 
     min_devices: int
@@ -30,6 +31,7 @@ class Terms(NamedTuple):
     out: tuple[str, ...]
     empty: bool
     rings: tuple[tuple[str, ...], ...] = ()
+    compile: bool = False
 
 
 @dataclass(slots=True)
@@ -100,5 +102,7 @@ class Usable:
         if len(node.devices) < self.terms.min_devices or node.name in self._out:
             return False
         if not node.alive or node.notice:
+            return False
+        if self.terms.compile and node.no_compiler:
             return False
         return node.name in self._inside or (node.present and not (self.terms.empty and node.releasing))

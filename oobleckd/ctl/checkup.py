@@ -20,6 +20,7 @@ from typing import Literal
 
 import msgspec
 
+from oobleckd.host.compilers import INSTALL, cxx_version, no_cxx
 from oobleckd.host.mounts import MOUNTS, Unfit, mount_of
 from oobleckd.protocol.gpus import GpuCode
 from oobleckd.words import size
@@ -32,6 +33,7 @@ Code = Literal[
     "container-file-system", "invalid-settings", "no-daemon", "no-answer", "other-version",
     "journal-not-writable", "records-lost", "no-keys", "no-node-keys", "keys-open", "keys-unlike",
     "keys-invalid", "not-checked", "not-usable", "none-usable", "unlike-devices", "unlike-kinds",
+    "no-compiler",
 ]  # fmt: skip
 """What was found, for programs; "" where there is no more to it than the level."""
 
@@ -112,6 +114,14 @@ def _parsed(requirement: str) -> tuple[str, str]:
 def _numbers(version: str) -> tuple[int, ...]:
     found = re.match(r"[0-9]+(\.[0-9]+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def compiler(why: Callable[[], str] = no_cxx, version: Callable[[], str] = cxx_version) -> CheckupItem:
+    """What jobs with ``train.compile`` are compiled with; all others need none."""
+    if missing := why():
+        text = f"{missing}: jobs with train.compile are refused"
+        return CheckupItem("compiler", "ok", text, INSTALL, "no-compiler")
+    return CheckupItem("compiler", "ok", version())
 
 
 # --------------------------------------------------------------------------- limits of this machine

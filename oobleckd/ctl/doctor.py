@@ -77,6 +77,7 @@ def checks(
     return [
         checkup.python(),
         *checkup.packages(),
+        checkup.compiler(),
         limitcheck.open_files(cluster),
         limitcheck.tasks(cluster, running=is_up),
         limitcheck.shared_memory(cluster),

@@ -24,10 +24,11 @@ _ASK_TORCH = """
 import json, torch
 # Of the library that is loaded, not what torch was built with.
 from oobleckd.worker.groups.nccl import nccl_version
+import importlib.util
 nccl = nccl_version() if torch.cuda.is_available() and torch.distributed.is_nccl_available() else ()
 print(json.dumps({
     "count": torch.cuda.device_count(), "cuda": torch.version.cuda or "", "nccl": nccl,
-    "kernels": torch.cuda.get_arch_list(),
+    "kernels": torch.cuda.get_arch_list(), "triton": importlib.util.find_spec("triton") is not None,
 }))
 """
 
@@ -37,6 +38,7 @@ class _Torch(msgspec.Struct, frozen=True):
     cuda: str
     nccl: tuple[int, ...]
     kernels: tuple[str, ...] = ()
+    triton: bool = True
 
 
 def check(kind: str, devices: int, look: Callable[[], GpuLook]) -> tuple[int, list[CheckupItem]]:
@@ -83,7 +85,8 @@ def _of_torch(seen: GpuLook) -> CheckupItem:
             hint = f"install a torch that has them; this one is for {', '.join(told.kernels)}"
             return CheckupItem("gpu", "fail", text, hint, "no-kernels", (str(index),))
     nccl = ".".join(map(str, told.nccl)) or "none"
-    return CheckupItem("gpu", "ok", f"{count(told.count, 'GPU')}, {named}, CUDA {told.cuda}, NCCL {nccl}")
+    text = f"{count(told.count, 'GPU')}, {named}, CUDA {told.cuda}, NCCL {nccl}"
+    return CheckupItem("gpu", "ok", text if told.triton else f"{text}; no Triton, so none for train.compile")
 
 
 def has_kernels(capability: tuple[int, int], kernels: Sequence[str]) -> bool:

@@ -39,6 +39,8 @@ from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import Accepted, JobView
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, without_folders
+from oobleckd.protocol.traits import COMPILER_HINT, lacking, no_compiler
+from oobleckd.unixhttp import ClientError
 from oobleckd.words import being, count, seconds, size, skipped
 
 View = TypeVar("View")
@@ -90,6 +92,7 @@ def submit(
     if origin is not None:
         check(origin, job, changes)
     if dry_run:
+        _check_compilers(client, job, file)
         _show_plan(job, file)
         return
     answer = _handed_in(client, job, origin, resume, file)
@@ -212,6 +215,21 @@ def done(view: JobView) -> str:
     )
 
 
+def _check_compilers(client: Client, job: Job, file: Path) -> None:
+    """Whether the nodes can compile, where the job does and there is a daemon that knows them."""
+    if not job.train.compile:
+        return
+    try:
+        nodes = client.nodes()
+    except ClientError:
+        note("nobody says whether the nodes have a compiler: no daemon answers")
+        return
+    here = [node for node in nodes if node.state not in {"lost", "left", "draining", "drained"}]
+    whys = {node.name: next(filter(None, map(no_compiler, node.traits)), "") for node in here}
+    if problem := lacking(whys, ()):
+        fail(f"{file}: {problem}", COMPILER_HINT, USAGE)
+
+
 def _show_plan(job: Job, file: Path) -> None:
     if wants_json():
         emit_item("JobSpec", job)
@@ -230,6 +248,7 @@ def _show_plan(job: Job, file: Path) -> None:
         "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",
         "memory": f"{size(memory)} a device" if memory else "all of each device",
         "exact": "yes" if train.exact else "no: verify cannot compare runs bit by bit",
+        **({"compiled": "yes: with other bits than without"} if train.compile else {}),
     })  # fmt: skip
     note("valid; nothing was submitted")
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 from oobleckd.ctl.output import note
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.text import visible
-from oobleckd.words import loss, rate, seconds
+from oobleckd.words import done, loss, rate, seconds
 
 Found = TypeVar("Found")
 Told = Callable[[JobView], None]
@@ -55,7 +55,7 @@ def _write(text: str) -> None:
 
 def progress_words(view: JobView) -> str:
     """``"gpt2-3  running  step 120/2,000 (6 %)  loss 5.1234  8,123 tokens/s  about 12 min 5 s left"``."""
-    parts = [view.id, view.state, f"step {view.step:,}/{view.steps:,} ({view.step / max(1, view.steps):.0%})"]
+    parts = [view.id, view.state, f"step {view.step:,}/{view.steps:,} ({done(view.step, view.steps)})"]
     if view.state != "running":
         return visible("  ".join([*parts, *([view.reason] if view.reason else [])]))
     if view.loss is not None:

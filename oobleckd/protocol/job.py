@@ -126,6 +126,14 @@ class Train(JobTable, frozen=True):
             "floating point."
         ),
     ] = True
+    # A property of the job, and false: what is compiled rounds elsewhere than what is not. (D-compile-001)
+    compile: Annotated[
+        bool,
+        Meta(
+            description="Blocks and head run as torch's compiler makes them (docs/compile.md), with other "
+            "bits than without; nodes need a C++ compiler, GPUs Triton besides."
+        ),
+    ] = False
 
 
 class OptimizerGroup(JobTable, frozen=True):
@@ -524,9 +532,10 @@ class Job(JobTable, frozen=True):
         """What of a job decides what a layer costs on a device: jobs that agree in it share a profile."""
         train = self.train
         shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
-        apart = ("separate",) if self.data.is_separate else ()
+        switches = {"separate": self.data.is_separate, "compiled": train.compile}
+        said = (name for name, on in switches.items() if on)
         kept = self.optimizer.kept
-        return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every, *apart, *kept
+        return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every, *said, *kept
 
 
 def stops(counters: Counters, max_skipped: int, max_spiked: int) -> bool:
@@ -623,6 +632,7 @@ def check_job(job: Job) -> None:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
     _check_link(job.resources)
     _check_chunks(job)
+    _check_compile(job)
     check_sinks(job.sinks)
     check_eval(job.eval, job.train.micro_batch)
     for index, source in enumerate(job.eval.source):
@@ -763,6 +773,17 @@ def _check_chunks(job: Job) -> None:
             "has two successors, and "
             "holds the layers of one",
             "leave chunks out, or choose another policy",
+        )
+
+
+def _check_compile(job: Job) -> None:
+    # Torch's compiler makes one backward of a block, input and weight gradients together. (D-compile-005)
+    if job.train.compile and job.schedule.apart:
+        raise JobError(
+            "train.compile",
+            'does not go with schedule.backward = "decoupled": a compiled block has one backward, which '
+            "cannot be cut in two",
+            'set schedule.backward = "fused", or leave compile out',
         )
 
 

@@ -131,6 +131,10 @@ class TakePlace(Message, frozen=True):
     device: str
 
 
+class LoadCompiler(Message, frozen=True):
+    """The agent tells its spare that the device whose place it may take compiles (``train.compile``)."""
+
+
 class DeviceStopped(Message, frozen=True):
     """The agent sees that its device process ``device_incarnation`` does not run for ``stopped_s`` seconds (a
     signal, a frozen cgroup: ``evidence``); said again every second until it goes on or is ended. The daemon

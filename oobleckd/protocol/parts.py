@@ -51,7 +51,7 @@ NodeCause = Literal[
     "",
     "link-closed", "silent", "not-heard", "device-lost", "links-down", "given-up", "left", "overdue",
     "notice", "operator", "evicted", "slow", "corruption",
-    "data-changed", "no-place", "max-nodes", "too-few-devices",
+    "data-changed", "no-place", "max-nodes", "too-few-devices", "no-compiler",
 ]  # fmt: skip
 """Why a node is in its state, for programs. "": for no reason, or one that only the sentence says.
 
@@ -60,7 +60,8 @@ restart, a device of it ended, its links to others stayed down, somebody gave it
 It left in order, or, ``overdue``, because the time of its notice was up. It is drained since it has notice
 of its end, by an operator, since its links stayed down (``evicted``), since it is slow (as it may be in the
 plan) or computed or kept wrong bits. It stands by: it would read other data than the job, the plan has no
-place for it, the job may use no more nodes, it has fewer devices than the others.
+place for it, the job may use no more nodes, it has fewer devices than the others, it can compile nothing and
+the job compiles.
 """
 LossCause = NodeCause | Literal["device-replaced", "device-renewed", "device-stopped"]
 """Of what a node, or a device of it, was lost, for programs: the node's cause; its spare took a dead device's

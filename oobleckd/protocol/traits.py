@@ -4,11 +4,12 @@ about itself (``oobleckd.worker.device.traits``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
 from oobleckd.planner.plan import node_of
+from oobleckd.words import count
 
 Traits = Mapping[str, str]
 """Trait -> value, both for people: "transformers" -> "5.1.0". Devices with equal traits come to
@@ -17,6 +18,8 @@ equal bits.
 
 KIND = "device"
 """The trait that says what the device is, such as "NVIDIA H200" or "cpu"."""
+COMPILER, TRITON = "C++", "triton"
+"""The traits of what torch's compiler compiles with: its version."""
 NONE = "none"
 """How a trait is shown that a device does not have."""
 _NAMED = 3  # devices, or values of a trait, in a sentence
@@ -51,6 +54,34 @@ def between(one: Traits, other: Traits) -> dict[str, tuple[str, str]]:
 def words(differing: Mapping[str, tuple[str, str]]) -> str:
     """For a sentence: "transformers 5.1.0 != 5.2.0, driver 580.65 != 575.51"."""
     return ", ".join(f"{name} {one} != {other}" for name, (one, other) in differing.items())
+
+
+def no_compiler(traits: Traits) -> str:
+    """Why a device with ``traits`` can compile nothing (``train.compile``); "" where it can, or says little
+    of itself, as an older one does.
+    """
+    if len(traits) <= 1:
+        return ""
+    if COMPILER not in traits:
+        return "no C++ compiler (g++)"
+    return "" if traits.get(KIND) == "cpu" or TRITON in traits else "no Triton"
+
+
+COMPILER_HINT = (
+    "install g++ there (for GPUs Triton, too) and start its worker anew, drain it, or leave train.compile out"
+)
+
+
+def lacking(nodes: Mapping[str, str], drained: Collection[str]) -> str:
+    """Which of ``nodes`` (name -> its ``no_compiler``) keeps a job from being compiled; "" where none does.
+    Those that are ``drained`` do not count.
+    """
+    found = sorted((name, why) for name, why in nodes.items() if why and name not in drained)
+    if not found:
+        return ""
+    name, why = found[0]
+    more = f" and {count(len(found) - 1, 'other node')}" if len(found) > 1 else ""
+    return f"train.compile: {name}{more} can compile nothing: {why}"
 
 
 def differences(devices: Mapping[str, Traits]) -> tuple[Difference, ...]:

@@ -32,7 +32,7 @@ _HOOK = Wish(
     "whoever may submit a job may run nothing on its machine",
     "docs/sinks.md#when-something-happens",
 )
-_COMPILE = Wish("models are not compiled", _LOOP)
+_COMPILE = Wish("train.compile says whether layers are compiled", "docs/compile.md")
 _RECOMPUTE = Wish("activations are not recomputed", _PARALLEL)
 _ADAPTER = Wish("there are no adapters: the model's own parameters are trained", _LOOP)
 _QUANTIZED = Wish("weights are float32 and are not quantized", _LOOP)

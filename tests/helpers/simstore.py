@@ -75,6 +75,9 @@ class SimSpec:
     def buckets_of(self, layer: int) -> tuple[int, ...]:
         return self._of_layer[layer]
 
+    def rounded(self, layer: int) -> frozenset[str]:
+        return frozenset()
+
 
 class SimStore(Store):
     """Buckets without tensors; a layer is its number."""

@@ -108,6 +108,12 @@ class AgentError(Exception):
     help="Folder for sockets and records of this node; required but for a service, which has one.",
 )
 @click.option(
+    "--compiled-dir",
+    type=_PATH,
+    help="Folder for what jobs with train.compile compile. Nodes may share it: what one has compiled the "
+    "others load. Default: below the state folder of a service, else the run-dir.",
+)
+@click.option(
     "--bind", default="127.0.0.1", show_default=True, help="IP address at which other nodes reach us."
 )
 @click.option(
@@ -157,6 +163,7 @@ def main(
     spare: bool,
     realtime: bool,
     run_dir: Path | None,
+    compiled_dir: Path | None,
     bind: str,
     host: str,
     zone: str,
@@ -176,7 +183,13 @@ def main(
         _log.info("no real-time scheduling (RLIMIT_RTPRIO): answers come later where all cores compute")
     try:
         _check_bind(bind)
-        setting = ChildSetting(kind, find_run_dir(run_dir), bind, host or host_identity())
+        setting = ChildSetting(
+            kind,
+            find_run_dir(run_dir),
+            bind,
+            host or host_identity(),
+            compiled_dir=find_compiled_dir(compiled_dir),
+        )
         files = find_keys(node, keys_dir, key, server_key)
         config = AgentConfig(
             node,
@@ -264,6 +277,15 @@ def find_run_dir(run_dir: Path | None) -> Path:
             "there is no folder to run in", "name one with --run-dir, such as /run/user/1000/node-1"
         )
     return Path(given).resolve()
+
+
+def find_compiled_dir(compiled_dir: Path | None) -> Path | None:
+    """--compiled-dir, or a folder below the state folder of a service, where what lies outlives a restart of
+    the machine; None where there is neither.
+    """
+    state = os.environ.get("STATE_DIRECTORY")
+    folder = compiled_dir or (Path(state) / "compiled" if state else None)
+    return folder.expanduser().resolve() if folder is not None else None
 
 
 def find_keys(

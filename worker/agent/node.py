@@ -85,7 +85,24 @@ _OURS = frozenset(
     }
 )  # fmt: skip
 _log = logging.getLogger(__name__)
+
+
+class _Train(msgspec.Struct):
+    compile: bool = False
+
+
+class _Spec(msgspec.Struct):
+    train: _Train
+
+
+class _Deployed(msgspec.Struct):
+    """What the agent reads of a ``Deploy``."""
+
+    spec: _Spec
+
+
 _device_up = msgspec.msgpack.Decoder(DeviceUp)
+_deployed = msgspec.msgpack.Decoder(_Deployed)
 _last_words = msgspec.msgpack.Decoder(LastWords)
 
 
@@ -472,6 +489,8 @@ class Agent:
             )
             return
         self._outbox.told(head)
+        if head.type == "Deploy":
+            self._spare.compiles(on=_deployed.decode(data).spec.train.compile)
         # The device's loop holds Python's lock, so it is lent the haste of who is to answer, and gives it
         # back then. Less is lent than the lender has, or a layer could keep its core. (D-recovery-021)
         if head.type == "Report":

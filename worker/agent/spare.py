@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 
 from oobleckd.protocol import codec
+from oobleckd.protocol.messages import LoadCompiler
 from oobleckd.protocol.parts import Spare
 from oobleckd.worker.agent.device_link import AgentSide
 from oobleckd.worker.agent.outbox import peek
@@ -49,6 +50,7 @@ class SpareKeeper:
         self._child: Child | None = None
         self._link: AgentSide | None = None
         self._ready: Spare | None = None
+        self._compiles = False
         self._failed_starts = 0
         self._again: asyncio.TimerHandle | None = None
 
@@ -116,6 +118,12 @@ class SpareKeeper:
         self._promised.append(device)
         return True
 
+    def compiles(self, *, on: bool) -> None:
+        """Whether devices of this node compile: a spare, this one or the next, is to be ready for it."""
+        if on and not self._compiles and self._link is not None and self._ready is not None:
+            self._link.send(codec.encode(LoadCompiler()))
+        self._compiles = on
+
     def forget_promises(self) -> None:
         """No place is waiting any more."""
         self._promised.clear()
@@ -157,6 +165,8 @@ class SpareKeeper:
             return
         if kind == "SpareUp" and self._child is not None:
             self._failed_starts = 0
+            if self._compiles and self._link is not None:
+                self._link.send(codec.encode(LoadCompiler()))
             self._ready = Spare(self._child.process.pid, ready=True, memory_bytes=self._child.own_bytes())
             self._on_change()
 

@@ -20,7 +20,8 @@ from oobleckd.worker.transport.pages import MESSAGE_PAGES
 @dataclass(frozen=True, slots=True)
 class DeviceContext:
     """Where this process runs: its name and kind, the host it shares with local peers, its folders;
-    ``urgent``: whether it answers before ordinary programs have their turn.
+    ``urgent``: whether it answers before ordinary programs have their turn. ``compiled_dir``: where it keeps
+    what it compiles; None: in ``run_dir``.
     """
 
     device: str
@@ -29,6 +30,7 @@ class DeviceContext:
     bind: str
     run_dir: Path
     urgent: bool = False
+    compiled_dir: Path | None = None
 
 
 def give_back_memory() -> None:

@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import assert_never
 
 import msgspec
@@ -57,6 +58,7 @@ from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
 from oobleckd.worker.checkpointing.writer import BackgroundWriter
 from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.device.agent_link import DeviceLink
+from oobleckd.worker.device.compiling import Compiling
 from oobleckd.worker.device.context import (
     DeviceContext,
     arithmetic,
@@ -68,12 +70,12 @@ from oobleckd.worker.device.context import (
 )
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.flip import flip
-from oobleckd.worker.device.measure import measure
+from oobleckd.worker.device.measure import bind, measure
 from oobleckd.worker.device.reading import Reading, Unread
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.groups.choose import choose
 from oobleckd.worker.groups.manager import GroupManager
-from oobleckd.worker.models import load_spec
+from oobleckd.worker.models import Layer, ModelSpec, load_spec
 from oobleckd.worker.reconfigure.deploy import KINDS, Deployment, expected, outgoing
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
@@ -129,6 +131,7 @@ class DeviceProcess:
         self.faults = Faults(context.device, context.run_dir)
         self.flips: list[How] = []
         self.reading = Reading(context.device, self.tell, self.mailbox.wake)
+        self.compiling = Compiling(context.compiled_dir or context.run_dir / "compiled", self.torch_device)
         self._idle_bytes = 0  # of the host's memory, without a job
 
     def run(self) -> None:
@@ -323,8 +326,21 @@ class DeviceProcess:
     def _measure(self, message: Measure) -> None:
         spec = load_spec(message.spec)
         self.reading.corpus(message.job, message.spec)  # a job without text fails before it is planned
+        if message.spec.train.compile:
+            self._compile(spec, range(spec.num_layers), partial(bind, spec, device=self.torch_device))
         profile = measure(spec, message.spec, self.torch_device)
         self.tell(Measured(self.context.device, message.job, profile, self.reading.inputs))
+
+    def _compile(self, spec: ModelSpec, layers: Sequence[int], bind: Callable[[int], Layer]) -> None:
+        """Compile those of ``layers`` that are not yet. Nothing is answered meanwhile."""
+        # In this thread: the generator that dropout draws from is one for all threads, and training may go on
+        # beside a deployment that is given up. (D-compile-007)
+        missing = self.compiling.missing(spec.job, layers)
+        if not missing:
+            return
+        with self.activity.doing("compile", units=0):
+            self.compiling.begin()
+            self.compiling.run(spec, missing, bind)
 
     # ------------------------------------------------------------------ layouts
 
@@ -410,6 +426,9 @@ class DeviceProcess:
     def _ready(self) -> None:
         assert self.deployment is not None
         message = self.deployment.message
+        if message.spec.train.compile and self.deployment.layers is not None:
+            held = self.deployment.layers.layers()
+            self._compile(self.deployment.store.spec, held, self.deployment.bound)
         if message.source != "copy":
             # 146 MiB where 90 were needed with width 256: what making weights took stayed in the heap for
             # the whole job. (D-devices-013)

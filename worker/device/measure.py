@@ -24,6 +24,7 @@ from oobleckd.planner.profile import FLOAT_BYTES, ROUNDED_BYTES, LayerCost, Prof
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, account_of, ways_out
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
+from oobleckd.worker.device.sample import calls_of, sample_batch
 from oobleckd.worker.models import (
     Batch,
     Call,
@@ -82,8 +83,9 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
 
 
 def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
-    batch = _batch(job).to(device)
-    calls = _calls(spec, batch)
+    batch = sample_batch(job).to(device)
+    with _computable():
+        calls = calls_of(spec, batch)
     shared = {_storage(tensor): tensor for call in calls.values() for tensor in tensors_of(call)}
     known: dict[Any, _Cost] = {}
     costs: list[LayerCost] = []
@@ -92,7 +94,7 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         alike = _likeness(spec, index)
         if alike not in known:
             with _computable():
-                layer = _bind(spec, index, device)
+                layer = bind(spec, index, device)
                 measured = _Measured(layer, batch, calls.get(index), frozenset(shared))
                 known[alike], x = _measure_layer(measured, x, _SumOf(spec, index, device))
         costs.append(_layer_cost(spec, index, known[alike]))
@@ -109,27 +111,6 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
             spec.num_weights, spec.num_layers - 2, spec.attention, job.train.sequence
         ),
     )
-
-
-def _batch(job: Job) -> Batch:
-    """A micro-batch of ``job``. Where documents are apart every row has two: with one, and no mask, another
-    kernel would be measured.
-    """
-    shape = job.train.micro_batch, job.train.sequence
-    tokens = torch.zeros(shape, dtype=torch.int64)
-    if not job.data.is_separate:
-        return Batch(tokens, tokens)
-    half = (job.train.sequence + 1) // 2
-    at = torch.arange(job.train.sequence).expand(shape)
-    return Batch(tokens, tokens, at % half, at // half, tokens.numel())
-
-
-def _calls(spec: ModelSpec, batch: Batch) -> dict[int, Call]:
-    """What blocks are called with, where that depends on the micro-batch: layer -> call."""
-    if batch.positions is None or batch.documents is None:
-        return {}
-    with _computable():
-        return spec.calls(batch.positions, batch.documents)
 
 
 @contextmanager
@@ -185,7 +166,8 @@ def _likeness(spec: ModelSpec, index: int) -> Any:
     return spec.kind_of(index), _shape_of(spec, index).slots
 
 
-def _bind(spec: ModelSpec, index: int, device: torch.device) -> Layer:
+def bind(spec: ModelSpec, index: int, device: torch.device) -> Layer:
+    """Layer ``index`` with fresh weights of its own."""
     rounded = spec.rounded(index)
     params = {
         key: (value.bfloat16() if key in rounded else value).requires_grad_()

@@ -24,7 +24,7 @@ import msgspec
 
 from oobleckd.host.journald import LineFormatter
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import LastWords, SpareUp, TakePlace
+from oobleckd.protocol.messages import LastWords, LoadCompiler, SpareUp, TakePlace
 from oobleckd.worker.processes.children import die_with_parent
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.deaths import death_of
@@ -49,6 +49,7 @@ HEAVY = ("oobleckd.worker.device.device",)
 @click.option("--kind", type=click.Choice(["cpu", "cuda"]), default="cpu")
 @click.option("--fd", type=int, required=True)
 @click.option("--run-dir", type=click.Path(path_type=Path), required=True)
+@click.option("--compiled-dir", type=click.Path(path_type=Path))
 @click.option("--bind", default="127.0.0.1")
 @click.option("--host", default="")
 @click.option("--parent", type=int, required=True)
@@ -60,6 +61,7 @@ def main(
     kind: str,
     fd: int,
     run_dir: Path,
+    compiled_dir: Path | None,
     bind: str,
     host: str,
     parent: int,
@@ -87,7 +89,7 @@ def main(
         handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         process = DeviceProcess(
-            DeviceContext(device, kind, host, bind, run_dir, urgent), fd, ActivityPage(activity)
+            DeviceContext(device, kind, host, bind, run_dir, urgent, compiled_dir), fd, ActivityPage(activity)
         )
     with ends_the_process():
         process.run()
@@ -131,23 +133,39 @@ def import_gently(modules: Sequence[str]) -> None:
 
 
 def wait_for_place(fd: int) -> str:
-    """Say on the agent's socket ``fd`` that all is imported, and sleep until a device's place is free.
+    """Say on the agent's socket ``fd`` that all is imported, and sleep until a device's place is free; load
+    torch's compiler where the agent says that it will be needed.
 
     Returns the device's name. Raises EOFError when the agent is gone.
     """
     with socket.socket(fileno=os.dup(fd)) as agent:
         write_frame(agent, codec.encode(SpareUp()))
-        order = read_frame(agent)
-    if order is None:
-        raise EOFError("the agent is gone")
-    return msgspec.msgpack.decode(order, type=TakePlace).device
+        while (data := read_frame(agent)) is not None:
+            order = msgspec.msgpack.decode(data, type=TakePlace | LoadCompiler)
+            if isinstance(order, TakePlace):
+                return order.device
+            _load_compiler()
+    raise EOFError("the agent is gone")
+
+
+def _load_compiler() -> None:
+    """As the imports at the start: 1.3 of the 2 s that a layer takes to be loaded in its place."""
+    from oobleckd.worker.models.compiled import load
+
+    with ThreadPoolExecutor(1, initializer=_give_way) as gently:
+        gently.submit(load).result()
+    gc.freeze()
 
 
 def _import(modules: Sequence[str]) -> None:
-    thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICER_BY))
+    _give_way()
     for module in modules:
         importlib.import_module(module)
+
+
+def _give_way() -> None:
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICER_BY))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from typing import Protocol
 import torch
 
 from oobleckd import __version__
-from oobleckd.protocol.traits import KIND
+from oobleckd.host.compilers import cxx_version
+from oobleckd.protocol.traits import COMPILER, KIND
 
 UNKNOWN = "unknown"
 _SETTINGS = (
@@ -87,6 +88,8 @@ def code_of(folder: Path) -> str:
 # a start. (D-exactness-014)
 _CODE = code_of(Path(__file__).parents[1])
 """Of the code as it was imported: a spare that has waited for long is not what lies on the disk by then."""
+_COMPILER = cxx_version()
+"""At the import, too: a device that takes a dead one's place has no time for it."""
 
 
 def traits(device: torch.device, cuda: Cuda = torch.cuda) -> dict[str, str]:
@@ -111,6 +114,8 @@ def _of_process() -> dict[str, str]:
     import transformers  # as ``oobleckd.worker.models`` has imported it
 
     versions = {name: version for name in _KERNELS if (version := _installed(name))}
+    if _COMPILER:  # what is compiled has its bits (``train.compile``)
+        versions[COMPILER] = _COMPILER
     host = (
         platform.machine(),
         cpu_field("vendor_id", "CPU implementer"),

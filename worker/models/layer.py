@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.autograd.variable import Variable
 
+from oobleckd.worker.models.compiled import Compiled
 from oobleckd.worker.models.deferral import Deferral, Owed
 from oobleckd.worker.models.separate import without_masks
 from oobleckd.worker.models.split import Call
@@ -76,6 +77,8 @@ class Layer:
     ``call`` is what a block is called with besides the hidden states; embedding and head have none, nor has a
     block of a job that keeps documents apart, which gets one with every micro-batch. ``apart``: whether
     ``forward_apart`` will be called. ``first_position``: the number of the position at which a row begins.
+    ``compiled``: what is called in place of ``module`` (``compiled.compiled``), but by ``evaluate``; None
+    where that is called.
     """
 
     index: int
@@ -87,6 +90,7 @@ class Layer:
     is_head: bool
     apart: bool = False
     first_position: int = 0
+    compiled: Compiled | None = None
     deferral: Deferral = field(default_factory=Deferral)
 
     def __post_init__(self) -> None:
@@ -115,17 +119,22 @@ class Layer:
         micro-batch in place of its own (``ModelSpec.calls``); the head takes ``x`` and ``batch`` and returns
         the mean loss of the micro-batch, a float32 scalar.
         """
+        compiled = self.compiled if self.module.training else None
         with self._precision():
             if self.index == 0:
                 assert batch is not None
                 return self._embed(batch)
             if self.is_head:
                 assert batch is not None
+                if compiled is not None:
+                    return compiled(x, batch.labels)
                 loss: Tensor = self.module(inputs_embeds=x, labels=batch.labels).loss
                 return loss
             call = call or self.call
             assert call is not None, "documents are apart, and the micro-batch says nothing of them"
             args, kwargs = call
+            if compiled is not None:
+                return compiled(x, *args, **kwargs)
             out: Tensor | tuple[Tensor, ...] = self.module(x, *args, **kwargs)
             return out[0] if isinstance(out, tuple) else out
 

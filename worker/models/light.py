@@ -129,6 +129,12 @@ def without_heavy_parts() -> Iterator[None]:
                 del sys.modules[name]
 
 
+def with_compiler() -> None:
+    """Import torch's compiler, the real one, for good: whatever is imported from now on finds it."""
+    with _one_at_a_time:  # nobody hides it meanwhile
+        importlib.import_module(_COMPILER)
+
+
 @contextmanager
 def without_values() -> Iterator[None]:
     """Within, modules are made without initial values. For the meta device: it has none, but imports sympy

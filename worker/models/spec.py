@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
+from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
 from oobleckd.worker.models.folders.folder import Folder
 from oobleckd.worker.models.layer import Layer
@@ -117,7 +118,8 @@ class ModelSpec:
 
     def layer(self, layer: int, params: Mapping[str, Tensor], device: torch.device) -> Layer:
         """Layer ``layer`` on ``device``, computing with the leaf tensors ``params`` (by key) themselves: of
-        float32, or, of keys in ``rounded``, of bfloat16.
+        float32, or, of keys in ``rounded``, of bfloat16. Raises UserError where it is to be compiled and
+        nothing can be here.
         """
         meta = self._split.model
         real = {id(meta.get_parameter(key)): leaf for key, leaf in params.items()}
@@ -137,7 +139,10 @@ class ModelSpec:
             call = None if self.job.data.is_separate else self._joined_calls(device)[layer - 1]
         assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
         first = first_position(self.job.model.family, self.config)
-        return Layer(layer, order, module, device, self._bf16, call, is_head, self.job.schedule.apart, first)
+        run = compiled(module, device, is_head=is_head) if layer and self.job.train.compile else None
+        return Layer(
+            layer, order, module, device, self._bf16, call, is_head, self.job.schedule.apart, first, run
+        )
 
     def calls(self, positions: Tensor, documents: Tensor) -> dict[int, Call]:
         """What each block is called with, by its layer, for a micro-batch with these ``positions`` and

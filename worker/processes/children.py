@@ -54,13 +54,16 @@ def die_with_parent(expected_ppid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChildSetting:
-    """What all device processes of an agent have in common."""
+    """What all device processes of an agent have in common. ``compiled_dir``: where they keep what they
+    compile; None: in ``run_dir``.
+    """
 
     kind: str
     run_dir: Path
     bind: str
     host: str
     program: tuple[str, ...] = command("oobleckd.worker.device.process")
+    compiled_dir: Path | None = None
 
 
 class Process(Protocol):
@@ -188,6 +191,7 @@ def words_of(device: str, setting: ChildSetting) -> tuple[str, ...]:
         f"--device={device}",
         f"--kind={setting.kind}",
         f"--run-dir={setting.run_dir}",
+        *([f"--compiled-dir={setting.compiled_dir}"] if setting.compiled_dir else []),
         f"--bind={setting.bind}",
         f"--host={setting.host}",
         f"--parent={os.getpid()}",

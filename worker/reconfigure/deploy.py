@@ -14,9 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from oobleckd.planner.plan import Layers, Transfer
+from oobleckd.planner.plan import Layers, Range, Transfer
 from oobleckd.protocol.messages import Deploy
 from oobleckd.words import count
+from oobleckd.worker.models import Layer
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
 from oobleckd.worker.round.messenger import Messenger
@@ -78,6 +79,15 @@ class Deployment:
     def layers(self) -> Layers | None:
         """What this device will hold; None if it leaves the job."""
         return self.message.layout.holdings.get(self.message.device)
+
+    def bound(self, layer: int) -> Layer:
+        """One of ``layers`` as it will be, once all that it needs is here. Nothing of the store changes."""
+        needed = self.store.spec.buckets_of(layer)
+        here = self.store.buckets | self.incoming
+        state = {bucket: here[bucket] for bucket in needed}
+        alone = Store(self.store.spec, self.store.device)
+        alone.adopt(Layers.of(Range(layer, layer + 1)), state)
+        return alone.layers[layer]
 
     @property
     def at_work(self) -> bool:

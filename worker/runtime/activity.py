@@ -22,6 +22,9 @@ _FACTOR = 10  # times the longest of its kind: far outside of what load and cloc
 _MIN_S = 2.0  # shorter work is not judged: a page fault on a busy disk takes as long
 _LOOSE_S = 60.0  # the same for work whose size differs from one time to the next
 _UNKNOWN_S = 600.0  # for the first of its kind
+# Minutes where nothing of it is kept yet, and a second where all is, in the same process: no time of one says
+# anything of the next. (D-compile-006)
+_ANY_LENGTH = {"compile": 3600.0}
 _PAGE = struct.Struct("<Qqqq48s")  # sequence (odd: being written), since, longest, limit (ns), what
 _NAME_BYTES = 48
 _TRIES = 8
@@ -29,6 +32,7 @@ _PHASES = {
     "F": "forward", "S": "forward", "E": "forward", "B": "backward", "I": "backward", "W": "backward",
     "U": "update", "R": "reduce", "check": "reduce",
     "Measure": "measure", "Deploy": "deploy", "PreCopy": "copy", "stage": "copy",
+    "compile": "compile",
 }  # fmt: skip
 _TASK = re.compile(r"\d+([A-Z])\d+")  # as ``passes`` names its work
 
@@ -87,6 +91,8 @@ class ActivityPage:
 
     def _known(self, kind: str, units: int) -> tuple[float, float]:
         """The longest of its kind after the first one, and the limit that follows (s)."""
+        if kind in _ANY_LENGTH:
+            return 0.0, _ANY_LENGTH[kind]
         longest_s = (self._longest_s.get(kind) or self._first_s.get(kind, 0.0)) * (units or 1)
         min_s = (_MIN_S if units else _LOOSE_S) if longest_s else _UNKNOWN_S
         return longest_s, max(min_s, _FACTOR * longest_s)

@@ -54,15 +54,16 @@ def test_a_story_has_what_bears_one_of_its_keys_and_the_newest_where_there_is_no
 
 
 def test_a_change_in_full_has_its_time_its_keys_and_its_fields() -> None:
-    (one,) = [each for each in fold(View(), facts()).events if each.text.startswith("node-4 lost")]
-    told = change(
-        7, "node", "node-9 lost: signal 9", level="warn", type="node-lost", node="node-9", cause="x"
-    )
+    (one,) = [each for each in fold(View(), facts()).events if each.kind == "node"]
+    fields = {"type": "node-lost", "node": "node-9", "cause": "signal 9"}
+    told = change(7, "node", "node-9 is away", level="warn", **fields)
     text = _said(story.one(one, NOW, 60, 12))
     assert text.startswith("node, warn")
     assert "number 1" in text
     assert "node-4 lost: signal 9" in text
-    assert "type" not in _said(story.one(told, NOW, 60, 12))
+    text = _said(story.one(told, NOW, 60, 12))
+    assert "node node-9   cause signal 9" in text, "as -o json names them"
+    assert "type" not in text
     assert len(story.one(one, NOW, 60, 1)) == 1
 
 

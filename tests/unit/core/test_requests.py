@@ -1,5 +1,6 @@
 """Answers to users: what is refused, with which kind, and that every act is audited."""
 
+import msgspec
 import pytest
 
 from oobleckd.core import view
@@ -31,6 +32,19 @@ def test_submit_checks_the_job(world):
     bad = make_job()
     bad = bad.__class__(name="bad", train=Train(steps=1, global_batch=8, micro_batch=3, sequence=8))
     assert "does not divide" in denied(world, Submit(bad), "invalid").problem
+
+
+def test_a_job_that_compiles_needs_a_compiler_on_every_node_that_is_not_drained(world):
+    job = make_job()
+    job = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, compile=True))
+    node = world.machine.core.members.nodes["n02"]
+    lacks = {"device": "cpu", "torch": "2.13"}
+    node.devices = tuple(msgspec.structs.replace(each, traits=lacks) for each in node.devices)
+    refused = denied(world, Submit(job), "invalid")
+    assert refused.problem == "train.compile: n02 can compile nothing: no C++ compiler (g++)"
+    assert "install g++" in refused.hint
+    world.ask(Drain("n02"))
+    assert isinstance(world.ask(Submit(job)), Accepted)
 
 
 def test_submit_starts_or_queues(world):

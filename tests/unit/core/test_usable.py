@@ -49,3 +49,16 @@ def test_where_all_are_as_good_and_where_nothing_is_redundant_names_decide() -> 
 def test_who_works_stays_whatever_its_zone() -> None:
     zones = dict.fromkeys("abcdef", "east") | dict.fromkeys("xyz", "west")
     assert chosen("abcdefxyz", "abcdef", zones) == "abcdef"
+
+
+def test_who_can_compile_nothing_is_none_where_the_job_compiles() -> None:
+    found = members("ab", {})
+    for name, traits in {
+        "a": {"device": "cpu", "torch": "2.13"},
+        "b": {"device": "cpu", "C++": "g++ 12"},
+    }.items():
+        device = DeviceInfo(f"{name}/0", "cpu", "test", 0, "", "", 0, incarnation=f"{name}.2", traits=traits)
+        found.hello(Hello(PROTOCOL, name, f"{name}.2", name, True, (device,)), 1.0)
+    usable = Usable(found)
+    assert usable.under(Terms(1, 0, (), (), True)) == ("a", "b")
+    assert usable.under(Terms(1, 0, (), (), True, compile=True)) == ("b",)

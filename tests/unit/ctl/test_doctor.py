@@ -55,6 +55,14 @@ def test_versions() -> None:
     assert (wrong.code, wrong.about) == ("wrong-version", ("click",))
 
 
+def test_the_compiler() -> None:
+    found = checkup.compiler(lambda: "", lambda: "g++ 12.2.0")
+    assert (found.level, found.text, found.code) == ("ok", "g++ 12.2.0", "")
+    found = checkup.compiler(lambda: "there is no C++ compiler (g++)", lambda: "")
+    assert (found.level, found.code) == ("ok", "no-compiler")
+    assert found.text == "there is no C++ compiler (g++): jobs with train.compile are refused"
+
+
 def test_limits() -> None:
     assert checkup.clock(now=1.0, installed_at=2.0, synchronized=True).level == "fail"
     assert checkup.clock(now=3.0, installed_at=2.0, synchronized=False).level == "warn"

@@ -42,3 +42,11 @@ def test_what_is_said_shows(said: dict[str, Any]) -> None:
 
 def test_what_says_the_default_is_the_same_job() -> None:
     assert digest(job_of(optimizer={"schedule": "cosine"})) == digest(job_of())
+
+
+def test_a_compiled_job_is_another_one() -> None:
+    compiled = job_of(train=TRAIN | {"compile": True})
+    assert digest(compiled) != digest(job_of())
+    assert training(compiled) != training(job_of())
+    assert digest(job_of(train=TRAIN | {"compile": False})) == digest(job_of())
+    assert compiled.costs_depend_on != job_of().costs_depend_on

@@ -278,3 +278,12 @@ def test_what_a_source_has_of_the_whole_table() -> None:
         source="parquet", path="/w", column="body", tokenizer="/t", eos=False, cache="/c", **rows
     )
     assert (data.is_prepared, data.is_bytes, data.is_ready_made) == (True, False, False)
+
+
+def test_a_decoupled_backward_is_not_compiled() -> None:
+    train = TRAIN | {"compile": True}
+    assert parse_job({"name": "a", "train": train}).train.compile
+    with pytest.raises(JobError, match=r"does not go with schedule\.backward") as caught:
+        parse_job({"name": "a", "train": train, "schedule": {"backward": "decoupled"}})
+    assert caught.value.path == "train.compile"
+    assert "fused" in caught.value.hint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oobleckd.protocol.traits import between, differences, nodes_of
+from oobleckd.protocol.traits import between, differences, lacking, no_compiler, nodes_of
 
 USUAL = {"device": "NVIDIA H200", "transformers": "5.23.0", "driver": "580.65"}
 
@@ -33,3 +33,19 @@ def test_many_are_not_all_named() -> None:
 
 def test_what_only_one_of_them_has() -> None:
     assert between({"MKL_CBWR": "AVX2"}, {}) == {"MKL_CBWR": ("AVX2", "none")}
+
+
+def test_who_can_compile() -> None:
+    assert no_compiler({"device": "cpu", "C++": "g++ 12", "torch": "2.13"}) == ""
+    assert no_compiler({"device": "cpu", "torch": "2.13"}) == "no C++ compiler (g++)"
+    assert no_compiler(USUAL | {"C++": "g++ 12", "triton": "3.7"}) == ""
+    assert no_compiler(USUAL | {"C++": "g++ 12"}) == "no Triton"
+    assert no_compiler({"device": "cpu, torch 2.11"}) == ""  # of an older worker, that says no more
+
+
+def test_the_first_that_cannot_is_named() -> None:
+    assert lacking({"a": "", "b": "no Triton"}, ["b"]) == ""
+    assert lacking({"b": "no Triton", "a": ""}, []) == "train.compile: b can compile nothing: no Triton"
+    assert lacking(dict.fromkeys("bcd", "no Triton"), ["b"]) == (
+        "train.compile: c and 1 other node can compile nothing: no Triton"
+    )

@@ -19,7 +19,7 @@ TRAIN = {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 16}
     [
         ("", "packing"), ("", "chat_template"), ("", "sft"), ("", "validation"), ("", "wandb"), ("", "lora"),
         ("", "tokenizer"), ("", "parallelism"), ("", "logging"), ("train", "tokenizer"),
-        ("data", "split"), ("data", "loss_mask"), ("data", "num_workers"), ("train", "compile"),
+        ("data", "split"), ("data", "loss_mask"), ("data", "num_workers"), ("train", "torch_compile"),
         ("train", "gradient_checkpointing"), ("train", "eval_every"),
         ("train", "gradient-accumulation-steps"), ("train", "epochs"), ("train", "batch_size"),
         ("train", "learning_rate"), ("train", "fsdp"), ("train", "tensor_parallel"), ("model", "moe"),

@@ -153,6 +153,14 @@ def test_the_page_tells_what_is_done_and_how_long_it_took_before(page):
         assert page.read().limit_s == 60.0
 
 
+def test_to_compile_takes_as_long_as_it_takes(page):
+    """A second where all is kept, and minutes for what comes next."""
+    activity = ActivityPage(page.fd)
+    for _ in range(3):
+        with activity.doing("compile", units=0):
+            assert (page.read().what, page.read().limit_s) == ("compile", 3600.0)
+
+
 def test_the_first_of_a_kind_prepares_much_and_does_not_count_for_long(page, monkeypatch):
     now_ns = 0
     monkeypatch.setattr("oobleckd.worker.runtime.activity.time.monotonic_ns", lambda: now_ns)
