@@ -17,6 +17,7 @@ from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobfiles import loaded, set_option
 from oobleckd.ctl.look import look
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
+from oobleckd.ctl.ownrule import knowable
 from oobleckd.ctl.parameters import show_parameters
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def plan(
     if num_nodes is None:
         fail("--nodes is missing", "write --nodes 8, or --parameters", USAGE)
     lost = _known(without, num_nodes)
-    look(job, file)
+    look(knowable(job), file)
     question = _question(job, num_nodes, devices_per_node, device, profile, lost)
     try:
         answer = forecast(question)
