@@ -237,6 +237,7 @@ def _show_plan(job: Job, file: Path) -> None:
         emit_item("JobSpec", job)
         return
     train, memory, tolerance = job.train, job.resources.device_memory_bytes, job.fault_tolerance
+    whole = "whole " if job.batch_sizes.ramp_steps else ""
     sequences = f"{count(train.global_batch, 'sequence')} of {count(train.sequence, 'token')}"
     emit_fields({
         "job": job.name,
@@ -244,10 +245,10 @@ def _show_plan(job: Job, file: Path) -> None:
         "model": f"{job.model.family}{' from ' if job.model.checkpoint else ''}{job.model.checkpoint}",
         "data": job.data.words(),
         "prepared": _prepared(job),
-        "steps": f"{train.steps:,} of {sequences}",
+        "steps": f"{train.steps:,} of {'up to ' if whole else ''}{sequences}",
         **({"evaluation": _evaluates(job)} if job.eval.wanted else {}),
         **({"batch ramp": _ramps_up(train.batch_ramp, job)} if train.batch_ramp is not UNSET else {}),
-        "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
+        "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a {whole}step",
         "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",
         "memory": f"{size(memory)} a device" if memory else "all of each device",
         "exact": "yes" if train.exact else "no: verify cannot compare runs bit by bit",

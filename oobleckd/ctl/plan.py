@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobfiles import loaded, set_option
 from oobleckd.ctl.look import look
-from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
+from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail, note
 from oobleckd.ctl.ownrule import knowable
 from oobleckd.ctl.parameters import show_parameters
 
@@ -105,6 +105,8 @@ def plan(
         capped = job.resources.device_memory_bytes or not error.memory
         hint = error.hint if capped else error.hint.replace(error.memory, _NO_CAP)
         raise Failure(f"{file}: {error.problem}", hint, FAILED) from error
+    if smaller := min(job.batch_sizes.ramp_steps, job.train.steps):
+        note(f"planned is a whole step; the first {smaller:,} of {job.train.steps:,} are smaller: batch_ramp")
     if wants_json():
         emit_item("Forecast", answer)
     else:
