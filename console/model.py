@@ -150,7 +150,8 @@ class View(msgspec.Struct, frozen=True):
         """The most samples a second that were measured, and when (POSIX seconds); 0 where nobody says."""
         if self.goodput is None or self.job is None or self.goodput.best_step_s <= 0:
             return 0.0, 0.0
-        return self.job.spec.train.global_batch / self.goodput.best_step_s, self.goodput.best_at
+        batch = self.job.spec.batch_sizes.size(max(0, self.job.step - 1))
+        return batch / self.goodput.best_step_s, self.goodput.best_at
 
     @property
     def plan_share(self) -> float:

@@ -88,7 +88,8 @@ class Setup(msgspec.Struct, frozen=True):
     what the policy keeps on every device besides its stage. ``decoupled``: the backward is (``decoupled``);
     ``chunks``: stages a device then has, 0: whichever number is faster; ``staggered``: updates are.
     ``nodes_now``: that could be used when the job was prepared (0: not known), whose number of micro-batches
-    templates are made for.
+    templates are made for. ``dealt``: micro-batches are dealt to the pipelines in turn, as the first ones of
+    a step are to be shared fairly by themselves (``batchramp``), and not in blocks.
     """
 
     profile: Profile
@@ -105,6 +106,7 @@ class Setup(msgspec.Struct, frozen=True):
     nodes_now: int = 0
     chunks: int = 0
     staggered: bool = False
+    dealt: bool = False
 
 
 class Situation(msgspec.Struct, frozen=True):

@@ -80,8 +80,7 @@ def losses(view: View, width: int, height: int) -> list[Line]:
 def tokens_per_s(view: View, width: int, height: int) -> list[Line]:
     """Tokens a second; a part's is over the whole time of its steps."""
     run = run_of(view)
-    tokens = _tokens_of_step(view)
-    columns = tuple(_rate(each, tokens) for each in run.bins)
+    columns = tuple(_rate(each, _tokens_of_step(view, each.last)) for each in run.bins)
     job = view.job
     now = job.samples_per_s * _sequence(view) if job is not None else 0.0
     known = [each.mean for each in columns if each.mean is not None]
@@ -124,8 +123,8 @@ def _sequence(view: View) -> int:
     return view.job.spec.train.sequence if view.job is not None else 0
 
 
-def _tokens_of_step(view: View) -> int:
-    return view.job.spec.train.global_batch * _sequence(view) if view.job is not None else 0
+def _tokens_of_step(view: View, step: int) -> int:
+    return view.job.spec.batch_sizes.size(step - 1) * _sequence(view) if view.job is not None else 0
 
 
 def _log_said(drawn: Chart) -> Line:

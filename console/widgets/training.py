@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from oobleckd.console.model import StepPoint, View
 from oobleckd.console.widgets import curves
@@ -13,6 +13,7 @@ from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.verdict import best_words
 from oobleckd.draw.lines import Line, Role, Span, as_fits, clipped, curve
 from oobleckd.protocol.api import JobView
+from oobleckd.protocol.batchramp import BatchSizes
 from oobleckd.words import loss, rate
 
 SPAN_S = 60.0
@@ -109,7 +110,7 @@ def _span_s(job: JobView) -> float:
 def _rates(view: View, job: JobView, now: float, width: int) -> list[float | None]:
     end = _edge(view, job, now, width)
     begin = end - _span_s(job)
-    return rates(view.points, job.spec.train.global_batch, begin, end, width)
+    return rates(view.points, job.spec.batch_sizes, begin, end, width)
 
 
 def _end(view: View, job: JobView, now: float) -> float:
@@ -129,7 +130,7 @@ def _edge(view: View, job: JobView, now: float, width: int) -> float:
 
 
 def rates(
-    points: Sequence[StepPoint], batch: int, begin: float, end: float, width: int
+    points: Sequence[StepPoint], sizes: BatchSizes, begin: float, end: float, width: int
 ) -> list[float | None]:
     """Samples per second in ``width`` equal parts of ``[begin, end]``; None before the first known step.
 
@@ -137,19 +138,23 @@ def rates(
     as the stall was long, and no column is high or empty by where its edge falls.
     """
     times = [point.at for point in points]
+    samples = list(accumulate((sizes.size(point.step - 1) for point in points), initial=0))
     edges = [begin + (end - begin) * column / width for column in range(width + 1)]
-    done = [_done(times, edge) for edge in edges]
+    done = [_done(times, samples, edge) for edge in edges]
     return [
-        None if before is None or after is None else (after - before) * batch * width / (end - begin)
+        None if before is None or after is None else (after - before) * width / (end - begin)
         for before, after in pairwise(done)
     ]
 
 
-def _done(times: Sequence[float], at: float) -> float | None:
-    """Steps done by ``at``, fractions included; None before the first."""
+def _done(times: Sequence[float], samples: Sequence[int], at: float) -> float | None:
+    """Of the ``samples`` of the first steps, by number, those done by ``at``, with a part of the next step's;
+    None before the first step.
+    """
     after = bisect_right(times, at)
     if after == 0:
         return None
     if after == len(times):
-        return float(after)
-    return after + (at - times[after - 1]) / (times[after] - times[after - 1])
+        return float(samples[after])
+    way = (at - times[after - 1]) / (times[after] - times[after - 1])
+    return samples[after] + way * (samples[after + 1] - samples[after])

@@ -260,6 +260,8 @@ def _train(state: State, entry: _OfTraining) -> None:
             job.undeploy(entry.source)
             job.counters = entry.counters
             job.steps_lost += entry.steps_lost
+            sizes, step = job.spec.batch_sizes, entry.counters.step
+            job.samples_lost += sizes.before(step + entry.steps_lost) - sizes.before(step)
             job.fence, job.began = job.epoch, entry.counters.round
             job.rolled_back_at = [*job.rolled_back_at, entry.at][-KEPT_ROLLBACKS:]
             cadence.roll_back(job, entry.counters.step)
@@ -342,6 +344,8 @@ def _step(job: JobRecord, entry: StepEntry) -> None:
     was = entry.counters
     job.keep_loss(was.round, entry.loss)
     job.counters = counters_after(job.spec, was, entry.outcome, entry.why, entry.loss)
+    if job.book.sized(job.spec.batch_sizes.size(was.step)):
+        job.step_s.clear()  # what steps take of late is of steps of this size
     job.step_s.append(entry.step_s)
     job.num_skipped += entry.outcome == "skipped"
     job.num_spiked += entry.why in SPIKES

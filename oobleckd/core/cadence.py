@@ -112,17 +112,21 @@ def roll_back(job: JobRecord, step: int) -> None:
 
 
 def _cost_s(job: JobRecord, written: Written) -> float | None:
-    """Over what so many steps took before, of the same epoch: another layout takes another time. None where
+    """Over what so many steps took before, of the same epoch and size: others take another time. None where
     nothing tells.
     """
     # By the numbers of steps, in steps of one generation: in the simulator one word stands for many steps,
     # and by places in the list no cost was ever measured there. (D-checkpoints-012)
     first, end = job.index_of(written.step), job.index_of(written.told_by) + 1
     during = job.steps[first:end]
+    sizes = job.spec.batch_sizes  # a larger batch takes another time, too
+    alike = during[0].epoch, sizes.size(during[0].step)
     before = [
-        step for step in job.steps[max(0, first - RECENT_STEPS) : first] if step.epoch == during[0].epoch
+        step
+        for step in job.steps[max(0, first - RECENT_STEPS) : first]
+        if (step.epoch, sizes.size(step.step)) == alike
     ]
-    if not before or during[-1].epoch != during[0].epoch:
+    if not before or (during[-1].epoch, sizes.size(during[-1].step)) != alike:
         return None
     num_steps = during[-1].step + 1 - written.step
     normal_s = statistics.median(step.step_s for step in before)

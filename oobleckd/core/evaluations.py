@@ -141,9 +141,11 @@ def planned_s(rounds: EvalRounds, plan: Plan, profile: Profile) -> float:
 
 
 def planned_share(rounds: EvalRounds, each_s: float, step_s: float) -> float:
-    """Of the time of a job without failures, where an evaluation takes ``each_s`` and a step ``step_s``."""
+    """Of the time of a job without failures, where an evaluation takes ``each_s`` and a step of the whole
+    global batch ``step_s``.
+    """
     evaluations_s = rounds.num_evaluations * each_s
-    total_s = evaluations_s + rounds.steps * step_s
+    total_s = evaluations_s + rounds.whole_steps * step_s
     return evaluations_s / total_s if total_s else 0.0
 
 

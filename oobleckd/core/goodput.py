@@ -5,7 +5,8 @@ Owns the book and its rules; ``entries`` calls it with facts, so that a restarte
 Time is booked when a step is committed. While an incident is open nothing is booked until it is over: then
 what took longer than its steps would have is lost to its phases, at most for as long as each took, and the
 rest to work that was done again. A step of a plan that is slower for each of its devices than the best one so
-far was loses the difference, which is *degraded*. A step that was skipped is lost as a whole. Bubbles are not
+far was loses the difference, which is *degraded*; where the batch grows that best one counts as longer by as
+much, until steps show better. A step that was skipped is lost as a whole. Bubbles are not
 in the journal: the share that devices tell is taken off what is useful (``view``).
 """
 
@@ -53,7 +54,8 @@ class Book:
     rounds that evaluated, which take ``evaluation_s``. ``recent``: seconds of
     undisturbed steps of the present layout; ``best_device_s``: device-seconds of a step with the best layout
     so far, ``best_s`` the fewest seconds, measured at ``best_at``. ``changed``: the layout did since the last
-    booking. ``stretches``: since the last checkpoint, of a job that is not over.
+    booking. ``stretches``: since the last checkpoint, of a job that is not over. ``batch``: sequences of the
+    steps that the paces are of.
     """
 
     num_devices: int = 0
@@ -79,6 +81,7 @@ class Book:
     evaluated_s: float = 0.0
     evaluations: int = 0
     evaluation_s: float = 0.0
+    batch: int = 0
 
     def __post_init__(self) -> None:
         self.recent = deque(self.recent, maxlen=_RECENT)
@@ -111,6 +114,21 @@ class Book:
         """Note that steps take another time from now on."""
         self.changed = True
         self.recent.clear()
+
+    def sized(self, batch: int) -> bool:
+        """Note that the step to be booked has ``batch`` sequences; whether that is another number than the
+        one before it had.
+        """
+        was, self.batch = self.batch, batch
+        if was in {0, batch}:
+            return False
+        # A larger batch takes at most as much longer as it is larger, since bubbles do not grow: so nothing
+        # is lost to a best that nobody reached. Of a smaller one, after a rollback, that says nothing.
+        self.recent.clear()
+        self.pace_s *= batch / was
+        more = batch / was if batch > was else 0.0
+        self.best_s, self.best_device_s = self.best_s * more, self.best_device_s * more
+        return True
 
     def state(self, at: float, state: JobState) -> None:
         """The job's state changed; a job that is over stops the clock."""

@@ -42,7 +42,7 @@ def loss(
             epoch,
             job.counters.step + 1,
             job.counters.round,
-            layers * job.spec.num_micro_batches,
+            layers * job.spec.batch_sizes.micro_batches(job.counters.step),
             [("detect", min(evidence_at, core.now))],
             losses=losses,
         )

@@ -22,7 +22,7 @@ _SLOW, _WELL = 2.0, 1.5  # times the peers' median: from here on slow, and down 
 
 @dataclass(slots=True)
 class Paces:
-    """Paces of the devices of the layout of epoch ``layout``.
+    """Paces of the devices of the layout of epoch ``layout``, in steps of so many ``micro_batches``.
 
     ``rounds``: the last rounds of which every device has told: device -> busy over modelled seconds.
     ``telling``: rounds of which some have. ``slow``: device -> times slower than its peers. ``turning``:
@@ -30,6 +30,7 @@ class Paces:
     """
 
     layout: int = 0
+    micro_batches: int = 0
     work_s: dict[str, float] = field(default_factory=dict)
     rounds: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=_ROUNDS))
     telling: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -49,7 +50,17 @@ class Paces:
                         layers[n].forward_s + layers[n].backward_s for n in segment.layers.layers()
                     )
                 work[segment.device] = work.get(segment.device, 0.0) + takes_s[segment.layers]
-        return cls(layout.epoch, {device: seconds for device, seconds in work.items() if seconds > 0.0})
+        working = {device: seconds for device, seconds in work.items() if seconds > 0.0}
+        return cls(layout.epoch, len(layout.routes), working)
+
+    def after(self, was: Paces, *, same_layout: bool) -> Paces:
+        """These, with what stays known of ``was``: who was said to be slow, and in the same layout, where the
+        batch has grown, how fast each device was for its work.
+        """
+        self.slow = {device: factor for device, factor in was.slow.items() if device in self.work_s}
+        if same_layout and self.work_s.keys() == was.work_s.keys():
+            self.rounds, self.turning = was.rounds, was.turning
+        return self
 
     def note(self, device: str, round_: int, busy_s: float, at: float) -> dict[str, str]:
         """A device was busy for ``busy_s`` in a round, told ``at``; what is new of which device's pace, for

@@ -36,9 +36,9 @@ def progress_of(
         return None
     until = core.now if job.finished_at is None else job.finished_at
     elapsed_s = max(0.0, until - job.deployed_at)
-    each = _tokens_per_step(job)
-    before = _tokens_at_start(core, job)
-    own = (job.counters.step - job.start.step) * each
+    before, spec = _tokens_at_start(core, job), job.spec
+    own = spec.tokens_before(job.counters.step) - spec.tokens_before(job.start.step)
+    each = newest_batch(job) * spec.train.sequence
     tokens_per_s = _rate(own, elapsed_s) if job.final else each / step_s if step_s else 0.0
     flops_per_token = _flops_per_token(core, job)
     peak_flops, peak_of = _peak(core, job, elapsed_s)
@@ -46,7 +46,7 @@ def progress_of(
         elapsed_s=elapsed_s,
         left_s=time_left_s(job, step_s, evaluation),
         tokens=before + own,
-        total_tokens=before + (job.spec.train.steps - job.start.step) * each,
+        total_tokens=before + spec.tokens_before(spec.train.steps) - spec.tokens_before(job.start.step),
         passes=_passes(job, before + own),
         tokens_per_s=tokens_per_s,
         flops_per_token=flops_per_token,
@@ -72,7 +72,11 @@ def time_left_s(job: JobRecord, step_s: float, evaluation: EvalSummary | None) -
     """Until the last step and the evaluation behind it, -1 where nothing tells."""
     if job.final:
         return 0.0 if job.state == "done" else -1.0
-    num_steps = max(0, job.spec.train.steps - job.counters.step)
+    sizes = job.spec.batch_sizes
+    # In steps of the newest size: larger ones to come take longer, by about as much as they are larger.
+    num_steps = max(0, sizes.before(job.spec.train.steps) - sizes.before(job.counters.step)) / newest_batch(
+        job
+    )
     if num_steps and not step_s:
         return -1.0
     return num_steps * step_s + _evaluating_s(job, step_s, evaluation)
@@ -142,8 +146,9 @@ def _edges(least: float, most: float) -> tuple[float, ...]:
 # ---------------------------------------------------------------------- tokens
 
 
-def _tokens_per_step(job: JobRecord) -> int:
-    return job.spec.train.global_batch * job.spec.train.sequence
+def newest_batch(job: JobRecord) -> int:
+    """Sequences of the newest step that is committed, or of the first."""
+    return job.spec.batch_sizes.size(max(0, job.counters.step - 1))
 
 
 def _tokens_at_start(core: Core, job: JobRecord) -> int:
@@ -154,8 +159,8 @@ def _tokens_at_start(core: Core, job: JobRecord) -> int:
     while later.start.step:
         writer = _writer(core, later)
         if writer is None or writer.start.step > later.start.step:
-            return tokens + later.start.step * _tokens_per_step(later)
-        tokens += (later.start.step - writer.start.step) * _tokens_per_step(writer)
+            return tokens + later.spec.tokens_before(later.start.step)
+        tokens += writer.spec.tokens_before(later.start.step) - writer.spec.tokens_before(writer.start.step)
         later = writer
     return tokens
 

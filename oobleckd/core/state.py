@@ -180,6 +180,7 @@ class JobRecord(_Remembers):
     losses: dict[int, float] = field(default_factory=dict)
     step_s: deque[float] = field(default_factory=deque)
     steps_lost: int = 0
+    samples_lost: int = 0
     fence: int = 0
     began: int = 0
     rolled_back_at: list[float] = field(default_factory=list)

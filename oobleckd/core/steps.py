@@ -69,13 +69,16 @@ def _note_pace(core: Core, run: Run, message: StepDone) -> None:
     layout, setup, detours = run.job.layout, run.job.setup, run.job.detours
     if layout is None or setup is None or message.layer_forwards:
         return
-    if run.paces.layout != (layout.epoch if detours is None else run.job.epoch):
+    num, was = run.job.spec.batch_sizes.micro_batches(message.counters.step), run.paces
+    same = was.layout == (layout.epoch if detours is None else run.job.epoch)
+    if same and num < was.micro_batches:
+        return  # late, and of a step before the batch grew
+    if not same or num > was.micro_batches:
         if detours is not None:
             routes = standing_routes(layout, detours, detours.round)
             layout = msgspec.structs.replace(layout, epoch=run.job.epoch, routes=routes)
-        found = Paces.of(layout, setup.profile.layers)
-        found.slow = {d: factor for d, factor in run.paces.slow.items() if d in found.work_s}  # said once
-        run.paces = found
+        layout = msgspec.structs.replace(layout, routes=layout.routes[:num])
+        run.paces = Paces.of(layout, setup.profile.layers).after(was, same_layout=same)
     news = run.paces.note(message.device, message.counters.round, message.busy_s, core.now)
     slow.tell(core, run, news)
 

@@ -18,7 +18,7 @@ from oobleckd.core.entries import Noted, noted
 from oobleckd.core.evaluations import EvalResult
 from oobleckd.core.membership import Node
 from oobleckd.core.nodecauses import Use
-from oobleckd.core.progress import progress_of, time_left_s
+from oobleckd.core.progress import newest_batch, progress_of, time_left_s
 from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.planner.plan import Layers, node_of
 from oobleckd.planner.policy import ROLLING_BACK
@@ -235,7 +235,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         policy=job.spec.fault_tolerance.policy,
         nodes=tuple(sorted(job.surviving_nodes())) if not job.final else (),
         pipelines=tuple(pipeline_views(job)) if not job.final else (),
-        samples_per_s=job.spec.train.global_batch / step_s if step_s else 0.0,
+        samples_per_s=newest_batch(job) / step_s if step_s else 0.0,
         step_s=step_s,
         submitted_at=job.submitted_at,
         finished_at=job.finished_at,

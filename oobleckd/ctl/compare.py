@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from oobleckd.ctl.evalfacts import EvalFact, compare_evaluations
+from oobleckd.protocol.batchramp import BatchSizes
 from oobleckd.protocol.inputs import Inputs, of_corpus
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import count
@@ -79,7 +80,7 @@ class CheckpointState(msgspec.Struct, frozen=True):
 
 
 class RunEvidence(msgspec.Struct, frozen=True):
-    """One run as it is compared. ``batch`` is the number of samples that every step must have counted;
+    """One run as it is compared. ``sizes``: how many samples each step must have counted;
     ``first``: its first step, another than 1 where it went on from the checkpoint of another job.
     ``state`` is None of one that stopped before its end, as too many steps in a row were skipped: it has no
     last checkpoint.
@@ -88,7 +89,7 @@ class RunEvidence(msgspec.Struct, frozen=True):
     steps: tuple[StepFact, ...]
     state: CheckpointState | None
     num_steps: int
-    batch: int
+    sizes: BatchSizes
     first: int = 1
     evaluations: tuple[EvalFact, ...] = ()
 
@@ -188,7 +189,7 @@ def _compare_steps(run: RunEvidence, reference: RunEvidence) -> tuple[int, list[
             continue  # a gap of the reference run, or a step past its end: named above
         of_loss = _compare_losses(fact, other)
         same += not of_loss
-        findings += of_loss + _compare_samples(fact, other, run.batch)
+        findings += of_loss + _compare_samples(fact, other, run.sizes.size(fact.step - 1))
     return same, findings
 
 
@@ -229,7 +230,7 @@ def _compare_samples(fact: StepFact, other: StepFact, batch: int) -> list[str]:
     findings = []
     for one, whose in ((fact, "here"), (other, "without failures")):
         if one.samples != batch:
-            findings.append(f"{at}: {count(one.samples, 'sample')} counted {whose}, a step has {batch}")
+            findings.append(f"{at}: {count(one.samples, 'sample')} counted {whose}, the step has {batch}")
     if fact.outcome != other.outcome and fact.outcome and other.outcome:
         findings.append(f"{at}: {fact.outcome} here, {other.outcome} without failures")
     if fact.ledger != other.ledger:

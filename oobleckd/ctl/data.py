@@ -165,9 +165,9 @@ def show(file: Path, step: int, source: str, micro_batch: int | None, *, evaluat
     if step > job.train.steps:
         fail(f"{file}: the job has {count(job.train.steps, 'step')}, and no step {step:,}", "", USAGE)
     names = _evaluated(job, file, source) if evaluation else ("",)
-    number = job.eval_micro_batches if evaluation else job.num_micro_batches
+    number = job.eval_micro_batches if evaluation else job.batch_sizes.micro_batches(step - 1)
     if micro_batch is not None and micro_batch >= number:
-        what = "a source of an evaluation" if evaluation else "a step"
+        what = "a source of an evaluation" if evaluation else f"step {step:,}"
         problem = f"{what} has {count(number, 'micro-batch')}, and no number {micro_batch}"
         fail(f"{file}: {problem}", "they are counted from 0", USAGE)
     decode, chats = decoder_of(job, file), any(part.job.data.has_chats for part in parts_of(job))
@@ -256,7 +256,7 @@ def _words_of(job: Job, told: DataStats) -> dict[str, str]:
         "sequences": f"{told.sequences:,} of {count(job.train.sequence, 'token')}, {told.rows}{left}",
         "longer documents": f"{told.long:,}, {_LONG[rule.on_long]}" if rule is not None and told.long else "",
         "epochs": f"{short(told.epochs)} in {count(job.train.steps, 'step')} of "
-        f"{count(job.train.global_batch, 'sequence')}",
+        f"{'up to ' if job.batch_sizes.ramp_steps else ''}{count(job.train.global_batch, 'sequence')}",
         "padding": f"{short(100 * told.padding)} %",
         "targets": f"{told.targets:,} in a pass, of a model that names the next token" if weighs else "",
         "left out": count(told.bad_rows, "row") if told.bad_rows else "",

@@ -72,8 +72,7 @@ def _inner_tables(table: str, kind: type[msgspec.Struct]) -> Iterator[str]:
     for field in msgspec.structs.fields(kind):
         for each in structs_in(hints[field.name]):
             name = f"[{table}.{field.encode_name}]"
-            is_one = _is_table(type(field.default))
-            title = f"`{name}`" if is_one else f"`[{name}]`"
+            title = f"`{name}`" if is_one_table(hints[field.name]) else f"`[{name}]`"
             yield _table(title, first_paragraph(each), each, msgspec.structs.fields(each))
 
 
@@ -95,7 +94,7 @@ def _table(
     for field in fields:
         type_name, bounds, meaning = explain(hints[field.name])
         if structs_in(hints[field.name]):  # which has a section of its own, below
-            type_name = "table" if _is_table(type(field.default)) else "array of tables"
+            type_name = "table" if is_one_table(hints[field.name]) else "array of tables"
         said = " ".join(filter(None, [meaning, f"({bounds})" if bounds else ""]))
         lines.append(f"| `{field.name}` | {type_name} | {default(field)} | {_cell(said)} |")
     return "\n".join([*lines, ""])
@@ -159,6 +158,14 @@ def _many(name: str, kind: Any) -> str:
     if name.startswith("array "):
         return name.replace("array", "arrays", 1)
     return name if _is_table(kind) else f"{name}s"
+
+
+def is_one_table(kind: Any) -> bool:
+    """Whether a key of this type is a table, which it may leave out, and not several of them."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return is_one_table(args[0])
+    return _is_table(kind) or (origin is not tuple and any(map(_is_table, args)))
 
 
 def structs_in(kind: Any) -> list[type[msgspec.Struct]]:

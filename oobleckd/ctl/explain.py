@@ -124,7 +124,7 @@ def _keys(kind: type[msgspec.Struct], table: str) -> Iterator[ExplainedKey]:
         path = f"{table}.{field.name}" if table else field.name
         name, limits, text = docs.explain(hints[field.name])
         inner = docs.structs_in(hints[field.name])
-        is_table = isinstance(field.default, msgspec.Struct) or inner[:1] == [hints[field.name]]
+        is_table = docs.is_one_table(hints[field.name])
         text = text or " ".join(docs.first_paragraph(each) for each in inner)
         default = "" if is_table else docs.default(field).strip("`")
         fields = {key.path: key for each in inner for key in _keys(each, path)}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+from msgspec import UNSET
 
 from oobleckd.client import Client
 from oobleckd.ctl.branch import LATEST, Origin, check, origin_of
@@ -37,6 +38,7 @@ from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, vi
 from oobleckd.host.hold import held
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import Accepted, JobView
+from oobleckd.protocol.batchramp import BatchRamp
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, without_folders
 from oobleckd.protocol.traits import COMPILER_HINT, lacking, no_compiler
@@ -235,6 +237,7 @@ def _show_plan(job: Job, file: Path) -> None:
         emit_item("JobSpec", job)
         return
     train, memory, tolerance = job.train, job.resources.device_memory_bytes, job.fault_tolerance
+    whole = "whole " if job.batch_sizes.ramp_steps else ""
     sequences = f"{count(train.global_batch, 'sequence')} of {count(train.sequence, 'token')}"
     emit_fields({
         "job": job.name,
@@ -242,9 +245,10 @@ def _show_plan(job: Job, file: Path) -> None:
         "model": f"{job.model.family}{' from ' if job.model.checkpoint else ''}{job.model.checkpoint}",
         "data": job.data.words(),
         "prepared": _prepared(job),
-        "steps": f"{train.steps:,} of {sequences}",
+        "steps": f"{train.steps:,} of {'up to ' if whole else ''}{sequences}",
         **({"evaluation": _evaluates(job)} if job.eval.wanted else {}),
-        "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a step",
+        **({"batch ramp": _ramps_up(train.batch_ramp, job)} if train.batch_ramp is not UNSET else {}),
+        "micro-batches": f"{job.num_micro_batches} of {train.micro_batch} a {whole}step",
         "survives": f"{count(tolerance.f, 'node')} lost at once (policy {tolerance.policy})",
         "memory": f"{size(memory)} a device" if memory else "all of each device",
         "exact": "yes" if train.exact else "no: verify cannot compare runs bit by bit",
@@ -253,11 +257,20 @@ def _show_plan(job: Job, file: Path) -> None:
     note("valid; nothing was submitted")
 
 
+def _ramps_up(ramp: BatchRamp, job: Job) -> str:
+    """In words: from where, by how much, and until when."""
+    sizes = job.batch_sizes
+    end = f"all {job.train.global_batch:,} from step {sizes.ramp_steps + 1:,} on"
+    if sizes.ramp_steps >= job.train.steps:
+        end = f"and {sizes.size(job.train.steps - 1):,} in the last step, before the ramp is over"
+    return f"{count(ramp.start, 'sequence')} at first, {ramp.increment:,} more at a time, {end}"
+
+
 def _evaluates(job: Job) -> str:
     """On what, when, and what it costs, where a forward pass is taken for a third of a step's work."""
     rounds = job.eval_rounds
     forward = rounds.num_evaluations * rounds.total / 3
-    share = forward / (forward + rounds.steps * rounds.per_step)
+    share = forward / (forward + rounds.whole_steps * rounds.per_step)
     sequences = count(job.eval_micro_batches * job.train.micro_batch, "sequence")
     return (
         f"{sequences} of each of {', '.join(job.eval_sources)}, {when_evaluated(job.eval)}: "

@@ -16,7 +16,8 @@ from click.shell_completion import CompletionItem
 from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobfiles import loaded, set_option
 from oobleckd.ctl.look import look
-from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail
+from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail, note
+from oobleckd.ctl.ownrule import knowable
 from oobleckd.ctl.parameters import show_parameters
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def plan(
     if num_nodes is None:
         fail("--nodes is missing", "write --nodes 8, or --parameters", USAGE)
     lost = _known(without, num_nodes)
-    look(job, file)
+    look(knowable(job), file)
     question = _question(job, num_nodes, devices_per_node, device, profile, lost)
     try:
         answer = forecast(question)
@@ -104,6 +105,8 @@ def plan(
         capped = job.resources.device_memory_bytes or not error.memory
         hint = error.hint if capped else error.hint.replace(error.memory, _NO_CAP)
         raise Failure(f"{file}: {error.problem}", hint, FAILED) from error
+    if smaller := min(job.batch_sizes.ramp_steps, job.train.steps):
+        note(f"planned is a whole step; the first {smaller:,} of {job.train.steps:,} are smaller: batch_ramp")
     if wants_json():
         emit_item("Forecast", answer)
     else:

@@ -7,8 +7,9 @@ a ``[device]`` table. Every mistake in them is a Failure with exit code 2.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import msgspec
 from oobleckd.core.entries import ProfileMeasured
 from oobleckd.core.jobs import as_linked, profile_key
 from oobleckd.ctl.output import USAGE, Failure
+from oobleckd.ctl.ownrule import slot_bytes
 from oobleckd.ctl.shapes import shape_of
 from oobleckd.host import anyfile
 from oobleckd.planner.costs.analytic import Shape, Workload, analytic_profile
@@ -73,27 +75,36 @@ def workload_of(job: Job, shape: Shape) -> Workload:
 
 def _slot_bytes(optimizer: Optimizer, shape: Shape) -> tuple[int, int, int] | None:
     """What the optimizer keeps of embedding, block and head, as if none were frozen; None where that is two
-    float32 moments, or not known here (a rule of an installed package).
+    float32 moments, or taken for them (of a rule that nobody here knows).
     """
-    rule = RULES.get(optimizer.name)
-    if rule is None or optimizer.kept == ():
+    if optimizer.kept == ():
         return None
+    hidden = shape.hidden
+    square, narrow = (hidden, shape.attention), (hidden, shape.kv)
+    matrices = [square, square, narrow, narrow, *[(hidden, shape.ffn)] * (3 if shape.gated else 2)]
+    vectors = (shape.block_params - shape.projections,)
+    tables = [(number, hidden) for number in (shape.vocab, shape.positions) if number]
+    head = [(shape.vocab, hidden), (shape.norm,)]
+    rule = RULES.get(optimizer.name)
+    if rule is None:
+        return _of_own(optimizer, tables, [*matrices, vectors], head)
     rest = RULES[rule.rest] if rule.rest else rule
     knobs, bf16 = knobs_of(optimizer, optimizer.name), optimizer.state == "bf16"
 
     def kept(by: RuleSheet, *shapes: tuple[int, ...]) -> int:
         return sum(slot.num_bytes(bf16=bf16) for each in shapes for slot in by.slots(each, knobs))
 
-    hidden = shape.hidden
-    square, narrow = (hidden, shape.attention), (hidden, shape.kv)
-    matrices = [square, square, narrow, narrow, *[(hidden, shape.ffn)] * (3 if shape.gated else 2)]
-    vectors = (shape.block_params - shape.projections,)
-    tables = [(number, hidden) for number in (shape.vocab, shape.positions) if number]
-    return (
-        kept(rest, *tables),
-        kept(rule, *matrices) + kept(rest, vectors),
-        kept(rest, (shape.vocab, hidden), (shape.norm,)),
-    )
+    return kept(rest, *tables), kept(rule, *matrices) + kept(rest, vectors), kept(rest, *head)
+
+
+def _of_own(optimizer: Optimizer, *parts: Sequence[tuple[int, ...]]) -> tuple[int, int, int] | None:
+    """The same of a rule of an installed package: of parameters of these shapes in each part."""
+    told = slot_bytes(optimizer, [shape for part in parts for shape in part])
+    if told is None:
+        return None
+    rest = iter(told)
+    embedding, block, head = (sum(islice(rest, len(part))) for part in parts)
+    return embedding, block, head
 
 
 def device_sheet(name: str) -> DeviceSheet:

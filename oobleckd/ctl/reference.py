@@ -98,10 +98,10 @@ def evidence(
     """Steps, from ``first`` on, evaluations and checkpoint of a run of ``job``; ``place`` is "" where it
     stopped before its end. Raises CompareError, also when it is not the final checkpoint.
     """
-    batch = job.train.global_batch
+    sizes = job.batch_sizes
     if not place:
         last = max((fact.step for fact in steps), default=0)
-        return RunEvidence(steps, None, last, batch, first, evaluations)
+        return RunEvidence(steps, None, last, sizes, first, evaluations)
     checkpoint = Path(place)
     counters = read_manifest(checkpoint).get("counters")
     if not isinstance(counters, dict) or counters.get("step") != job.train.steps:
@@ -109,7 +109,7 @@ def evidence(
             f"{checkpoint}: is not the checkpoint after the last step, {job.train.steps}",
             "was the job's folder pruned or written by another job?",
         )
-    return RunEvidence(steps, read_checkpoint(checkpoint), job.train.steps, batch, first, evaluations)
+    return RunEvidence(steps, read_checkpoint(checkpoint), job.train.steps, sizes, first, evaluations)
 
 
 def kinds_of(client: Client, job: JobView) -> tuple[str, ...]:

@@ -173,6 +173,7 @@ def _vocabulary(tokenizer: str) -> int:
 def _page(name: str, family: str, data: StarterData, nodes: int, steps: int) -> str:
     f = 1 if nodes > 1 else 0
     batch = _MICRO_BATCH * 4 * nodes
+    ramp = f"{{ start = {_MICRO_BATCH}, increment = {_MICRO_BATCH}, samples = {4 * batch} }}"
     survive = "may die at once without a step lost" if f else "may die: nobody else has a copy"
     return f"""\
 #:schema ./job.schema.json
@@ -191,6 +192,7 @@ family = {_toml(family)}
 [train]
 steps = {steps}
 global_batch = {batch} # sequences a step, whatever the number of nodes
+# batch_ramp = {ramp} # smaller batches at first (docs/recipe.md)
 micro_batch = {_MICRO_BATCH} # sequences at once; divides global_batch; larger: faster, while memory lasts
 sequence = {_SEQUENCE} # tokens a sequence
 seed = 0 # of weights, samples and dropout

@@ -71,6 +71,7 @@ class PlannedWorld:
             staggered=job.schedule.update == "staggered",
             held=held_besides(job, profile),
             nodes_now=num_nodes,
+            dealt=job.batch_sizes.ramp_steps > 0,
         )
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)

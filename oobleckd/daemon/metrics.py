@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 from oobleckd import __version__
 from oobleckd.core import view, watching
 from oobleckd.core.context import Core
+from oobleckd.core.state import JobRecord
 from oobleckd.daemon import busy, devicemetrics
 from oobleckd.daemon.service import Service
 from oobleckd.daemon.stepseconds import BUCKETS_S, StepSeconds
@@ -196,8 +197,7 @@ def _of_progress(core: Core, jobs: Mapping[str, ProgressView]) -> Iterator[Metri
     records = core.state.jobs
     opened = {job: found for job, found in jobs.items() if not records[job].final}
     tokens: Labelled = {
-        (job,): float(found.tokens + records[job].steps_lost * _tokens_a_step(core, job))
-        for job, found in jobs.items()
+        (job,): float(found.tokens + _tokens_lost(records[job])) for job, found in jobs.items()
     }
     yield _counter("oobleck_job_tokens_total", "Tokens of all committed steps.", tokens, "job")
     for name, text, values in (
@@ -230,9 +230,8 @@ def _of_progress(core: Core, jobs: Mapping[str, ProgressView]) -> Iterator[Metri
         yield _gauge(name, text, {(job,): value for job, value in values.items()}, "job")
 
 
-def _tokens_a_step(core: Core, job: str) -> int:
-    train = core.state.jobs[job].spec.train
-    return train.global_batch * train.sequence
+def _tokens_lost(job: JobRecord) -> int:
+    return job.samples_lost * job.spec.train.sequence
 
 
 def _of_steps(found: StepSeconds) -> Iterator[Metric]:

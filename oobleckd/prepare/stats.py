@@ -89,7 +89,7 @@ def mixture_stats(job: Job) -> MixtureStats:
             told.append(stats_of(part))
         except DataError as error:
             raise DataError(in_source(name, error.problem), error.hint) from error
-    mixture, train = planned(job, [each.sequences for each in told]), job.train
+    mixture, sizes = planned(job, [each.sequences for each in told]), job.batch_sizes
     upto = mixture.end if mixture.over is None else mixture.over
     drawn = mixture.counts(upto)
     targets = [samples * each.targets / each.sequences for samples, each in zip(drawn, told, strict=True)]
@@ -99,7 +99,7 @@ def mixture_stats(job: Job) -> MixtureStats:
             samples,
             samples / upto if upto else 0.0,
             samples / each.sequences,
-            0 if limit.reached is None else limit.reached // train.global_batch + 1,
+            0 if limit.reached is None else sizes.step_of(limit.reached) + 1,
             each,
             asked / (sum(targets) or 1.0),
         )
@@ -111,12 +111,12 @@ def mixture_stats(job: Job) -> MixtureStats:
 
 
 def _stages(job: Job, mixture: Mixture, upto: int) -> Iterator[StageStats]:
-    names, batch = [source.name for source in job.data.sources], job.train.global_batch
+    names, sizes = [source.name for source in job.data.sources], job.batch_sizes
     stages = weights_of(job.data.sources, job.data.stage)
     for (first, weights), following in zip(
         stages, [*(step for step, _ in stages[1:]), job.train.steps + 1], strict=True
     ):
-        begin, end = min((first - 1) * batch, upto), min((following - 1) * batch, upto)
+        begin, end = min(sizes.before(first - 1), upto), min(sizes.before(following - 1), upto)
         had = [
             after - before for before, after in zip(mixture.counts(begin), mixture.counts(end), strict=True)
         ]
@@ -194,4 +194,4 @@ def _counted(job: Job, path: Path, tokens: int, dtype: str, starts: npt.NDArray[
 
 def _asked(job: Job) -> int:
     """Samples of the job."""
-    return job.train.steps * job.train.global_batch
+    return job.batch_sizes.before(job.train.steps)

@@ -19,6 +19,7 @@ are drawn (``order``); the learning rate is another one (``rate``); the bits are
 (``bits``); nothing shows in any bit.
 """
 _ORDER = ("train.global_batch", "train.sequence", "train.seed", "eval.held_out")
+_RAMP = "train.batch_ramp."
 _RATE = ("lr", "schedule", "warmup_steps", "warmup_tokens", "min_lr_ratio", "decay_steps", "decay_type")
 _FOLDERS = ("data.cache", "data.prepared", "data.tokenizer")
 """Where something lies: what it is has digests, which devices compare."""
@@ -37,7 +38,7 @@ class KeyChange(NamedTuple):
         table, _, rest = self.key.partition(".")
         if table == "model":
             return _of_model(rest)
-        if self.key in _ORDER or (table == "data" and self.key not in _FOLDERS):
+        if self.key in _ORDER or self.key.startswith(_RAMP) or (table == "data" and self.key not in _FOLDERS):
             return "order"
         if self.key == "train.steps" or (table == "optimizer" and rest in _RATE):
             return "rate"

@@ -19,7 +19,10 @@ _OPTIMIZER = (
 )  # fmt: skip
 _LATER: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
     "optimizer": (Optimizer, _OPTIMIZER),
-    "train": (Train, ("on_spike", "spike_factor", "spike_window", "spike_grad_norm", "compile")),
+    "train": (
+        Train,
+        ("on_spike", "spike_factor", "spike_window", "spike_grad_norm", "compile", "batch_ramp"),
+    ),
 }
 """Table -> its struct, and its keys since the first digest of it."""
 

@@ -1,8 +1,9 @@
-"""Which rounds evaluate: a function of a job and its counters, so that every device knows it without a
-message.
+"""Which rounds evaluate, and which micro-batches a round has: a function of a job and its counters, so that
+every device knows it without a message.
 
 An evaluation stands at a step's boundary. It has as many rounds as its micro-batches need, each with as many
-as a step has but for the last, on the routes of a step; they are forward alone and update nothing.
+as a step has but for the last, on the routes of a step; they are forward alone and update nothing. A step
+whose batch is still being ramped up has the first micro-batches of a whole one, on their routes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 import msgspec
 
 from oobleckd.planner.plan import NOTHING, Detours, Layout, Route, standing_routes
+from oobleckd.protocol.batchramp import BatchSizes
 from oobleckd.protocol.parts import Counters
 
 
 @dataclass(frozen=True, slots=True)
 class EvalRounds:
-    """``steps`` of the job, and when it evaluates; ``per_step``: micro-batches of a step, ``total``: those of
-    an evaluation (0: nothing is evaluated).
+    """``steps`` of the job, and when it evaluates; ``per_step``: micro-batches of a step of the whole global
+    batch, ``total``: those of an evaluation (0: nothing is evaluated). ``sizes``: of the steps, where their
+    batch is ramped up (None: each has ``per_step``).
     """
 
     steps: int
@@ -30,6 +33,18 @@ class EvalRounds:
     every: int = 0
     at_start: bool = False
     at_end: bool = False
+    sizes: BatchSizes | None = None
+
+    def of_step(self, step: int) -> int:
+        """Micro-batches of ``step`` (from 0)."""
+        return self.per_step if self.sizes is None else self.sizes.micro_batches(step)
+
+    @property
+    def whole_steps(self) -> float:
+        """How many steps of the whole global batch have as many micro-batches as all of the job's."""
+        if self.sizes is None:
+            return self.steps
+        return self.sizes.before(self.steps) / self.sizes.micro_batch / self.per_step
 
     @property
     def num_rounds(self) -> int:
@@ -102,12 +117,14 @@ class EvalRounds:
         return len(self.micro_batches(counters)) if self.evaluates(counters) else 0
 
     def routes(self, layout: Layout, detours: Detours | None, counters: Counters) -> tuple[Route, ...]:
-        """The standing routes of the round that ``counters`` begin. Of one that evaluates they are those of
-        its micro-batches, and nothing flows below the head.
+        """The standing routes of the round that ``counters`` begin: those of its micro-batches. Of one that
+        evaluates nothing flows below the head.
         """
         standing = standing_routes(layout, detours, counters.round)
         if not (num := self.num_evaluated(counters)):
-            return standing
+            # A plan, its routes and its orders are for the whole batch, so nothing is planned or moved where
+            # the batch grows: a smaller step leaves out the last micro-batches. (D-training-010)
+            return standing if self.sizes is None else standing[: self.of_step(counters.step)]
         return tuple(_forward_alone(route, layout.num_layers - 1) for route in standing[:num])
 
     def is_last(self, counters: Counters) -> bool:

@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol import fields
+from oobleckd.protocol.batchramp import BatchRamp, BatchSizes, check_ramp, sizes_of
 from oobleckd.protocol.evaldata import check_evaluated
 from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.jobdata import Data, check_data, same_data
@@ -134,6 +135,14 @@ class Train(JobTable, frozen=True):
             "bits than without; nodes need a C++ compiler, GPUs Triton besides."
         ),
     ] = False
+    # Unset and not a ramp of no steps: a job without one is encoded as it was before there were any.
+    batch_ramp: Annotated[
+        BatchRamp | UnsetType,
+        Meta(
+            description="Fewer sequences a step at first: `{ start = 32, increment = 32, samples = 100000 }` "
+            "(docs/recipe.md); left out: global_batch in every step."
+        ),
+    ] = UNSET
 
 
 class OptimizerGroup(JobTable, frozen=True):
@@ -465,18 +474,23 @@ class Job(JobTable, frozen=True):
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of a step."""
+        """Micro-batches of a step of the whole global batch, which plans are made for."""
         return self.train.global_batch // self.train.micro_batch
 
     @property
-    def tokens_per_step(self) -> int:
-        """Places for tokens in a step's sequences, padding among them."""
-        return self.train.global_batch * self.train.sequence
+    def batch_sizes(self) -> BatchSizes:
+        """How many sequences each step takes."""
+        return sizes_of(self.train.global_batch, self.train.micro_batch, self.train.batch_ramp)
+
+    def tokens_before(self, step: int) -> int:
+        """Places for tokens in the sequences of the first ``step`` steps, padding among them."""
+        return self.batch_sizes.before(step) * self.train.sequence
 
     @property
     def warmup_steps(self) -> int:
         """Of the learning rate's warm-up, in whichever unit it was said."""
-        return self.optimizer.warmup_steps or -(-self.optimizer.warmup_tokens // self.tokens_per_step)
+        sequences = -(-self.optimizer.warmup_tokens // self.train.sequence)
+        return self.optimizer.warmup_steps or self.batch_sizes.steps_for(sequences)
 
     @property
     def eval_sources(self) -> tuple[str, ...]:
@@ -505,6 +519,7 @@ class Job(JobTable, frozen=True):
             self.eval.every,
             self.eval.at_start,
             self.eval.at_end,
+            self.batch_sizes if self.train.batch_ramp is not UNSET else None,
         )
 
     @property
@@ -621,6 +636,7 @@ def check_job(job: Job) -> None:
             f"make it {math.ceil(job.train.global_batch / MAX_MICRO_BATCHES)} or larger: "
             f"{MAX_MICRO_BATCHES:,} are the most",
         )
+    check_ramp(job.train.global_batch, job.train.micro_batch, job.train.batch_ramp)
     for path, size in (
         ("resources.device_memory", job.resources.device_memory),
         ("schedule.boundary_memory", job.schedule.boundary_memory),

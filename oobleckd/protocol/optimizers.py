@@ -11,6 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+ENTRY_POINTS = "oobleckd.optimizers"
+"""The group of entry points of installed packages: each is a class that is called without arguments, and is a
+rule.
+"""
 Option = bool | int | float | str
 PLUGIN_KEYS = frozenset({"betas", "eps", "momentum", "nesterov", "options"})
 """What a rule of one's own may be told."""

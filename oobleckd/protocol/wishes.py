@@ -39,6 +39,10 @@ _QUANTIZED = Wish("weights are float32 and are not quantized", _LOOP)
 _OPTIMIZER = Wish("optimizer.name says which rule updates parameters", "docs/optimizers.md")
 _FROZEN = Wish("[[optimizer.group]] says what is frozen, or updated otherwise", "docs/optimizers.md#groups")
 _RATE = Wish("optimizer.schedule says what the learning rate does behind its warm-up", "docs/recipe.md")
+_RAMP = Wish(
+    "train.batch_ramp has fewer sequences in a step at first: a table of start, increment and samples",
+    "docs/recipe.md#batch-ramp",
+)
 _SPLIT = Wish("the planner splits the model by layers, and nothing else splits it", _PARALLEL)
 _PIPELINES = Wish("the planner chooses the pipelines", _PARALLEL)
 _MOE = Wish("there is no mixture of experts", _LOOP)
@@ -82,6 +86,10 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
     """),
     (_FROZEN, "param_groups no_decay freeze frozen frozen_parameters trainable"),
     (_RATE, "scheduler lr_scheduler lr_scheduler_type lr_schedule lr_decay_style wsd"),
+    (_RAMP, """
+        rampup_batch_size batch_size_rampup batch_rampup batch_warmup batch_size_warmup
+        batch_size_schedule batch_schedule global_batch_size_rampup
+    """),
     (_SPLIT, """
         tensor_parallel tensor_parallel_size tp tp_size tensor_model_parallel_size sequence_parallel
         context_parallel cp fsdp zero zero_stage deepspeed ddp distributed parallelism

@@ -442,12 +442,12 @@ class World:
 
 
 def _endless(question: Question) -> Job:
-    """The job under the policy that is asked about, with more steps than there is time for, and without
-    evaluations, whose rounds have no cost here.
+    """The job under the policy that is asked about, with more steps than there is time for, all of the whole
+    global batch, and without evaluations, whose rounds have no cost here.
     """
     spec = question.job
     tolerance = msgspec.structs.replace(spec.fault_tolerance, policy=question.policy)
-    train = msgspec.structs.replace(spec.train, steps=ENDLESS)
+    train = msgspec.structs.replace(spec.train, steps=ENDLESS, batch_ramp=msgspec.UNSET)
     return msgspec.structs.replace(spec, train=train, fault_tolerance=tolerance, eval=Eval())
 
 

@@ -133,20 +133,20 @@ class Mixture:
 
 def mixture_of(job: Job, rows: Sequence[int]) -> Mixture:
     """Of a ``job`` whose sources have so many ``rows``; their limits hold. Raises DataError."""
-    sources, train = job.data.sources, job.train
+    sources, train, sizes = job.data.sources, job.train, job.batch_sizes
     made = planned(job, rows)
     for source, limit in zip(sources, made.limits, strict=True):
         if limit.reached is not None and not limit.drops:
             raise DataError(
                 f"data.source {source.name!r}: reaches its limit of {_limit_words(source)} in step "
-                f"{limit.reached // train.global_batch + 1:,} of {train.steps:,}",
+                f"{sizes.step_of(limit.reached) + 1:,} of {train.steps:,}",
                 'raise the limit, make its weight smaller, or set at_limit = "drop": the others then have '
                 "its share",
             )
     if made.over is not None:
         raise DataError(
             f"data.source: every source has reached its limit in step "
-            f"{made.over // train.global_batch + 1:,} of {train.steps:,}",
+            f"{sizes.step_of(made.over) + 1:,} of {train.steps:,}",
             "raise a limit, or make train.steps smaller",
         )
     return made
@@ -154,20 +154,18 @@ def mixture_of(job: Job, rows: Sequence[int]) -> Mixture:
 
 def planned(job: Job, rows: Sequence[int]) -> Mixture:
     """The same, whether or not limits hold. Raises DataError where a source has no row."""
-    data, train = job.data, job.train
+    data, train, sizes = job.data, job.train, job.batch_sizes
     for source, have in zip(data.sources, rows, strict=True):
         if not have:
             raise DataError(
                 f"data.source {source.name!r}: has no whole sequence of {count(train.sequence, 'token')}",
                 "name more text, or leave the source out",
             )
-    stages = [
-        ((step - 1) * train.global_batch, weights) for step, weights in weights_of(data.sources, data.stage)
-    ]
+    stages = [(sizes.before(step - 1), weights) for step, weights in weights_of(data.sources, data.stage)]
     limits = [
         _limit_of(source, have, train.sequence) for source, have in zip(data.sources, rows, strict=True)
     ]
-    return Mixture(stages, limits, train.steps * train.global_batch)
+    return Mixture(stages, limits, sizes.before(train.steps))
 
 
 def _limit_of(source: DataSource, rows: int, sequence: int) -> SourceLimit:

@@ -161,7 +161,7 @@ class Grid:
             device_name(names[slot], index) for slot in self.vacant for index in range(len(self.slots[slot]))
         )
         return Plan(
-            pipelines_of(self.members, self.named, shares),
+            pipelines_of(self.members, self.named, shares, dealt=self.setup.dealt),
             vacant=tuple(sorted(vacant)),
             redundant=redundant_on(self.members, self.named),
         )

@@ -19,6 +19,7 @@ from oobleckd.planner.plan import Pipeline, Plan, Template, Transfer
 from oobleckd.planner.policies.cases import Nodes, phrase, pipeline_actions
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
+from oobleckd.planner.sizing.shares import blocks_of, dealt_out
 from oobleckd.planner.templates.fold import folded
 from oobleckd.planner.templates.guarantee import losses_survived, max_pipelines
 from oobleckd.planner.templates.refine import refined
@@ -165,7 +166,7 @@ class _Moment:
         members = [self.by_size[len(nodes)] for nodes in placed]
         shares = split_micro_batches(members, self.setup.num_micro_batches)
         plan = Plan(
-            pipelines=pipelines_of(members, placed, shares),
+            pipelines=pipelines_of(members, placed, shares, dealt=self.setup.dealt),
             idle=tuple(node for node in free if node not in used),
             step_s=slowest_s(members, shares),
             redundant=redundant_on(members, placed),
@@ -177,15 +178,14 @@ class _Moment:
 
 
 def pipelines_of(
-    members: Sequence[Template], placed: Sequence[Nodes], shares: Sequence[int]
+    members: Sequence[Template], placed: Sequence[Nodes], shares: Sequence[int], *, dealt: bool
 ) -> tuple[Pipeline, ...]:
-    """Pipelines with contiguous blocks of micro-batches."""
-    pipelines, first = [], 0
-    for template, nodes, share in zip(members, placed, shares, strict=True):
-        block = tuple(range(first, first + share))
-        pipelines.append(Pipeline(nodes, segments_on(template, nodes), block))
-        first += share
-    return tuple(pipelines)
+    """Pipelines with contiguous blocks of micro-batches; ``dealt``: with every so manieth."""
+    hands = dealt_out(shares) if dealt else blocks_of(shares)
+    return tuple(
+        Pipeline(nodes, segments_on(template, nodes), hand)
+        for template, nodes, hand in zip(members, placed, hands, strict=True)
+    )
 
 
 def _proposal(moment: _Moment, chosen: _Candidate, other: _Candidate | None) -> Proposal:

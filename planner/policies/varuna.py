@@ -157,7 +157,8 @@ def _working(setup: Setup, by_depth: Mapping[int, Template], situation: Situatio
 
 def _plan(setup: Setup, template: Template, placed: tuple[Nodes, ...]) -> Plan:
     members = [template] * len(placed)
-    return Plan(pipelines_of(members, placed, split_micro_batches(members, setup.num_micro_batches)))
+    shares = split_micro_batches(members, setup.num_micro_batches)
+    return Plan(pipelines_of(members, placed, shares, dealt=setup.dealt))
 
 
 # ---------------------------------------------------------------------- what is said of it

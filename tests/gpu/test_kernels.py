@@ -12,7 +12,9 @@ from torch import Tensor
 
 from oobleckd.worker import sums
 from oobleckd.worker.device.context import DeviceContext, torch_device
+from oobleckd.worker.sums.arithmetic import largest, mean_grads, squares
 from oobleckd.worker.sums.choice import kernels_of
+from oobleckd.worker.sums.guard import SumsChanged
 from tests.helpers import gpu
 
 pytestmark = pytest.mark.gpu
@@ -123,3 +125,45 @@ def test_what_follows_from_a_total_has_the_bits_of_a_cpu(device: torch.device, s
     assert same(grads, wanted)
     assert here.exponents == there.exponents
     assert here.norms == pytest.approx(there.norms, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [3, 4096, (1 << 24) + 5])
+def test_norms_have_the_bits_of_torch_s_operations(device: torch.device, size: int) -> None:
+    """With more numbers than are added up to one square, too."""
+    size = min(size, (1 << 17) + 5) if device.type == "cpu" else size
+    total = [torch.randn(size, device=device).mul(2.0**40).double().round()]
+    kernels = kernels_of(device.type)
+    if kernels is None:
+        assert device.type == "cpu", "see the device's log"
+        return
+    means, grads = kernels.finish(total, [math.ldexp(7.0, 34)]), mean_grads(total, [34], 7.0, exact=True)
+    assert same(means.grads, grads)
+    assert same([means.largest], [largest(total)])
+    assert means.squares.tolist() == [float(square) for grad in grads for square in squares(grad)]
+
+
+@pytest.mark.parametrize("when", ["between", "after"])
+def test_a_flipped_bit_is_found(device: torch.device, when: str) -> None:
+    total = added(sums.empty(SHAPES, True, device, guarded=True), terms(0), device)
+    memory = total.memory()
+    assert memory is not None
+    memory.view(-1).view(torch.int64)[4097] ^= 1 << 40
+    if when == "between":
+        added(total, terms(1), device)
+    assert changed(total)
+
+
+def changed(total: sums.Sum) -> bool:
+    """Whether a look at the sums says so: on a CPU at once, on a GPU in its marks."""
+    try:
+        _ = total.tensors
+    except SumsChanged:
+        return True
+    return total.marks.tolist()[2] == 1
+
+
+def test_a_gradient_that_lies_at_an_odd_place_is_added(device: torch.device) -> None:
+    total = sums.empty([(4096,)], True, device)
+    for dtype in (torch.float32, torch.bfloat16):
+        total.add([torch.ones(4097, dtype=dtype, device=device)[1:]], (2,), 8)
+    assert total.tensors[0].unique().tolist() == [8]

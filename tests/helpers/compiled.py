@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from oobleckd.protocol.job import Job
-from oobleckd.worker.models import gradients, load_spec, seed_layer
+from oobleckd.worker.models import Batch, gradients, load_spec, seed_layer
 from oobleckd.worker.models.compiled import keep_in
 from tests.helpers.engine_jobs import job
 from tests.helpers.models import CPU, all_layers, all_params, small_config
@@ -32,24 +32,25 @@ def compiling(tmp_path: Path) -> Job:
     )
 
 
-def digest_of_block(spec_job: Job, *, backward: bool = True, wants: bool = True) -> str:
-    """Of the output of the first block for one micro-batch, and of all gradients; ``wants``: whether that of
-    its input is one that anybody asks for.
+def digest_of(spec_job: Job, index: int, *, backward: bool = True, wants: bool = True) -> str:
+    """Of the output of a layer behind the embedding for one micro-batch, and of all gradients; ``wants``:
+    whether that of its input is one that anybody asks for.
     """
     spec = load_spec(spec_job)
-    layer = all_layers(spec, all_params(spec))[1]
+    layer = all_layers(spec, all_params(spec))[index]
     train = spec_job.train
     shape = (train.micro_batch, train.sequence, spec.config.hidden_size)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).requires_grad_(wants)
-    seed_layer(train.seed, 0, 0, 1, CPU)
+    tokens = torch.arange(train.micro_batch * train.sequence).reshape(shape[:2])
+    seed_layer(train.seed, 0, 0, index, CPU)
     with torch.set_grad_enabled(backward):
-        out = layer(x, None)
+        out = layer(x, Batch(tokens, tokens))
     found = [out.detach()]
     if backward:
         found += gradients(out, [*layer.leaves, *([x] if wants else [])], torch.ones_like(out))
     digest = hashlib.blake2b(digest_size=8)
     for tensor in found:
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -57,4 +58,4 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     keep_in(folder / "kept")
-    print(digest_of_block(compiling(folder)))
+    print(digest_of(compiling(folder), int(sys.argv[2])))

@@ -76,7 +76,9 @@ class LocalMessenger:
         self.gathering = gathering
 
     def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> None:
-        self.world.deliver(self.device, peer, TensorMessage(key, self.device, meta, list(tensors)))
+        # Copies, as a network makes: gradients that are given away are scaled in place at the commit.
+        copies = [tensor.detach().clone() for tensor in tensors]
+        self.world.deliver(self.device, peer, TensorMessage(key, self.device, meta, copies))
 
     def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> list[Key]:
         return self.world.recall(self.device, peer, unwanted)

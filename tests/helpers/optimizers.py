@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Optimizer
-from oobleckd.protocol.optimizers import Knobs, Slot
+from oobleckd.protocol.optimizers import ENTRY_POINTS, Knobs, Slot
 from oobleckd.worker.optimizers.plan import Parameters
 from oobleckd.worker.optimizers.rule import Slots, UpdateStep
 from oobleckd.worker.state.bucket_state import BucketState, StateShape
@@ -42,6 +43,16 @@ def trained(shapes: Sequence[tuple[int, ...]], optimizer: Optimizer, steps: int,
     for step in range(steps):
         state.update_(drawn(shapes, step + 1), applied=step, lr=lr)
     return state
+
+
+def installed(folder: Path, module: str = __name__, **rules: str) -> Path:
+    """A package with ``rules`` (name -> the class of ``module``) in ``folder``, as pip leaves it."""
+    info = folder / "strange-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1.0\n", encoding="utf-8")
+    points = "".join(f"{name} = {module}:{rule}\n" for name, rule in rules.items())
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{points}", encoding="utf-8")
+    return folder
 
 
 class Good:

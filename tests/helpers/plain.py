@@ -40,7 +40,7 @@ def plain_step(job: Job) -> Step:
     params = all_params(spec)
     model = undivided(spec, params)
     corpus = open_corpus(job)
-    batches = [corpus.batch(0, micro_batch) for micro_batch in range(job.num_micro_batches)]
+    batches = [corpus.batch(0, micro_batch) for micro_batch in range(job.batch_sizes.micro_batches(0))]
     loss = _backward(model, batches, is_causal=job.model.family not in MASKED)
     grads = {key: model.get_parameter(key).grad for key in params}
     return Step(loss, {key: grad for key, grad in grads.items() if grad is not None})

@@ -261,7 +261,7 @@ class Checks:
 
     def _check_step(self, entry: StepEntry) -> None:
         step = entry.counters.step
-        losses = {mb: loss_of(step, mb) for mb in range(self.world.num_micro_batches)}
+        losses = {mb: loss_of(step, mb) for mb in range(self.world.sizes.micro_batches(step))}
         assert entry.loss == sums.added(losses.values()) / len(losses), f"step {step}: loss {entry.loss}"
         assert (entry.samples, entry.ledger) == ledger_digest(SimCorpus(), step, losses), (
             f"step {step}: ledger"
@@ -299,7 +299,7 @@ class Checks:
             assert not incident.open
             assert min(incident.total_s, *(phase.duration_s for phase in incident.phases)) >= 0.0, incident
         for step in steps:
-            losses = [loss_of(step.step, mb) for mb in range(world.num_micro_batches)]
+            losses = [loss_of(step.step, mb) for mb in range(world.sizes.micro_batches(step.step))]
             assert step.loss == sums.added(losses) / len(losses)
         wanted = (job.spec.train.steps - len(world.passed_over), trail_of(job.spec.train.steps, world))
         assert {state[::2] for state in world.complete[job.checkpoint].values()} == {wanted}

@@ -414,7 +414,9 @@ class SimExecutor(Executor):
 
     def _update(self, command: CommitRound) -> None:
         world, vote = self.sim.world, command.vote
-        assert sorted(vote.losses) == list(range(world.num_micro_batches)), "losses are incomplete"
+        assert sorted(vote.losses) == list(range(world.sizes.micro_batches(command.was.step))), (
+            "losses are incomplete"
+        )
         assert sorted(vote.norms) == list(range(len(world.buckets))), "norms are incomplete"
         super()._update(command)
         world.checks.committed(self.sim, command.was, command.outcome, self.store.weights())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from oobleckd.planner.profile import LayerCost, Profile
+from oobleckd.protocol.batchramp import BatchRamp
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
 from oobleckd.protocol.jobdata import Data
 from oobleckd.protocol.jobeval import Eval, EvalSource
@@ -43,10 +46,11 @@ def make_job(
     slow: Literal["report", "drain"] = "report",
     data: Data | None = None,
     evaluation: Eval | None = None,
+    batch_ramp: BatchRamp | UnsetType = UNSET,
 ) -> Job:
     return Job(
         name=name,
-        train=Train(steps=steps, global_batch=8, micro_batch=1, sequence=8),
+        train=Train(steps=steps, global_batch=8, micro_batch=1, sequence=8, batch_ramp=batch_ramp),
         fault_tolerance=FaultTolerance(f=f, policy=policy, check_every=check_every, slow=slow),
         # With a third more where a copy of the state is held while a checkpoint is written.
         resources=Resources(

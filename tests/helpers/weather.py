@@ -14,6 +14,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
+from oobleckd.protocol.batchramp import BatchRamp
 from oobleckd.protocol.jobeval import Eval
 from tests.helpers.hazards import KINDS, Hazards
 from tests.helpers.manners import KEPT, MANNERS, Manner
@@ -33,6 +36,7 @@ has. The next kind goes here.
 """
 _MORE = 0.3
 _EVALUATING = 0.3
+_RAMPING = 0.25
 _GAPS_S = (0.02, 0.2, 1.0)
 _BOUND_S = 40.0
 STEPS = 16
@@ -68,6 +72,7 @@ class Weather:
     copies: int
     faults: tuple[Fault, ...]
     evaluation: Eval
+    batch_ramp: BatchRamp | UnsetType
 
     def __str__(self) -> str:
         faults = ", ".join(f"{fault.kind} at {fault.at_s:.2f}" for fault in self.faults)
@@ -123,7 +128,7 @@ def forecast(seed: int) -> Weather:
         ]
     return Weather(
         seed, manner, num_nodes, num_devices, f, dice.choice([0, 4]), dice.choice([0, 1, 3]),
-        tuple(faults), _evaluation(seed),
+        tuple(faults), _evaluation(seed), _ramp(seed),
     )  # fmt: skip
 
 
@@ -139,6 +144,16 @@ def _evaluation(seed: int) -> Eval:
         at_start=dice.random() < 0.5,
         at_end=True,
     )
+
+
+def _ramp(seed: int) -> BatchRamp | UnsetType:
+    """How the batch of the job of ``seed`` grows; most do not."""
+    dice = random.Random(f"ramped {seed}")
+    if dice.random() > _RAMPING:
+        return UNSET
+    start = dice.choice([1, 2, 4, 6])
+    increment = dice.choice([by for by in (1, 2, 4) if (8 - start) % by == 0])
+    return BatchRamp(start=start, increment=increment, samples=dice.choice([1, 20, 60, 200]))
 
 
 def world_of(weather: Weather) -> World:
@@ -169,7 +184,10 @@ def run(weather: Weather, without: Collection[int] = ()) -> Seen:
     world.run_for(1.0)
     kept = random.Random(f"kept {weather.seed}").choice(KEPT)
     more = weather.manner.simulated(kept)
-    world.submit(steps=STEPS, f=weather.f, every=weather.every, evaluation=weather.evaluation, **more)
+    world.submit(
+        steps=STEPS, f=weather.f, every=weather.every, evaluation=weather.evaluation,
+        batch_ramp=weather.batch_ramp, **more,
+    )  # fmt: skip
     for number, fault in enumerate(weather.faults):
         if number not in without:
             dice = random.Random(f"fault {weather.seed} {number}")

@@ -19,6 +19,7 @@ from oobleckd.core.events import Asked, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.planner.plan import Layout, device_name, node_of
 from oobleckd.protocol.api import AnyRequest, Response, Submit
+from oobleckd.protocol.batchramp import sizes_of
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
@@ -72,6 +73,7 @@ class World:
         self.seed, self.now = seed, 0.0
         self.zones = zones or {}
         self.num_layers, self.num_devices, self.num_micro_batches = num_layers, num_devices, 8
+        self.sizes = sizes_of(self.num_micro_batches, 1)  # of the steps of its jobs
         self.profile = profile(num_layers)
         self.buckets = self.profile.buckets
         self.layer_s, self.overflows, self.nans, self.clips = 0.002, overflows, nans, clips
@@ -302,7 +304,7 @@ class World:
 
     def submit(self, job: Job | None = None, **spec: Any) -> str:
         job = job or make_job(**spec)
-        self.clip_norm = job.optimizer.clip_norm
+        self.clip_norm, self.sizes = job.optimizer.clip_norm, job.batch_sizes
         response = self.ask(Submit(job, who="tester"))
         return getattr(response, "id", "")
 
@@ -338,7 +340,7 @@ class World:
 
     def _odd_one(self, step: int, bucket: int, micro_batch: int | None = None) -> bool:
         here = bucket == step % len(self.buckets)
-        return here and micro_batch in {None, step % self.num_micro_batches}
+        return here and micro_batch in {None, step % self.sizes.micro_batches(step)}
 
     # ------------------------------------------------------------------ looking
 

@@ -38,7 +38,7 @@ def test_a_spare_a_lost_node_and_its_return_do_not_show(three: Cluster) -> None:
     assert next(n for n in three.client.nodes() if n.name == "node-2").pids == (victim.spare_pid,)
     three.kill("node-3", "sigkill")
     over(three, job, 2)
-    three.heal()
+    three.ctl("start-node", "node-3")
     three.until(lambda: "node-3" in three.client.job(job).nodes or None, "node-3 in the plan", _COLD_S)
     assert three.job_in(job, "done", timeout_s=_COLD_S).steps_lost == 0
     assert {file.name for file in folder.rglob("*.so")} == made  # one compiled, all others loaded

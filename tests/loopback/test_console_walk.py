@@ -137,13 +137,15 @@ def _nodes(walk: Walk, victim: str) -> None:
     copies = {layer["layer"]: layer["copies"] for layer in walk.get("get", "layers")["items"]}
     for node in walk.get("get", "nodes")["items"]:
         held = [layer for part in node["layers"] for layer in range(part["start"], part["stop"])]
-        fewest = str(min(copies[layer] for layer in held)) if held else node["reason"] or "-"
+        # How it was lost grows while others tell of it, and has no more room than the row has.
+        gone = re.escape(node["reason"][:10]) if node["reason"] else r"-(?!\S)"
+        fewest = rf"{min(copies[layer] for layer in held)}(?!\S)" if held else gone
         row = walk.until(
             lambda node=node, fewest=fewest: next(
                 (
                     line
                     for line in walk.terminal.lines()
-                    if re.search(rf"{node['name']} +{node['state']}\b.* {re.escape(fewest)}(?!\S)", line)
+                    if re.search(rf"{node['name']} +{node['state']}\b.* {fewest}", line)
                 ),
                 None,
             ),
@@ -275,7 +277,8 @@ def test_the_screens_of_a_moment_are_those_that_were_live(walk: Walk) -> None:
     cluster.client.control(walk.job, "pause")
     cluster.job_in(walk.job, "paused")
     titles = {
-        "2": ("Live copies of each layer", "4-7 "),
+        # Not the layers of a stage: where the cut is follows from what layers took when they were measured.
+        "2": ("Live copies of each layer", " live: "),
         "4": ("Coverage", "covered"),
         "5": ("Work and choices", "chosen: "),
     }

@@ -12,7 +12,8 @@ from pathlib import Path
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 TIMEOUT_S = 300.0
-LONG = "test_a_kill_does_not_show and not backward-bf16"  # a cluster, which it takes to the end four times
+# A cluster, which it takes to the end four times; and a minute of a compiler, which a CPU's own test has.
+LONG = "test_a_kill_does_not_show and not backward-bf16 or test_processes_that_compile"
 
 
 def test_the_tests_for_a_gpu_pass_a_rehearsal() -> None:

@@ -87,18 +87,18 @@ _OURS = frozenset(
 _log = logging.getLogger(__name__)
 
 
-class _Train(msgspec.Struct):
+class _Train(msgspec.Struct, frozen=True):
     compile: bool = False
 
 
-class _Spec(msgspec.Struct):
-    train: _Train
+class _Spec(msgspec.Struct, frozen=True):
+    train: _Train = _Train()
 
 
-class _Deployed(msgspec.Struct):
+class _Deployed(msgspec.Struct, frozen=True):
     """What the agent reads of a ``Deploy``."""
 
-    spec: _Spec
+    spec: _Spec = _Spec()
 
 
 _device_up = msgspec.msgpack.Decoder(DeviceUp)

@@ -60,7 +60,7 @@ class Corpus:
     ) -> None:  # fmt: skip
         self.evaluation = evaluation
         self.inputs, self.sources, self._order, self._masking = inputs, tuple(sources), order, masking
-        self._micro_batch, self._global_batch = job.train.micro_batch, job.train.global_batch
+        self._micro_batch, self._sizes = job.train.micro_batch, job.batch_sizes
         self._sequence, self._weighs = job.train.sequence, job.data.weighs_targets
         self._drawn: dict[int, Drawn] = {}
         self.num_waits = 0
@@ -118,7 +118,7 @@ class Corpus:
         return self._drawn[step]
 
     def _draw(self, step: int) -> None:
-        firsts = range(step * self._global_batch, (step + 1) * self._global_batch, self._micro_batch)
+        firsts = range(self._sizes.before(step), self._sizes.before(step + 1), self._micro_batch)
         samples = tuple(tuple(self._order(first + i) for i in range(self._micro_batch)) for first in firsts)
         targets = tuple(sum(map(self._num_targets, each)) for each in samples)
         kept = {number: drawn for number, drawn in self._drawn.items() if number == step - 1}

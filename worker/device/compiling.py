@@ -74,7 +74,7 @@ class Compiling:
             with _first(folder, _digest([*spec.job.costs_depend_on, kind])):
                 for index in layers:
                     if _kind(spec, index) == kind:
-                        with _named(spec, index):
+                        with _named(spec, index, folder):
                             self._try(bind(index), x, batch, calls.get(index))
         # As after the imports: their objects are no garbage collector's business. (D-devices-007)
         gc.collect()
@@ -112,17 +112,21 @@ def _first(folder: Path, what: str) -> Iterator[None]:
     if done.exists():
         yield
         return
-    # The kernel lets go of it however this process ends.
-    with (folder / f"{what}.lock").open("w", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if done.exists():
-            fcntl.flock(lock, fcntl.LOCK_UN)
+    with contextlib.ExitStack() as held:
+        # The kernel lets go of it however this process ends. Where there are no locks, or there is no room,
+        # others compile the same at the same time, to the same files.
+        with contextlib.suppress(OSError):
+            lock = held.enter_context((folder / f"{what}.lock").open("w", encoding="ascii"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if done.exists():
+                fcntl.flock(lock, fcntl.LOCK_UN)
         yield
-        done.touch()
+        with contextlib.suppress(OSError):
+            done.touch()
 
 
 @contextlib.contextmanager
-def _named(spec: ModelSpec, index: int) -> Iterator[None]:
+def _named(spec: ModelSpec, index: int, folder: Path) -> Iterator[None]:
     """Whatever torch's compiler says of layer ``index`` is a user's to mend; too little memory is not."""
     try:
         yield
@@ -135,7 +139,8 @@ def _named(spec: ModelSpec, index: int) -> Iterator[None]:
         why = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise UserError(
             f"train.compile: {what} of {spec.architecture} cannot be compiled: {why}",
-            "set train.compile = false, or say so with the message in the worker's log",
+            f"delete {folder}, if the machine may have stopped while it was written to; or set "
+            "train.compile = false",
         ) from error
 
 

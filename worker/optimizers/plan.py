@@ -106,6 +106,15 @@ def plan_updates(optimizer: Optimizer, params: Parameters) -> UpdatePlan:
     return UpdatePlan(recipes, slots, tuple(_batches(optimizer, recipes, slots)))
 
 
+def slots_of(optimizer: Optimizer, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Slot, ...]]:
+    """What the rule of ``optimizer`` itself keeps of parameters of these shapes. Raises UserError."""
+    rule, knobs = rule_of(optimizer.name), knobs_of(optimizer, optimizer.name)
+    found = [tuple(rule.slots(shape, knobs)) for shape in shapes]
+    for kept in found:
+        _check_slots(optimizer.name, kept)
+    return found
+
+
 def _check_slots(rule: str, slots: Sequence[Slot]) -> None:
     names = [slot.name for slot in slots]
     wrong = [name for name in names if not _SLOT_NAME.fullmatch(name) or name == "param"]

@@ -9,7 +9,7 @@ import difflib
 from functools import lru_cache
 from importlib.metadata import entry_points
 
-from oobleckd.protocol.optimizers import RULES
+from oobleckd.protocol.optimizers import ENTRY_POINTS, RULES
 from oobleckd.worker.optimizers.adafactor import Adafactor
 from oobleckd.worker.optimizers.adam import Adam
 from oobleckd.worker.optimizers.lion import Lion
@@ -17,9 +17,6 @@ from oobleckd.worker.optimizers.muon import Muon
 from oobleckd.worker.optimizers.rule import OptimizerRule
 from oobleckd.worker.optimizers.sgd import Sgd
 from oobleckd.worker.runtime.errors import UserError
-
-ENTRY_POINTS = "oobleckd.optimizers"
-"""The group of entry points: each is a class that is called without arguments, and is a rule."""
 
 _OURS: dict[str, OptimizerRule] = {
     "adamw": Adam(),

@@ -146,7 +146,7 @@ class Reducer:
         with self.released():
             for bucket, tensors in grads.items():
                 part, exponents = self.parts[bucket, layer], self.store.buckets[bucket].exponents
-                part.add(tensors, exponents, self._num_contributions(bucket))
+                part.add(tensors, exponents, self._num_contributions(bucket, self.exchange.per_step))
 
     def copied(self, layers: Sequence[int]) -> tuple[SumCopy, list[Tensor]]:
         """What is in the sums of ``layers`` by now, out of place and on the host: a tensor per key, by layer
@@ -293,8 +293,8 @@ class Reducer:
         shapes = self.store.spec.buckets[bucket].shapes
         return sums.empty(shapes, self.exact, self.store.device, guarded=self.guarded)
 
-    def _num_contributions(self, bucket: int) -> int:
-        return self.exchange.num_micro_batches * len(self.exchange.uses[bucket])
+    def _num_contributions(self, bucket: int, micro_batches: int) -> int:
+        return micro_batches * len(self.exchange.uses[bucket])
 
     def _own(self, bucket: int) -> tuple[Contribution, list[Tensor]]:
         ledger = self.exchange.counted(bucket)
@@ -333,7 +333,10 @@ class Reducer:
     def _told(self, bucket: int, values: Sequence[float]) -> ReadFigures:
         shapes, device = self.store.spec.buckets[bucket].shapes, self.store.device
         count = sums.num_figures(shapes, device, exact=self.exact)
-        exponents, terms = self.store.buckets[bucket].exponents, self._num_contributions(bucket)
+        exponents, terms = (
+            self.store.buckets[bucket].exponents,
+            self._num_contributions(bucket, self.exchange.per_next),
+        )
         found = sums.decode(values[:count], shapes, device, exponents, terms, exact=self.exact)
         # What is not trained counts in no norm, as in torch; its gradient is summed all the same, since what
         # a block computes does not depend on what is done with it. (D-training-006)

@@ -43,8 +43,8 @@ WeightsOf = Callable[[int], Weights]
 def weights_of(job: Job, corpus: Corpus) -> WeightsOf:
     """Of the steps of ``job``; the last two that were asked for are remembered."""
     if not job.data.weighs_targets:
-        equal = Weights((1.0,) * job.num_micro_batches)
-        return lambda _step: equal
+        sizes = job.batch_sizes
+        return lru_cache(maxsize=2)(lambda step: Weights((1.0,) * sizes.micro_batches(step)))
     # Targets times a power of two above any number of them, and not their share of the step, which would have
     # to be rounded: so no grouping shows, and gradients stay below those of a mean, for which exponents and
     # overflow tests are made. (D-exactness-016)

@@ -38,8 +38,9 @@ class Contribution(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class Exchange:
     """One device's part in it. ``of_model``: of each bucket of the model, the layers that use it;
-    ``per_step``: micro-batches of a step. ``num_evaluated``: those that the present round evaluates (0: it is
-    a try at a step); ``layers``: those held here; ``head``: the last layer.
+    ``per_step``: micro-batches of the present step, ``per_next``: of the one after it. ``num_evaluated``:
+    those that the present round evaluates (0: it is a try at a step); ``layers``: those held here; ``head``:
+    the last layer.
 
     ``epoch`` and ``round`` it goes on under; not ``open``: a report was answered, so nothing is sent until
     the decision. ``held``: buckets held here -> their uses here. ``sources``: whose sums a bucket waits for
@@ -50,7 +51,8 @@ class Exchange:
 
     device: str
     of_model: Sequence[tuple[int, ...]]
-    per_step: int
+    per_step: int = 0
+    per_next: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     num_evaluated: int = 0
     layers: Collection[int] = ()
@@ -74,9 +76,11 @@ class Exchange:
         self.head = layout.num_layers - 1
         self._hold()
 
-    def begin(self, round_: int, ledger: Ledger, num_evaluated: int = 0) -> None:
-        """A new round, of which nothing is here; ``num_evaluated``: micro-batches, of one that evaluates."""
-        self.round, self.ledger = round_, ledger
+    def begin(self, round_: int, ledger: Ledger, steps: tuple[int, int], num_evaluated: int = 0) -> None:
+        """A new round, of which nothing is here. ``steps``: micro-batches of its step and of the one after
+        it; ``num_evaluated``: those of a round that evaluates.
+        """
+        self.round, self.ledger, (self.per_step, self.per_next) = round_, ledger, steps
         self.reduced = {}
         if num_evaluated != self.num_evaluated:
             self.num_evaluated = num_evaluated

@@ -125,7 +125,7 @@ class RoundMachine:
         self.flags = Flags()
         self.hold_next = self.late = False
         self.commit = Commit(device)
-        self.exchange = Exchange(device, uses, rules.evaluation.per_step)
+        self.exchange = Exchange(device, uses)
         self.copies = SumCopies(device, rules.copies)
         self.predictor = UpdatePredictor()
         self.now = self._round(self.counters)
@@ -350,8 +350,10 @@ class RoundMachine:
         """The next round: standing routes that touch no dead device."""
         self.now = spec
         spec.board.forward_only = False
-        num_evaluated = self.rules.evaluation.num_evaluated(self.counters)
-        self.exchange.begin(self.counters.round, spec.board.ledger, num_evaluated)
+        rounds, step = self.rules.evaluation, self.counters.step
+        steps = rounds.of_step(step), rounds.of_step(step + 1)
+        num_evaluated = rounds.num_evaluated(self.counters)
+        self.exchange.begin(self.counters.round, spec.board.ledger, steps, num_evaluated)
         self.copies.begin(self.counters.round)
         return (BeginRound(spec, begun), *self._exchange(donors))
 
@@ -369,7 +371,7 @@ class RoundMachine:
         routes = tuple(route for route in standing if not route.touches(self.dead))
         board = Board(self.device, self.rules.apart, forward_only=forward_only)
         board.evaluates = self.rules.evaluation.evaluates(counters)
-        board.begin(self._counts(board), routes, *self._besides(board))
+        board.begin(self._counts(board), routes, *self._besides(board, counters.step))
         # What names the round in the keys of data. Where the round before did not go through, others may have
         # begun it with weights that were taken back: what they sent then must not be taken for what they send
         # now. All devices know whether it did from the same votes.
@@ -381,15 +383,24 @@ class RoundMachine:
         held = self.layout.holdings.get(self.device, NO_LAYERS).layers()
         return [layer for layer in held if layer == self.layout.num_layers - 1 or not board.evaluates]
 
-    def _besides(self, board: Board) -> tuple[Order, Layers]:
-        """The order of a round, and the layers whose forward passes are run ahead for others."""
+    def _besides(self, board: Board, step: int) -> tuple[Order, Layers]:
+        """The order of a round of ``step``, and the layers whose forward passes are run ahead for others."""
         # Nothing waits for gradients in an evaluation, so whatever is ready is as good as any order. A hop
         # may be ahead of the next one by all of its share: what waits there are the activations between two
         # layers, and no graphs, which are larger, are kept meanwhile. (D-recovery-028)
         if board.evaluates:
             return (), NO_LAYERS
         redundant = self.layout.redundant.get(self.device, NO_LAYERS) if self.rules.redundant else NO_LAYERS
-        return (() if self.dead else self.order), redundant
+        return (() if self.dead else self._order_of(step)), redundant
+
+    def _order_of(self, step: int) -> Order:
+        """What is left of the order where ``step`` has fewer micro-batches than a whole one: none waits for
+        another, so what is left can be run as well.
+        """
+        num = self.rules.evaluation.of_step(step)
+        if num == self.rules.evaluation.per_step:
+            return self.order
+        return tuple(each for each in self.order if each[2] < num)
 
     # ------------------------------------------------------------------ failures
 

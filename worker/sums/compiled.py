@@ -80,27 +80,26 @@ class Compiled(Kernels):
 
     def finish(self, total: Sequence[Tensor], divisors: Sequence[float]) -> Means:
         """As of any Kernels. C leaves the squares of a chunk in the cache, and torch adds them up there."""
-        flats = [tensor.view(-1).to(torch.float64) for tensor in total]
+        total = [tensor.to(torch.float64).contiguous() for tensor in total]  # as they are
         grads = [torch.empty(tensor.shape, dtype=torch.float32) for tensor in total]
+        sizes = [tensor.numel() for tensor in total]
+        begins = [(tensor.data_ptr(), grad.data_ptr()) for tensor, grad in zip(total, grads, strict=True)]
         step = square_chunk(_CPU)
-        chunks = [
-            (key, begin) for key, flat in enumerate(flats) for begin in range(0, max(1, flat.numel()), step)
-        ]
+        chunks = [(key, at) for key, size in enumerate(sizes) for at in range(0, max(1, size), step)]
         largest = [0] * len(chunks)  # as the bits of a float64, whose order is that of the numbers
         squares = torch.empty(len(chunks), dtype=torch.float64)
-        parts = num_parts(sum(flat.numel() for flat in flats))
+        parts = num_parts(sum(sizes))
 
         def finish_part(part: int) -> None:
-            buffer = torch.empty(step, dtype=torch.float64)
-            for at in range(part, len(chunks), parts):
-                key, begin = chunks[at]
-                size = min(step, flats[key].numel() - begin)
-                largest[at] = self._library.oobleckd_sums_finish(
-                    flats[key].data_ptr() + begin * flats[key].element_size(), size, divisors[key],
-                    grads[key].data_ptr() + begin * grads[key].element_size(), buffer.data_ptr(),
-                )  # fmt: skip
+            buffer, by_chunk = torch.empty(step, dtype=torch.float64), squares.unbind()
+            for number in range(part, len(chunks), parts):
+                key, at = chunks[number]
+                (total_at, grad_at), size = begins[key], min(step, sizes[key] - at)
+                largest[number] = self._library.oobleckd_sums_finish(
+                    total_at + 8 * at, size, divisors[key], grad_at + 4 * at, buffer.data_ptr()
+                )
                 # In the order of additions that it always had: torch's, which depends on the CPU.
-                torch.sum(buffer[:size], dim=0, out=squares[at])
+                torch.sum(buffer[:size], dim=0, out=by_chunk[number])
 
         _in_parts(parts, finish_part)
         by_key = [0] * len(total)

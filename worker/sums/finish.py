@@ -83,8 +83,8 @@ def decode(
 ) -> BucketFigures:
     """What the ``figures`` of a bucket mean, once they are numbers of the host.
 
-    ``shapes``: of its keys; ``device``: where the total was; ``exponents``: with which it was made, from
-    ``num_contributions`` terms over all devices.
+    ``shapes``: of its keys; ``device``: where the total was; ``exponents``: with which it was made;
+    ``num_contributions``: terms over all devices of the sums that the next exponents are for.
     """
     nan, overflow, changed = (mark != 0.0 for mark in figures[:NUM_MARKS])
     rest = iter(figures[NUM_MARKS:])

@@ -15,6 +15,7 @@ from oobleckd.console.widgets import events, nodes, pipelines, recovery, templat
 from oobleckd.console.widgets.panel import Painter
 from oobleckd.draw.lines import Line, framed, length, plain
 from oobleckd.protocol.api import PhaseView
+from oobleckd.protocol.batchramp import sizes_of
 from tests.helpers.api_server import node_view
 from tests.unit.console import build
 from tests.unit.console.build import NOW, change, facts, fetched, heard, incident, job
@@ -212,15 +213,17 @@ def test_templates_in_use_are_marked_and_stay() -> None:
 
 def test_throughput_counts_a_stall_as_a_dip_of_its_length() -> None:
     points = [StepPoint(step, at, 1.0) for step, at in enumerate([0.0, 1.0, 2.0, 6.0, 7.0, 8.0], 1)]
-    assert training.rates(points, 4, 0.0, 8.0, 8) == pytest.approx([4.0, 4.0, 1.0, 1.0, 1.0, 1.0, 4.0, 4.0])
-    before = training.rates(points, 4, -2.0, 2.0, 4)
+    assert training.rates(points, sizes_of(4, 1), 0.0, 8.0, 8) == pytest.approx(
+        [4.0, 4.0, 1.0, 1.0, 1.0, 1.0, 4.0, 4.0]
+    )
+    before = training.rates(points, sizes_of(4, 1), -2.0, 2.0, 4)
     assert before[:2] == [None, None]
     assert sum(rate for rate in before if rate is not None) == pytest.approx(8.0)
 
 
 def test_steps_told_together_are_all_counted() -> None:
     points = [StepPoint(step, at, 1.0) for step, at in enumerate([0.0, 4.0, 4.0, 4.0, 8.0], 1)]
-    assert training.rates(points, 1, 0.0, 8.0, 2) == pytest.approx([0.75, 0.25])
+    assert training.rates(points, sizes_of(1, 1), 0.0, 8.0, 2) == pytest.approx([0.75, 0.25])
 
 
 def test_an_overdue_step_is_seen_as_a_gap_only_while_live() -> None:

@@ -123,6 +123,34 @@ def test_a_slower_plan_is_degraded() -> None:
     assert book.of_fault_free == 0.25
 
 
+def test_a_larger_batch_is_not_degraded_and_a_slower_plan_for_it_is() -> None:
+    """Steps of twice the batch take 1.8 s instead of 1; on half as fast a plan 3.6."""
+    book = trained()
+    assert not book.sized(8)
+    at = 10.0
+    for step in range(10, 30):
+        assert book.sized(16) == (step == 10)
+        at += 1.8
+        book.step(at, step)
+    assert close(book.lost_s["degraded"], 0.0)
+    assert (close(book.pace_s, 1.8), close(book.best_s, 1.8), book.of_fault_free) == (True, True, 1.0)
+    book.deployed(at, 4)
+    for step in range(30, 50):
+        assert not book.sized(16)
+        at += 3.6
+        book.step(at, step)
+    assert book.of_fault_free == pytest.approx(0.5)
+    assert book.lost_s["degraded"] > 0
+
+
+def test_back_at_a_smaller_batch_the_best_of_the_larger_one_says_nothing() -> None:
+    book = trained()
+    book.sized(16)
+    assert book.sized(8)
+    assert (book.pace_s, book.best_s, book.best_device_s) == (0.5, 0.0, 0.0)
+    assert book.of_fault_free == 1.0
+
+
 def test_a_rollback_makes_what_was_useful_redone() -> None:
     book = trained()
     book.safe(6)

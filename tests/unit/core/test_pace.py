@@ -40,6 +40,19 @@ def test_more_work_is_not_slow():
     assert found.layout == 7
 
 
+def test_where_the_batch_grows_devices_are_compared_by_what_they_have_of_it():
+    """Of one micro-batch a pipeline has nothing to do; and how slow somebody was stays known."""
+    small, found = paces(3), paces(3, 3)
+    assert found.after(small, same_layout=True).rounds is not small.rounds
+    assert (small.micro_batches, found.micro_batches) == (1, 2)
+    assert run(found, 7, b1=2.6) == []
+    grown = paces(3, 3)
+    grown.work_s = {device: 2 * work_s for device, work_s in grown.work_s.items()}
+    assert run(grown.after(found, same_layout=True), 3, b1=2.6) == ["b1/0 is slow: 2.6 times its peers"]
+    anew = paces(3, 3).after(grown, same_layout=False)
+    assert (set(anew.slow), len(anew.rounds)) == ({"b1/0"}, 0)
+
+
 def test_a_slow_device_is_named_once_and_again_when_it_is_well():
     found = paces(3, 3)
     assert run(found, 20, b1=2.6) == ["b1/0 is slow: 2.6 times its peers"]

@@ -11,6 +11,7 @@ from oobleckd.core.progress import progress_of, step_times
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.costs import flops
 from oobleckd.protocol.api import Control, ProgressView, Submit
+from oobleckd.protocol.batchramp import BatchRamp
 from tests.helpers.simjobs import evaluation, make_job
 from tests.helpers.world import World
 
@@ -59,6 +60,23 @@ def test_tokens_and_time_by_hand() -> None:
     assert found.tokens_per_s == pytest.approx(EACH / step_s)
     assert found.passes == 25 * EACH / 640, "as many tokens as the simulated text has"
     assert found.goodput > 0.99, "nothing has failed, and a bubble is no loss"
+
+
+def test_a_ramped_job_counts_the_tokens_that_its_steps_have() -> None:
+    """Of 8 sequences of 8 tokens: 2 in each of 15 steps, 4 in 8, 6 in 5, and then all."""
+    ramp = BatchRamp(start=2, increment=2, samples=90)
+    world = running(step=20, steps=40, batch_ramp=ramp)
+    sizes, step = world.job().spec.batch_sizes, world.job().counters.step
+    assert [sizes.size(at) for at in (0, 14, 15, 22, 23, 27, 28)] == [2, 2, 4, 4, 6, 6, 8]
+    found, view = seen(world), world.view("job-1")
+    assert sizes.size(step - 1) == 4
+    assert found.tokens == (30 + 4 * (step - 15)) * 8
+    assert found.total_tokens == (30 + 32 + 30 + 12 * 8) * 8
+    assert view.samples_per_s == pytest.approx(4 / view.step_s)
+    assert found.tokens_per_s == pytest.approx(32 / view.step_s)
+    assert found.left_s == pytest.approx((found.total_tokens - found.tokens) / 32 * view.step_s)
+    world.until_state("done")
+    assert seen(world).tokens == found.total_tokens
 
 
 def test_goodput_is_what_failures_leave() -> None:

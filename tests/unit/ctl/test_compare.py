@@ -20,13 +20,17 @@ from oobleckd.ctl.compare import (
     read_steps,
 )
 from oobleckd.ctl.evalfacts import EvalFact, read_evaluations
+from oobleckd.protocol.batchramp import sizes_of
 from tests.helpers.runs import NAMES, fact, facts, flip_bit, seal, write_checkpoint
 
 Steps = tuple[StepFact, ...]
+SIZES = sizes_of(4, 2)
 
 
 def run_of(directory: Path, steps: Steps | None = None) -> RunEvidence:
-    return RunEvidence(facts() if steps is None else steps, read_checkpoint(directory), num_steps=3, batch=4)
+    return RunEvidence(
+        facts() if steps is None else steps, read_checkpoint(directory), num_steps=3, sizes=SIZES
+    )
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def test_equal_runs_are_verified(ours: Path, theirs: Path) -> None:
 
 def test_of_a_run_that_was_resumed_its_own_steps_are_compared(ours: Path, theirs: Path) -> None:
     """What came before is of the job that wrote the checkpoint."""
-    resumed = RunEvidence(facts()[1:], read_checkpoint(ours), num_steps=3, batch=4, first=2)
+    resumed = RunEvidence(facts()[1:], read_checkpoint(ours), num_steps=3, sizes=SIZES, first=2)
     verdict = compare(resumed, run_of(theirs))
     assert verdict.identical
     assert (verdict.losses, verdict.num_losses, verdict.samples) == (2, 2, 8)
@@ -88,7 +92,7 @@ def test_evaluations_are_compared_by_their_bits(ours: Path, theirs: Path) -> Non
 def test_of_a_run_that_was_resumed_its_own_evaluations_are_compared(ours: Path, theirs: Path) -> None:
     evals = tuple(EvalFact(step, "a", float(step).hex(), 32) for step in range(4))
     other = msgspec.structs.replace(run_of(theirs), evaluations=evals)
-    resumed = RunEvidence(facts()[1:], read_checkpoint(ours), 3, 4, 2, evals[1:])
+    resumed = RunEvidence(facts()[1:], read_checkpoint(ours), 3, SIZES, 2, evals[1:])
     verdict = compare(resumed, other)
     assert (verdict.identical, verdict.num_evaluations) == (True, 3)
 
@@ -115,7 +119,7 @@ def test_evaluations_of_one_process_are_added_up_exactly(tmp_path: Path) -> None
 
 def stopped(*skipped: StepFact) -> RunEvidence:
     steps = (fact(1, 5.0), *skipped)
-    return RunEvidence(steps, None, num_steps=len(steps), batch=4)
+    return RunEvidence(steps, None, num_steps=len(steps), sizes=SIZES)
 
 
 def unread(step: int, loss: float) -> StepFact:
@@ -202,7 +206,7 @@ def test_a_file_that_is_not_what_its_manifest_says(ours: Path) -> None:
         (lambda s: (fact(1, -0.0), *s[1:]), "step 1: loss"),
         (lambda s: (msgspec.structs.replace(s[0], loss=4.0), *s[1:]), "is not its own bits"),
         (lambda s: (msgspec.structs.replace(s[0], loss_hex="soup"), *s[1:]), "is not its own bits"),
-        (lambda s: (msgspec.structs.replace(s[0], samples=5), *s[1:]), ("step 1: 5 samples counted here, a "
+        (lambda s: (msgspec.structs.replace(s[0], samples=5), *s[1:]), ("step 1: 5 samples counted here, the "
                                                                        "step has 4")),
         (lambda s: (msgspec.structs.replace(s[0], ledger="0 1 1 3"), *s[1:]), ("step 1: other samples "
                                                                               "counted")),
@@ -253,7 +257,7 @@ def test_a_run_compared_with_itself_proves_nothing(ours: Path) -> None:
 
 
 def test_runs_without_weights_prove_nothing() -> None:
-    nothing = RunEvidence(facts(), CheckpointState({}, {}), num_steps=3, batch=4)
+    nothing = RunEvidence(facts(), CheckpointState({}, {}), num_steps=3, sizes=SIZES)
     assert not compare(nothing, nothing).identical
 
 

@@ -306,6 +306,27 @@ def test_show_refuses_what_the_job_has_not(ctl: Ctl, job_file: JobFile, words: t
     assert ctl("data", "show", str(job_file("")), *words).exit_code == 2
 
 
+def test_a_ramped_step_has_fewer_micro_batches_and_the_ramp_is_said(ctl: Ctl, tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(
+        """name = "ramped"
+        [train]
+        steps = 9
+        global_batch = 8
+        micro_batch = 2
+        sequence = 8
+        batch_ramp = { start = 2, increment = 2, samples = 9 }
+        """,
+        encoding="utf-8",
+    )
+    shown = ctl("data", "show", str(file), "--step=3", "--micro-batch=2")
+    assert (shown.exit_code, "step 3 has 2 micro-batches, and no number 2" in shown.stderr) == (2, True)
+    said = ctl("submit", "--dry-run", str(file)).stdout
+    assert "2 sequences at first, 2 more at a time, all 8 from step 5 on" in said
+    short = ctl("submit", "--dry-run", str(file), "--set", "train.steps=4").stdout
+    assert "2 more at a time, and 6 in the last step, before the ramp is over" in short
+
+
 # --------------------------------------------------------------------------- progress
 
 

@@ -30,6 +30,10 @@ RUNNING = {"state": "running", "finished_at": None, "step": 120, "steps": 2000}
         ),
         ({"step_s": 0.0, "samples_per_s": 0.0}, "job-1  running  step 120/2,000 (6%)  loss 5.5000"),
         (
+            {"step": 1999, "loss": None, "step_s": 0.0, "samples_per_s": 0.0},
+            "job-1  running  step 1,999/2,000 (99%)",
+        ),
+        (
             {"state": "waiting", "reason": "for nodes\x1b[2J"},
             "job-1  waiting  step 120/2,000 (6%)  for nodes\\x1b[2J",
         ),

@@ -31,6 +31,7 @@ from oobleckd.planner.profile import Profile
 from oobleckd.planner.schedules.timeline import dry_run_plan
 from oobleckd.protocol.forecast import Forecast
 from oobleckd.protocol.parts import DeviceInfo
+from tests.helpers.optimizers import installed
 from tests.unit.planner.build import even_profile
 from tests.unit.test_imports import ROOT
 
@@ -90,6 +91,38 @@ def test_parameters_are_listed_with_group_rule_and_bytes(tmp_path: Path) -> None
     assert re.search(r"16 x 64 +- +muon +1 +0.01 +8 KiB", rows["transformer.h.0.mlp.c_fc.weight"])
     assert re.search(r"64 x 16 +- +adamw +1 +0.01 +12 KiB", rows["transformer.wte.weight"])
     assert "optimizer.group[1].match: '*.none' has no parameters; nodes would refuse it" in done.stderr
+
+
+RULED = """name = "ruled"
+train = { steps = 1, global_batch = 8, micro_batch = 2, sequence = 64 }
+data = { source = "stdlib" }
+model = { family = "gpt2", config = { n_layer = 4, n_embd = 64, n_head = 2, vocab_size = 256 } }
+"""
+
+
+def memory_of(tmp_path: Path, rule: str) -> tuple[int, str]:
+    """What the largest stage takes on a device under ``rule``, and what is said besides."""
+    file = tmp_path / "job.toml"
+    file.write_text(f'{RULED}[optimizer]\nname = "{rule}"\n', encoding="utf-8")
+    result = ctl(str(file), "--nodes", "2", "-o", "json")
+    assert result.exit_code == 0, result.stderr
+    return msgspec.json.decode(result.stdout, type=Forecast).plan.memory_bytes, result.stderr
+
+
+def test_a_rule_of_an_installed_package_is_asked_what_it_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = installed(tmp_path, good="Good")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
+    # It keeps one number for each, as lion does.
+    assert memory_of(tmp_path, "good")[0] == memory_of(tmp_path, "lion")[0]
+
+
+def test_a_rule_that_nobody_here_knows_is_taken_for_adamw_and_that_is_said(tmp_path: Path) -> None:
+    found, said = memory_of(tmp_path, "elsewhere")
+    assert "no package on this machine has the rule 'elsewhere', so its memory is taken for AdamW's" in said
+    assert found == memory_of(tmp_path, "adam")[0]
 
 
 def test_document() -> None:

@@ -100,7 +100,8 @@ async def test_progress_of_a_job(tmp_path: Path) -> None:
     assert value(families["oobleck_job_eta_seconds"], job="job-1") == 30.0
     assert value(families["oobleck_job_elapsed_seconds"], job="job-1") == 30.0
     assert families["oobleck_job_mfu_ratio"].samples == [], "nobody knows the peak"
-    job.counters, job.steps_lost = Counters(45, 25, 25), 15  # it went back to a checkpoint
+    # It went back to a checkpoint.
+    job.counters, job.steps_lost, job.samples_lost = Counters(45, 25, 25), 15, 15 * 8
     assert value((await rendered(service))["oobleck_job_tokens"], job="job-1") == 40 * 64
     job.state, job.finished_at = "cancelled", 120.0
     families = await rendered(service)

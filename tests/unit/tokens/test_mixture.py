@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from itertools import pairwise
 from math import gcd
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -81,7 +82,7 @@ def test_the_order_of_all_devices_is_this_one() -> None:
     assert "".join(str(order(number)[0]) for number in range(18)) == "001002001021222122"
 
 
-def job_of(text: str, **train: int) -> Job:
+def job_of(text: str, **train: Any) -> Job:
     sizes = {"steps": 10, "global_batch": 4, "micro_batch": 2, "sequence": 8} | train
     table = {"name": "a", "train": sizes, "data": tomllib.loads(text)}
     return parse_job(table)
@@ -98,6 +99,19 @@ def test_steps_are_counted_from_1() -> None:
     mixture = mixture_of(job, [100, 100])
     assert [mixture(number)[0] for number in range(8)] == [0] * 8
     assert sorted(mixture(number)[0] for number in range(8, 12)) == [0, 0, 1, 1]
+
+
+def test_stages_and_limits_count_the_samples_of_ramped_steps() -> None:
+    """Of 2, 2, 2, 4, 4, … sequences: the third step begins with sample 4, the fifth with sample 10."""
+    ramp = {"start": 2, "increment": 2, "samples": 6}
+    text = (
+        f"{A}weight = 1\n{B}weight = 0\nepochs = 1\n[[stage]]\nfrom_step = 3\nweights = {{ b = 1, a = 0 }}\n"
+    )
+    mixture = mixture_of(job_of(text, batch_ramp=ramp), [100, 100])
+    assert [mixture(number)[0] for number in range(8)] == [0] * 4 + [1] * 4
+    assert mixture.end == 3 * 2 + 7 * 4
+    with pytest.raises(DataError, match=r"reaches its limit of 1 epoch in step 5 of 10"):
+        mixture_of(job_of(text, batch_ramp=ramp), [100, 6])
 
 
 @pytest.mark.parametrize(

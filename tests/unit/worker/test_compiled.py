@@ -16,11 +16,12 @@ from torch import nn
 from oobleckd.worker.models import compiled, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.tools import reference as reference_run
-from tests.helpers.compiled import compiling, digest_of_block
+from tests.helpers.compiled import compiling, digest_of
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, random_deaths
 from tests.helpers.models import CPU
 
+BLOCK, HEAD = 1, 3
 # Torch's compiler warns of what it uses itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -37,16 +38,17 @@ def _kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def test_another_process_with_a_folder_of_its_own_has_the_same_bits(tmp_path: Path) -> None:
-    here = digest_of_block(compiling(tmp_path))
+@pytest.mark.parametrize("layer", [pytest.param(BLOCK, marks=pytest.mark.slow), HEAD])
+def test_another_process_with_a_folder_of_its_own_has_the_same_bits(tmp_path: Path, layer: int) -> None:
+    here = digest_of(compiling(tmp_path), layer)
     (tmp_path / "kept").mkdir()  # with headers that are compiled already: 5 s of a core
     (tmp_path / "kept" / "headers").symlink_to(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "headers")
-    command = [sys.executable, "-m", "tests.helpers.compiled", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.helpers.compiled", str(tmp_path), str(layer)]
     there = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ)).stdout
     assert there.strip() == here
     plain = compiling(tmp_path)
     plain = msgspec.structs.replace(plain, train=msgspec.structs.replace(plain.train, compile=False))
-    assert digest_of_block(plain) != here
+    assert digest_of(plain, layer) != here
 
 
 def test_deaths_do_not_show(tmp_path: Path) -> None:
@@ -75,10 +77,10 @@ def test_deaths_do_not_show(tmp_path: Path) -> None:
 
 def test_a_layer_has_one_graph_whatever_is_asked_of_it(tmp_path: Path) -> None:
     job = compiling(tmp_path)
-    digest_of_block(job)
+    digest_of(job, BLOCK)
     before = _graphs()
-    assert digest_of_block(job, backward=False) == digest_of_block(job, backward=False)
-    digest_of_block(job, wants=False)
+    assert digest_of(job, BLOCK, backward=False) == digest_of(job, BLOCK, backward=False)
+    digest_of(job, BLOCK, wants=False)
     spec = load_spec(job)
     assert _graphs() == before
     assert spec.num_layers == 4

@@ -33,7 +33,7 @@ def exchange_of(
     for layer, micro_batches in (owed or {}).items():
         for micro_batch in micro_batches:
             ledger.owe(layer, micro_batch)
-    exchange.begin(5, ledger)
+    exchange.begin(5, ledger, (4, 4))
     exchange.enter(3, LAYOUT, live, donors)
     return exchange
 
@@ -196,7 +196,7 @@ def test_what_is_reduced_is_so_under_later_epochs_and_the_rest_is_heard_anew() -
     exchange.enter(4, LAYOUT, TWO, NO_DONORS)
     assert not exchange.wants(0, "d/0")
     assert exchange.wants(1, "d/0")
-    exchange.begin(6, exchange.ledger)
+    exchange.begin(6, exchange.ledger, (4, 4))
     exchange.enter(4, LAYOUT, TWO, NO_DONORS)
     assert exchange.wants(0, "d/0")
 
@@ -213,7 +213,7 @@ def test_all_is_complete_when_every_bucket_held_is_reduced() -> None:
 
 def test_a_round_that_evaluates_has_one_bucket_which_the_holders_of_the_head_exchange() -> None:
     exchange = exchange_of(owed={0: {0}, 1: {0}})
-    exchange.begin(6, Ledger.of((0, 1)), num_evaluated=3)
+    exchange.begin(6, Ledger.of((0, 1)), (4, 4), num_evaluated=3)
     exchange.enter(3, LAYOUT, frozenset(HELD), NO_DONORS)
     assert (exchange.held, exchange.holders) == ({0: (1,)}, {0: ("a/0", "c/0", "d/0")})
     assert exchange.ready() == (Contribute(0, ("c/0", "d/0")),)
@@ -226,7 +226,7 @@ def test_a_round_that_evaluates_has_one_bucket_which_the_holders_of_the_head_exc
 @pytest.mark.parametrize("theirs", [(0, 1, 2, 3), (0, 1)])
 def test_an_evaluation_is_of_its_own_number_of_micro_batches(theirs: tuple[int, ...]) -> None:
     exchange = exchange_of("c/0", live=frozenset({"c/0"}))
-    exchange.begin(6, Ledger.of((1,)), num_evaluated=3)
+    exchange.begin(6, Ledger.of((1,)), (4, 4), num_evaluated=3)
     exchange.enter(3, LAYOUT, frozenset({"c/0"}), NO_DONORS)
     with pytest.raises(AssertionError):
         exchange.hear(0, "c/0", part(*theirs, use=1))
@@ -234,10 +234,10 @@ def test_an_evaluation_is_of_its_own_number_of_micro_batches(theirs: tuple[int, 
 
 def test_who_does_not_hold_the_head_has_no_part_in_an_evaluation_and_its_own_in_the_step_after() -> None:
     exchange = exchange_of("b/0", live=frozenset(HELD))
-    exchange.begin(6, Ledger.of((0,)), num_evaluated=3)
+    exchange.begin(6, Ledger.of((0,)), (4, 4), num_evaluated=3)
     exchange.enter(3, LAYOUT, frozenset(HELD), NO_DONORS)
     assert (exchange.held, exchange.ready(), exchange.complete) == ({}, (), True)
-    exchange.begin(7, Ledger.of((0,)))
+    exchange.begin(7, Ledger.of((0,)), (4, 4))
     exchange.enter(3, LAYOUT, frozenset(HELD), NO_DONORS)
     assert exchange.held == {0: (0,), 2: (0,)}
     assert {each.bucket for each in exchange.ready()} == {0, 2}

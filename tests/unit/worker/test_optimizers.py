@@ -168,12 +168,7 @@ def test_the_kit_finds_planted_bad_rules(rule: Any, problem: str) -> None:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed package with two rules, as pip leaves it."""
-    info = tmp_path / "strange-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strange\nVersion: 1.0\n", encoding="utf-8")
-    points = "good = tests.helpers.optimizers:Good\nbroken = tests.helpers.optimizers:NoSuch\n"
-    (info / "entry_points.txt").write_text(f"[{registry.ENTRY_POINTS}]\n{points}", encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(bad.installed(tmp_path, good="Good", broken="NoSuch")))
     registry._installed.cache_clear()
     return tmp_path
 

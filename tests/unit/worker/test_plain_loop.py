@@ -26,6 +26,14 @@ def test_rows_of_documents(family: str, way: str, tmp_path: Path) -> None:
     assert_same(engine_step(job, tmp_path), plain_step(job))
 
 
+def test_rows_of_documents_in_a_step_of_a_batch_that_is_ramped_up(tmp_path: Path) -> None:
+    """The mean is over what the first micro-batches ask for, which are all that there are."""
+    ramp = {"start": 4, "increment": 2, "samples": 100}
+    job = job_on_documents("gpt2", tmp_path, "packed", **STEP, batch_ramp=ramp)
+    assert len(open_corpus(job).targets_of(0)) < job.num_micro_batches
+    assert_same(engine_step(job, tmp_path), plain_step(job))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["packed", "padded"])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in JOINED_ONLY])
