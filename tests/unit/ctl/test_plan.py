@@ -133,7 +133,7 @@ def test_document() -> None:
     assert sum(group.num_nodes * group.count for group in found.plan.groups) == 7
     assert sum(group.micro_batches * group.count for group in found.plan.groups) == 12
     assert (found.plan.can_lose, found.guarantee.n0, found.guarantee.full_down_to) == (2, 2, 6)
-    assert found.plan.memory_bytes <= found.memory_bytes == 56 << 20
+    assert found.plan.memory_bytes <= found.memory_bytes == 42 << 20
     assert [loss.nodes for loss in found.losses] == [(f"node-{n}",) for n in range(1, 8)]
     for loss in found.losses:
         assert loss.plan is not None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker.round.gather import Gathered, Gathering, key_of
+from oobleckd.worker.sums import NUM_MARKS
 from oobleckd.worker.transport import handshake, wire
 from oobleckd.worker.transport.pages import MESSAGE_PAGES
 from tests.helpers.transports import SECRET, TIMEOUT_S, Device, MakeDevice, dial, introduce
@@ -19,7 +20,8 @@ SIZE = 2**19
 
 
 def large(value: float) -> list[Tensor]:
-    return [torch.full((SIZE,), value, dtype=torch.float64)]
+    """A sum, and the marks that travel beside it."""
+    return [torch.full((SIZE,), value, dtype=torch.float64), torch.zeros(NUM_MARKS, dtype=torch.float64)]
 
 
 def test_sums_of_many_peers_take_the_memory_of_two(make_device: MakeDevice) -> None:
