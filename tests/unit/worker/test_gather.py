@@ -38,7 +38,8 @@ def test_sums_of_many_peers_take_the_memory_of_two(make_device: MakeDevice) -> N
         assert z.receive(key_of(1, 1, bucket, name)).tensors == []
     for bucket, gathered in buckets.items():
         assert bool((gathered.total()[0] == 11_111 + 5 * bucket).all())
-    assert MESSAGE_PAGES.idle_bytes <= 2 * 8 * SIZE
+    marks = 64  # bytes, with what aligns them
+    assert MESSAGE_PAGES.idle_bytes <= 2 * (8 * SIZE + marks)
 
 
 def half_sent(device: Device, source: Device, key: tuple[str | int, ...]) -> socket.socket:
