@@ -90,7 +90,7 @@ def main(
     if "STANDIN_CRASH" in os.environ:
         os._exit(9)
     if not device:
-        device = wait_for_place(fd)
+        device = wait_for_place(fd).device
         hang_if_first(os.environ.get("STANDIN_STUCK"))
     mailbox, shown = Mailbox(), ActivityPage(activity)
     link = DeviceLink(fd, mailbox, urgent=urgent)

@@ -21,7 +21,7 @@ from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
 from oobleckd.worker.models.folders.folder import Folder
-from oobleckd.worker.models.layer import Layer
+from oobleckd.worker.models.layer import Batch, Layer
 from oobleckd.worker.models.separate import check_apart, record
 from oobleckd.worker.models.split import Call, CallRecorder, Split, split
 from oobleckd.worker.models.weights import fresh
@@ -170,6 +170,23 @@ class ModelSpec:
                 for of_layer, ids in zip(keys, products, strict=True)
             )
         return self._rounded[layer]
+
+    def calls_for(self, batch: Batch) -> dict[int, Call]:
+        """What each block is called with, by its layer, for ``batch``, which may have another shape than the
+        job's micro-batches, on the device where it is.
+        """
+        if batch.positions is not None and batch.documents is not None:
+            return self.calls(batch.positions, batch.documents)
+        device, (rows, length) = batch.inputs.device, batch.inputs.shape
+        with self._precision(device):
+            return dict(enumerate(self._split.recorder(device)((rows, length)), start=1))
+
+    def attention_kind(self, layer: int) -> str:
+        """What the configuration says of the attention of a block ("sliding_attention"); "" where it says
+        nothing, or has the same for all.
+        """
+        told = getattr(self.config, "layer_types", None) or ()
+        return str(told[layer - 1]) if layer <= len(told) else ""
 
     def kind_of(self, layer: int) -> str:
         """Blocks of one kind compute alike: the names of a block's module classes, in order."""
