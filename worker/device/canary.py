@@ -16,7 +16,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,10 @@ from torch import Tensor
 
 from oobleckd.planner.profile import FLOAT_BYTES
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.modelnotes import AttentionNote, attention_words
 from oobleckd.protocol.traits import CANARY, Traits, canary_words
 from oobleckd.worker import sums
+from oobleckd.worker.device.attention import Listener, dtype_of, note_on
 from oobleckd.worker.models import Batch, Call, Layer, ModelSpec, gradients, seed_layer
 from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.state.bucket_state import BucketState
@@ -80,13 +82,15 @@ class Canary:
 
     def _computed(self, spec: ModelSpec, of: str) -> str:
         began = time.perf_counter()
-        found = digest_of(spec, self._torch_device)
+        found = sung(spec, self._torch_device)
         took_s = time.perf_counter() - began
         if found is None:
             _log.info("%s: no canary of bits: a layer is too large; versions decide", self._device)
             return ""
-        _log.info("%s: canary of bits %s in %.2f s", self._device, found, took_s)
-        return canary_words(found, of)
+        _log.info("%s: canary of bits %s in %.2f s", self._device, found.digest, took_s)
+        shape, attention = " x ".join(map(str, found.shape)), attention_words(found.attention)
+        _log.info("%s: attention, at %s tokens: %s", self._device, shape, attention)
+        return canary_words(found.digest, of)
 
 
 def subject(job: Job) -> str:
@@ -97,30 +101,47 @@ def subject(job: Job) -> str:
     return hashlib.blake2b(what, digest_size=4).hexdigest()
 
 
-def digest_of(spec: ModelSpec, device: torch.device) -> str | None:
-    """16 hex digits; None where a layer is too large to be computed in a second, or finds no memory."""
+@dataclass(frozen=True, slots=True)
+class Sung:
+    """What came of a canary: its ``digest``, 16 hex digits; ``attention``: which kernels computed that, at
+    ``shape`` (rows, tokens of each).
+    """
+
+    digest: str
+    shape: tuple[int, int]
+    attention: tuple[AttentionNote, ...]
+
+
+def sung(spec: ModelSpec, device: torch.device) -> Sung | None:
+    """The canary of a job's model on ``device``; None where a layer is too large to be computed in a second,
+    or finds no memory.
+    """
     layers = kinds(spec)
     shape = shape_of(spec, layers, device.type)
     if shape is None:
         return None
     try:
-        return _sung(spec, layers, shape, device)
+        return _sing(spec, layers, shape, device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         return None
 
 
-def kinds(spec: ModelSpec) -> tuple[int, ...]:
-    """The layers that are computed: embedding, the first block of each kind, and the head."""
+def kinds(spec: ModelSpec) -> dict[int, int]:
+    """The layers that are computed: embedding, the first block of each kind, and the head; of each how many
+    there are of it.
+    """
     first: dict[Any, int] = {}
+    found = {0: 1}
     for index in range(1, spec.num_layers - 1):
         shapes = tuple(spec.buckets[bucket].shapes for bucket in spec.buckets_of(index))
-        first.setdefault((spec.kind_of(index), spec.attention_kind(index), shapes), index)
-    return 0, *first.values(), spec.num_layers - 1
+        alike = first.setdefault((spec.kind_of(index), spec.attention_kind(index), shapes), index)
+        found[alike] = found.get(alike, 0) + 1
+    return found | {spec.num_layers - 1: 1}
 
 
-def shape_of(spec: ModelSpec, layers: Sequence[int], kind: str) -> tuple[int, int] | None:
+def shape_of(spec: ModelSpec, layers: Collection[int], kind: str) -> tuple[int, int] | None:
     """Rows and tokens of a row for a device of ``kind``; None where even the shortest would take too long.
 
     At most the job's. A token costs 6 FLOPs a weight that it is multiplied with, and attention 12 a token of
@@ -147,15 +168,20 @@ def _numbers(spec: ModelSpec, layer: int) -> int:
     return sum(map(math.prod, shapes))
 
 
-def _sung(spec: ModelSpec, layers: Sequence[int], shape: tuple[int, int], device: torch.device) -> str:
+def _sing(spec: ModelSpec, layers: Mapping[int, int], shape: tuple[int, int], device: torch.device) -> Sung:
     heard = hashlib.blake2b(digest_size=8)
     batch = _batch(spec, shape).to(device)
     calls = spec.calls_for(batch)
     x: Tensor | None = None
-    for index in layers:
+    attention: list[AttentionNote] = []
+    for index, blocks in layers.items():
         part = _Part(spec, index, device, lambda found: heard.update(digest(found, ()).to_bytes(8, "little")))
-        x = part.sing(x, batch, calls.get(index))
-    return heard.hexdigest()
+        listener = Listener(dtype_of(spec))
+        with listener:
+            x = part.sing(x, batch, calls.get(index))
+        if index in calls:
+            attention.append(note_on(listener.heard, blocks, device))
+    return Sung(heard.hexdigest(), shape, tuple(attention))
 
 
 def _batch(spec: ModelSpec, shape: tuple[int, int]) -> Batch:

@@ -181,6 +181,12 @@ class ModelSpec:
         with self._precision(device):
             return dict(enumerate(self._split.recorder(device)((rows, length)), start=1))
 
+    def run_on_meta(self, layer: int, call: Call, shape: tuple[int, int]) -> None:
+        """A block on the meta device, which computes shapes alone, with hidden states of ``shape`` (batch,
+        sequence).
+        """
+        self._split.run_on_meta(layer - 1, call, shape)
+
     def attention_kind(self, layer: int) -> str:
         """What the configuration says of the attention of a block ("sliding_attention"); "" where it says
         nothing, or has the same for all.

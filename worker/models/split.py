@@ -84,14 +84,20 @@ class Split:
         """
         calls = self.recorder(torch.device("cpu"))((1, 2))
         tried: set[str] = set()
-        shape = (1, 2, self.model.config.hidden_size)
-        for block, (args, kwargs) in zip(self.blocks, calls, strict=True):
+        for index, (block, call) in enumerate(zip(self.blocks, calls, strict=True)):
             if (kind := str(block)) in tried:
                 continue
             tried.add(kind)
-            x = torch.empty(shape, device="meta")
-            with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError):
-                block(x, *(_on_meta(each) for each in args), **_on_meta(kwargs))
+            self.run_on_meta(index, call, (1, 2))
+
+    def run_on_meta(self, index: int, call: Call, shape: tuple[int, int]) -> None:
+        """Block ``index`` on the meta device, with hidden states of ``shape`` (batch, sequence). Raises
+        UserError where it cannot be built so.
+        """
+        args, kwargs = call
+        x = torch.empty((*shape, self.model.config.hidden_size), device="meta")
+        with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError):
+            self.blocks[index](x, *(_on_meta(each) for each in args), **_on_meta(kwargs))
 
     def kind_of(self, index: int) -> str:
         """Blocks of one kind compute alike: the names of a block's module classes, in order."""

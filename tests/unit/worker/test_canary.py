@@ -12,7 +12,7 @@ import torch
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.traits import CANARY, alike
 from oobleckd.worker.device import canary
-from oobleckd.worker.device.canary import Canary, digest_of, kinds, shape_of, subject
+from oobleckd.worker.device.canary import Canary, Sung, kinds, shape_of, subject, sung
 from oobleckd.worker.models import load_spec
 from tests.helpers.models import CPU, GPT2, small_job
 
@@ -21,9 +21,9 @@ LARGE = {"n_layer": 2, "n_positions": 1024, "n_head": 4}  # as wide as GPT-2
 
 
 def of(job: Job) -> str:
-    found = digest_of(load_spec(job), CPU)
+    found = sung(load_spec(job), CPU)
     assert found is not None
-    return found
+    return found.digest
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_what_leaves_bits_alone_is_no_part_of_it() -> None:
 
 
 def test_each_kind_of_block_sings_once() -> None:
-    assert kinds(load_spec(small_job("gpt2", {**GPT2, "n_layer": 5}))) == (0, 1, 6)
-    assert kinds(load_spec(small_job("gemma2"))) == (0, 1, 2, 3)  # local attention, and global
+    assert kinds(load_spec(small_job("gpt2", {**GPT2, "n_layer": 5}))) == {0: 1, 1: 5, 6: 1}
+    assert kinds(load_spec(small_job("gemma2"))) == {0: 1, 1: 1, 2: 1, 3: 1}  # local attention, and global
 
 
 @pytest.mark.parametrize(
@@ -121,48 +121,47 @@ def test_nor_one_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(canary, "gradients", full)
-    assert digest_of(load_spec(small_job()), CPU) is None
+    assert sung(load_spec(small_job()), CPU) is None
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The families that sing from now on."""
-    sung: list[str] = []
-    sing = canary.digest_of
+    families: list[str] = []
 
-    def counts(spec: Any, device: torch.device) -> str | None:
-        sung.append(spec.job.model.family)
-        return sing(spec, device)
+    def counts(spec: Any, device: torch.device) -> Sung | None:
+        families.append(spec.job.model.family)
+        return sung(spec, device)
 
-    monkeypatch.setattr(canary, "digest_of", counts)
-    return sung
+    monkeypatch.setattr(canary, "sung", counts)
+    return families
 
 
 def test_a_device_computes_it_once_for_jobs_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    sung, singer = counted(monkeypatch), Canary("n/0", CPU, {})
+    families, singer = counted(monkeypatch), Canary("n/0", CPU, {})
     for family in ("gpt2", "llama", "gpt2"):
         singer.sing(load_spec(small_job(family)), OWN)
-    assert sung == ["gpt2", "llama"]
+    assert families == ["gpt2", "llama"]
     assert singer.said.endswith(subject(small_job("gpt2")))
 
 
 def test_a_spare_has_that_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    sung, before = counted(monkeypatch), Canary("n/0", CPU, {})
+    families, before = counted(monkeypatch), Canary("n/0", CPU, {})
     before.sing(load_spec(small_job()), OWN)
     spare = Canary("n/0", CPU, before.traits(OWN))
     spare.sing(load_spec(small_job()), OWN)
-    assert (spare.said, sung) == (before.said, ["gpt2"])
+    assert (spare.said, families) == (before.said, ["gpt2"])
     spare.sing(load_spec(small_job("llama")), OWN)
-    assert sung == ["gpt2", "llama"]
+    assert families == ["gpt2", "llama"]
 
 
 @pytest.mark.parametrize("before", [{}, OWN, {"torch": "2.12"}], ids=str)
 def test_one_that_is_of_another_version_than_its_place_was_sings_itself(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, str]
 ) -> None:
-    sung, singer = counted(monkeypatch), Canary("n/0", CPU, {})
+    families, singer = counted(monkeypatch), Canary("n/0", CPU, {})
     singer.sing(load_spec(small_job()), OWN)
     said = {CANARY: singer.said} if before != OWN else {}
     spare = Canary("n/0", CPU, OWN | before | said if before != {} else {})
     spare.sing(load_spec(small_job()), OWN)
-    assert sung == ["gpt2", "gpt2"]
+    assert families == ["gpt2", "gpt2"]
     assert alike((spare.traits(OWN), singer.traits(OWN)))
