@@ -96,7 +96,14 @@ class Canary:
 def subject(job: Job) -> str:
     """What of ``job`` a canary is of, in 8 hex digits: canaries of jobs that agree in it can be compared."""
     train = job.train
-    shapes = train.micro_batch, train.sequence, train.precision, train.exact, job.data.is_separate
+    shapes = (
+        train.micro_batch,
+        train.sequence,
+        train.precision,
+        train.exact,
+        job.data.is_separate,
+        train.loss_chunk_size,
+    )
     what = msgspec.json.encode((_VERSION, job.model, shapes, job.optimizer), order="deterministic")
     return hashlib.blake2b(what, digest_size=4).hexdigest()
 

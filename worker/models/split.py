@@ -74,6 +74,15 @@ class Split:
         tail = _real(self.model, _Tail(self.tail), params, device)
         return _real(self.model, self.model, {**params, id(self.body): tail}, device)
 
+    def head_in_parts(
+        self, params: Mapping[int, Tensor], device: torch.device
+    ) -> tuple[nn.Module, nn.Module]:
+        """The last layer as the modules after the last block, called as ``(inputs_embeds=x)``, and what makes
+        ``logits`` of their ``last_hidden_state``, called likewise.
+        """
+        tail = _real(self.model, _Tail(self.tail), params, device)
+        return tail, _real(self.model, self.model, {**params, id(self.body): _Tail(())}, device)
+
     def recorder(self, device: torch.device) -> CallRecorder:
         """What finds out on ``device`` what the blocks are called with."""
         return CallRecorder(self.model, self.body, self.blocks, device)
