@@ -56,11 +56,11 @@ def apart(found: list[Tensor], other: list[Tensor]) -> float:
     return max(float((one - two).abs().max() / two.abs().max()) for one, two in pairs)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(MASKED)))
-def test_every_causal_family_comes_to_the_whole_loss(family: str, masked: bool) -> None:
-    loss, grads = computed(with_chunks(5, family), masked=masked)
-    whole, of_whole = computed(with_chunks(0, family), masked=masked)
+def test_every_causal_family_comes_to_the_whole_loss(family: str) -> None:
+    """Of a chat, where most tokens are not asked for."""
+    loss, grads = computed(with_chunks(5, family), masked=True)
+    whole, of_whole = computed(with_chunks(0, family), masked=True)
     assert loss.item() == pytest.approx(whole.item(), abs=1e-6)
     assert apart(grads, of_whole) < 1e-5
 
@@ -146,7 +146,7 @@ def test_a_process_alone_has_the_same_losses(chunked: Reference, tmp_path: Path)
     assert told_by(chunked[0], tmp_path) == chunked[1]
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("seed", range(4))
 def test_deaths_do_not_show(chunked: Reference, tmp_path: Path, seed: int, schedule: str) -> None:
