@@ -30,6 +30,7 @@ from oobleckd.protocol.modelnotes import AttentionNote, attention_words
 from oobleckd.protocol.traits import CANARY, Traits, canary_words
 from oobleckd.worker import sums
 from oobleckd.worker.device.attention import Listener, dtype_of, note_on
+from oobleckd.worker.device.context import give_back_memory
 from oobleckd.worker.models import Batch, Call, Layer, ModelSpec, gradients, seed_layer
 from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.state.bucket_state import BucketState
@@ -84,6 +85,7 @@ class Canary:
         began = time.perf_counter()
         found = sung(spec, self._torch_device)
         took_s = time.perf_counter() - began
+        give_back_memory()  # as much as a layer takes, before there is a state to hold
         if found is None:
             _log.info("%s: no canary of bits: a layer is too large; versions decide", self._device)
             return ""
@@ -231,11 +233,12 @@ class _Part:
     def _bound(self) -> Layer:
         """The layer with fixed weights."""
         buckets = [self.spec.buckets[bucket] for bucket in self.spec.buckets_of(self.index)]
+        rounded = self.spec.rounded(self.index)
         keys = [pair for bucket in buckets for pair in zip(bucket.keys, bucket.shapes, strict=True)]
-        params = {
-            key: _fixed(shape, number, self.device).mul_(2.0**-3).requires_grad_()
-            for number, (key, shape) in enumerate(keys)
-        }
+        params: dict[str, Tensor] = {}
+        for number, (key, shape) in enumerate(keys):
+            weight = _fixed(shape, number, self.device).mul_(2.0**-3)
+            params[key] = (weight.bfloat16() if key in rounded else weight).requires_grad_()
         return self.spec.layer(self.index, params, self.device)
 
     def _update(self, grads: Sequence[Tensor]) -> None:
@@ -244,8 +247,9 @@ class _Part:
         exponents = (sums.START_EXPONENT,) * len(grads)
         found = sums.empty([tuple(grad.shape) for grad in grads], job.train.exact, self.device)
         found.add(grads, exponents, 1)
-        mean = sums.mean_grads(sums.total([found.tensors]), exponents, 1.0, job.train.exact)
-        self.note([torch.tensor(sums.squared_norms(mean), dtype=torch.float64)])
+        total = sums.total([found.tensors])
+        mean, figures = sums.finish(total, found.marks, exponents, 1.0, exact=job.train.exact)
+        self.note([figures])
         state = BucketState(shape, shape.zeros(self.device), exponents)
         state.update_(mean, applied=1, lr=_LR)
         self.note(state.tensors())
