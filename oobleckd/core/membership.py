@@ -357,10 +357,11 @@ class Membership:
         return next((d for d in node.devices if d.device == name), None) if node else None
 
     def hear_canary(self, device: str, canary: str) -> None:
-        """A device says what it came to, before its agent's next Hello does."""
+        """A device says what it came to for its job ("": nothing), before its agent's next Hello does."""
         node, info = self.nodes.get(node_of(device)), self.device(device)
-        if canary and node is not None and info is not None and info.traits.get(CANARY) != canary:
-            heard = msgspec.structs.replace(info, traits=info.all_traits | {CANARY: canary})
+        if node is not None and info is not None and info.traits.get(CANARY, "") != canary:
+            known = {name: value for name, value in info.all_traits.items() if name != CANARY}
+            heard = msgspec.structs.replace(info, traits=known | ({CANARY: canary} if canary else {}))
             node.devices = tuple(self._sharing(heard if each is info else each) for each in node.devices)
 
     def releases(self, device: str, order: str) -> None:

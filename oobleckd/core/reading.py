@@ -64,7 +64,8 @@ def on_measured(core: Core, message: Measured) -> None:
 
 def on_identified(core: Core, message: Identified) -> None:
     """A device begins with the job, or was asked: what it reads."""
-    core.members.hear_canary(message.device, message.canary)
+    if message.canary:  # an answer to Identify has none
+        core.members.hear_canary(message.device, message.canary)
     run = core.run
     if run is None or run.job.id != message.job:
         return

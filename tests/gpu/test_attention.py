@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.worker.device.attention import attention_of, chosen, chosen_by_cuda
-from oobleckd.worker.device.canary import sung
+from oobleckd.worker.canary.attention import attention_of, chosen, chosen_by_cuda
+from oobleckd.worker.canary.canary import sung
 from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.models import load_spec
 from tests.helpers import gpu

@@ -30,8 +30,8 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, bits_of
 from oobleckd.protocol.traits import KIND
+from oobleckd.worker.canary.canary import Canary
 from oobleckd.worker.checkpointing.snapshot import Share
-from oobleckd.worker.device.canary import Canary
 from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.device.device import DeviceProcess
 from oobleckd.worker.device.executor import Executor

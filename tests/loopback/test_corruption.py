@@ -97,7 +97,7 @@ class OtherKernels:
     "Has a device compute attention by another kernel, of which no version and no setting tells."
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name == "oobleckd.worker.device.canary":
+        if name == "oobleckd.worker.canary.canary":
             import torch
             torch.backends.cuda.enable_flash_sdp(False)  # which is heeded by CPUs, too
 

@@ -55,10 +55,10 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
+from oobleckd.worker.canary.canary import Canary
 from oobleckd.worker.checkpointing.writer import BackgroundWriter
 from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.device.agent_link import DeviceLink
-from oobleckd.worker.device.canary import Canary
 from oobleckd.worker.device.compiling import Compiling
 from oobleckd.worker.device.context import (
     DeviceContext,
@@ -418,6 +418,7 @@ class DeviceProcess:
         corpus = self.reading.corpus(job_id, job)
         spec = load_spec(job)
         self.canary.sing(spec, traits(self.torch_device))
+        give_back_memory()  # of a layer's canary, before there is a state to hold
         self._tell_up()  # before others hear of it: what the agent says in a Hello counts
         self.tell(Identified(self.context.device, job_id, self.reading.inputs, canary=self.canary.said))
         store = Store(spec, self.torch_device)

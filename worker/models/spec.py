@@ -22,7 +22,7 @@ from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
 from oobleckd.worker.models.folders.folder import Folder
-from oobleckd.worker.models.head import ChunkedHead
+from oobleckd.worker.models.heads.chunked import ChunkedHead
 from oobleckd.worker.models.layer import Batch, Layer
 from oobleckd.worker.models.separate import check_apart, record
 from oobleckd.worker.models.split import Call, CallRecorder, Split, split

@@ -17,8 +17,8 @@ import torch
 from oobleckd.host.jobfile import load_job
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.modelnotes import Looked
+from oobleckd.worker.canary.attention import attention_of, note_for_cuda, note_on
 from oobleckd.worker.data.look import look_at
-from oobleckd.worker.device.attention import attention_of, note_for_cuda, note_on
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.optimizers.plan import check_groups
 from oobleckd.worker.runtime.errors import UserError

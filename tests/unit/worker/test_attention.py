@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from oobleckd.protocol.modelnotes import AttentionNote, attention_words
-from oobleckd.worker.device.attention import (
+from oobleckd.worker.canary.attention import (
     AttentionCall,
     Listener,
     attention_of,
@@ -18,7 +18,7 @@ from oobleckd.worker.device.attention import (
     note_for_cuda,
     note_on,
 )
-from oobleckd.worker.device.canary import Canary
+from oobleckd.worker.canary.canary import Canary
 from oobleckd.worker.models import load_spec
 from tests.helpers.models import CPU, small_job
 from tests.helpers.separate import separate_spec
@@ -113,7 +113,7 @@ def test_who_listens_changes_nothing() -> None:
 
 
 def test_a_device_says_it_in_its_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "oobleckd.worker.device.canary")
+    caplog.set_level(logging.INFO, "oobleckd.worker.canary.canary")
     Canary("n/0", CPU, {}).sing(load_spec(small_job("llama")), {})
     assert caplog.messages[-1] == "n/0: attention, at 2 x 8 tokens: flash in 2 blocks"
 

@@ -11,8 +11,8 @@ import torch
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.traits import CANARY, alike
-from oobleckd.worker.device import canary
-from oobleckd.worker.device.canary import Canary, Sung, kinds, shape_of, subject, sung
+from oobleckd.worker.canary import canary
+from oobleckd.worker.canary.canary import Canary, Sung, kinds, shape_of, subject, sung
 from oobleckd.worker.models import load_spec
 from tests.helpers.models import CPU, GPT2, small_job
 
@@ -114,6 +114,13 @@ def test_one_that_would_take_too_long_is_not_had(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(canary._FLOPS, "cpu", 1e3)
     singer = Canary("n/0", CPU, {})
     singer.sing(load_spec(small_job()), OWN)
+    assert (singer.said, singer.traits(OWN)) == ("", OWN)
+
+
+def test_nor_of_a_job_whose_layers_are_compiled() -> None:
+    singer = Canary("n/0", CPU, {})
+    singer.sing(load_spec(small_job()), OWN)
+    singer.sing(load_spec(small_job(train={"compile": True})), OWN)
     assert (singer.said, singer.traits(OWN)) == ("", OWN)
 
 

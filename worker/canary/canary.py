@@ -29,8 +29,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import AttentionNote, attention_words
 from oobleckd.protocol.traits import CANARY, Traits, canary_words
 from oobleckd.worker import sums
-from oobleckd.worker.device.attention import Listener, dtype_of, note_on
-from oobleckd.worker.device.context import give_back_memory
+from oobleckd.worker.canary.attention import Listener, dtype_of, note_on
 from oobleckd.worker.models import Batch, Call, Layer, ModelSpec, gradients, seed_layer
 from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.state.bucket_state import BucketState
@@ -68,6 +67,9 @@ class Canary:
         """Have the canary of the job of ``spec`` on a device that has ``own`` traits: computed once in the
         life of its place, as another process there comes to the same.
         """
+        if spec.job.train.compile:
+            self.said = ""  # layers would be compiled for other shapes, which takes minutes: versions decide
+            return
         of = subject(spec.job)
         if of not in self._known:
             self._known[of] = self._of_before(of, own) or self._computed(spec, of)
@@ -85,7 +87,6 @@ class Canary:
         began = time.perf_counter()
         found = sung(spec, self._torch_device)
         took_s = time.perf_counter() - began
-        give_back_memory()  # as much as a layer takes, before there is a state to hold
         if found is None:
             _log.info("%s: no canary of bits: a layer is too large; versions decide", self._device)
             return ""
