@@ -10,10 +10,18 @@ from collections.abc import Collection
 
 from oobleckd.core.context import Core
 from oobleckd.core.entries import KindTrained
-from oobleckd.core.run import Run
+from oobleckd.core.run import Candidate, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.protocol.changes import DevicesDiffer
-from oobleckd.protocol.traits import Difference, differences, nodes_of
+from oobleckd.protocol.traits import CANARY, Difference, differences, nodes_of
+
+_UNEXPLAINED = (
+    "; nothing else that is known of them differs: a card or CPU that is defective would show so, too"
+)
+
+
+def _is_unexplained(found: Difference) -> bool:
+    return found.traits.keys() == {CANARY}
 
 
 def among(core: Core, devices: Collection[str]) -> tuple[Difference, ...]:
@@ -25,6 +33,15 @@ def among(core: Core, devices: Collection[str]) -> tuple[Difference, ...]:
 def of_job(core: Core, job: JobRecord) -> tuple[Difference, ...]:
     """In what the devices differ that hold layers of ``job`` now."""
     return () if job.final else among(core, job.survivors())
+
+
+def as_told(core: Core, run: Run, candidate: Candidate) -> bool:
+    """Whether its devices were told to be compared, or not to be, as their canaries would have it: asked
+    when all are ready, and have said theirs.
+    """
+    told = next(iter(candidate.deploys.values())).spec
+    right = core.compared(core.spec_of(run.job), candidate.layout.holdings)
+    return bool(told.fault_tolerance.check_every) == bool(right.fault_tolerance.check_every)
 
 
 def deployed(core: Core, run: Run) -> None:
@@ -41,7 +58,7 @@ def deployed(core: Core, run: Run) -> None:
         what = "; ".join(map(str, found))
         text = (
             f"{job.id}: its devices do not come to the same bits: {what}; so replicas are not compared, "
-            "and neither are results"
+            f"and neither are results{_UNEXPLAINED if any(map(_is_unexplained, found)) else ''}"
         )
         story = [f"job:{job.id}", *(f"node:{node}" for node in nodes_of(found))]
         core.announce(text, DevicesDiffer(job.id, found), story, level="warn")

@@ -32,6 +32,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, Release, ToWorker
 from oobleckd.protocol.parts import JobCause, Peer
 from oobleckd.protocol.text import all_visible, visible
+from oobleckd.protocol.traits import alike
 from oobleckd.words import being
 
 
@@ -184,11 +185,11 @@ class Core:
         return msgspec.structs.replace(job.spec, checkpoint=checkpoint)
 
     def compared(self, spec: Job, devices: Iterable[str]) -> Job:
-        """``spec`` for ``devices`` that train together: where these do not come to the same bits, they are
-        not compared.
+        """``spec`` for ``devices`` that train together: where these do not come to the same bits, as far as
+        is known now, they are not compared.
         """
         known = [info.all_traits for device in devices if (info := self.members.device(device)) is not None]
-        if all(traits == known[0] for traits in known):
+        if alike(known):
             return spec
         tolerance = msgspec.structs.replace(spec.fault_tolerance, check_every=0)
         return msgspec.structs.replace(spec, fault_tolerance=tolerance)

@@ -21,7 +21,7 @@ from oobleckd.core.lease import SHORTEST, Lease
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.messages import DeviceLost, Goodbye, Hello, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, NodeCause, Spare
-from oobleckd.protocol.traits import no_compiler
+from oobleckd.protocol.traits import CANARY, no_compiler
 from oobleckd.words import seconds
 
 Change = Literal["new", "back", "same"]
@@ -355,6 +355,14 @@ class Membership:
         """What is known of a device, whether it lives or not."""
         node = self.nodes.get(node_of(name))
         return next((d for d in node.devices if d.device == name), None) if node else None
+
+    def hear_canary(self, device: str, canary: str) -> None:
+        """A device says what it came to for its job ("": nothing), before its agent's next Hello does."""
+        node, info = self.nodes.get(node_of(device)), self.device(device)
+        if node is not None and info is not None and info.traits.get(CANARY, "") != canary:
+            known = {name: value for name, value in info.all_traits.items() if name != CANARY}
+            heard = msgspec.structs.replace(info, traits=known | ({CANARY: canary} if canary else {}))
+            node.devices = tuple(self._sharing(heard if each is info else each) for each in node.devices)
 
     def releases(self, device: str, order: str) -> None:
         """A device is told to drop what it holds."""

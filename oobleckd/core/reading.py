@@ -1,4 +1,5 @@
-"""Reacts to what devices say of the text that they read (docs/mechanisms/data.md).
+"""Reacts to what devices say before they take part: of the text that they read (docs/mechanisms/data.md), and
+of their canary.
 
 The first deployment fixes what the job reads; who has something else is kept out of the plan. Where what
 devices have mapped was written to, everything since the last checkpoint that is known to be good is given
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from oobleckd.core import deploy, inputs, jobs, recovery
+from oobleckd.core import alike, deploy, inputs, jobs, recovery
 from oobleckd.core.context import Core
 from oobleckd.core.corruption import Finding
 from oobleckd.core.entries import InputsFixed
@@ -63,6 +64,8 @@ def on_measured(core: Core, message: Measured) -> None:
 
 def on_identified(core: Core, message: Identified) -> None:
     """A device begins with the job, or was asked: what it reads."""
+    if message.canary:  # an answer to Identify has none
+        core.members.hear_canary(message.device, message.canary)
     run = core.run
     if run is None or run.job.id != message.job:
         return
@@ -93,6 +96,7 @@ def on_ready(core: Core, message: Ready) -> None:
     """A device is ready, if what it reads is what the job reads; with the last one of the first deployment
     that is fixed.
     """
+    core.members.hear_canary(message.device, message.canary)
     run = core.run
     candidate = run.candidate if run is not None else None
     if run is None or candidate is None or message.epoch != candidate.epoch:
@@ -103,6 +107,11 @@ def on_ready(core: Core, message: Ready) -> None:
     said[message.device] = message.inputs
     last = said.keys() == candidate.deploys.keys()
     if last and not run.job.inputs and not _fix_first(core, run, {d: i for d, i in said.items() if i}):
+        return
+    if last and not alike.as_told(core, run, candidate):
+        # Known by now, so it happens once. Devices that differ must not begin to compare, and what a Resume
+        # would say of it could be missed: a Report brings a layout into force, too. (D-exactness-021)
+        _begin_anew(core, run, message.device, f"the canary of {message.device} says who may be compared")
         return
     deploy.on_ready(core, message)
     if last and run.job.layout is not None:
@@ -177,9 +186,15 @@ def _without(core: Core, run: Run, device: str, why: str) -> None:
     for info in node.devices if node is not None else ():
         if info.device not in inside and (deployed or info.job):
             core.release(info.device, run.job.id)
-    if deployed and run.job.layout is not None:
+    if deployed:
+        _begin_anew(core, run, device, why)
+
+
+def _begin_anew(core: Core, run: Run, device: str, why: str) -> None:
+    """The deployment under way, which has ``device``, is made once more."""
+    if run.job.layout is not None:
         recovery.restart_deployment(core, run, device, why)
-    elif deployed:
+    else:
         jobs.release(core, run)
         run.forget("off")
         if run.job.state == "deploying":

@@ -24,15 +24,16 @@ from oobleckd.protocol.modelnotes import Looked, data_words, words
 _NEEDED = ("torch", "transformers")
 
 
-def look(job: Job, source: Path, *, folder: bool = True) -> None:
+def look(job: Job, source: Path, *, folder: bool = True, attention: bool = False) -> Looked:
     """Say what is to be said of ``job``, a job of the file ``source``; ``folder``: of the folder that its
-    model starts from, too. Nothing can be said where there is no torch.
+    model starts from, too. Returns what was found; with ``attention``, what computes that, too. Nothing can
+    be said where there is no torch.
 
     Raises Failure with exit code 2 where no device would take it.
     """
     if not all(importlib.util.find_spec(name) for name in _NEEDED):
         note("the nodes look at model and data: there is no torch here")
-        return
+        return Looked()
     from oobleckd.ctl.reference import to_toml  # no other verb needs what comes with it
 
     job = _from_here(job)
@@ -47,7 +48,11 @@ def look(job: Job, source: Path, *, folder: bool = True) -> None:
             # torch is not loaded here: it takes seconds and 200 MB, and a node's own program is what
             # decides. (D-service-017)
             told = run_worker(
-                "oobleckd.worker.tools.look", "--job", str(file), *(() if here else ("--no-data",))
+                "oobleckd.worker.tools.look",
+                "--job",
+                str(file),
+                *(("--attention",) if attention else ()),
+                *(() if here else ("--no-data",)),
             )
         except Failure as failure:
             raise Failure(f"{source}: {failure}", failure.hint, USAGE) from failure
@@ -56,6 +61,7 @@ def look(job: Job, source: Path, *, folder: bool = True) -> None:
         note(f"{job.model.checkpoint}: {words(each)}")
     for remark in looked.data:
         note(f"data.path: {data_words(remark)}")
+    return looked
 
 
 def _with_prepared(job: Job, source: Path) -> tuple[Job, bool]:

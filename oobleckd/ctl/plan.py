@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 from click.shell_completion import CompletionItem
 
 from oobleckd.ctl.connect import output_option, wants_json
@@ -68,6 +69,9 @@ def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
     "--parameters", is_flag=True,
     help="List each parameter's group, rule and bytes instead (docs/optimizers.md).",
 )  # fmt: skip
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Say what computes attention, too (it is in the JSON always)."
+)
 @set_option
 @output_option
 def plan(
@@ -78,6 +82,7 @@ def plan(
     profile: Path | None,
     without: tuple[str, ...],
     parameters: bool,
+    verbose: bool,
     changes: tuple[str, ...],
 ) -> None:
     """Plan the job of FILE, a job.toml (-: stdin), for nodes that need not be there. Asks no daemon.
@@ -97,7 +102,7 @@ def plan(
     if num_nodes is None:
         fail("--nodes is missing", "write --nodes 8, or --parameters", USAGE)
     lost = _known(without, num_nodes)
-    look(knowable(job), file)
+    found = look(knowable(job), file, attention=verbose or wants_json())
     question = _question(job, num_nodes, devices_per_node, device, profile, lost)
     try:
         answer = forecast(question)
@@ -107,6 +112,8 @@ def plan(
         raise Failure(f"{file}: {error.problem}", hint, FAILED) from error
     if smaller := min(job.batch_sizes.ramp_steps, job.train.steps):
         note(f"planned is a whole step; the first {smaller:,} of {job.train.steps:,} are smaller: batch_ramp")
+    kind = "cuda" if question.profile.reserve_bytes else "cpu"  # of its runtime, which a CPU has none of
+    answer = msgspec.structs.replace(answer, attention=found.attention.get(kind, ()))
     if wants_json():
         emit_item("Forecast", answer)
     else:

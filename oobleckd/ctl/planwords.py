@@ -22,6 +22,7 @@ from oobleckd.protocol.forecast import (
     ScheduleForecast,
     TemplateForecast,
 )
+from oobleckd.protocol.modelnotes import AttentionNote
 from oobleckd.words import count, layers, rate, seconds, size
 
 _TEMPLATES_SHOWN = 8
@@ -49,6 +50,9 @@ def show(found: Forecast) -> None:
             ("PIPELINE", "NODES", "MICRO-BATCHES"),
             [(str(p.index), ", ".join(p.nodes), str(len(p.micro_batches))) for p in found.pipelines],
         )
+    if found.attention:
+        _title("attention")
+        emit_table(("BLOCKS", "KERNEL", "BECAUSE"), [_attention(each) for each in found.attention])
     _title("guarantee")
     emit_fields(_guarantee(found.guarantee))
     _title("after a loss")
@@ -74,6 +78,10 @@ def _headline(found: Forecast) -> dict[str, str]:
         "device": f"{found.device}, times {how}",
         "memory": limit,
     }
+
+
+def _attention(found: AttentionNote) -> tuple[str, str, str]:
+    return f"{found.blocks:,}", found.backend, found.why or _NONE
 
 
 # --------------------------------------------------------------------------- templates and plan

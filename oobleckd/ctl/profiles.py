@@ -69,6 +69,7 @@ def workload_of(job: Job, shape: Shape) -> Workload:
         job.train.precision,
         state_bytes_per_param=state_bytes_per_param(job.train.exact),
         separate=job.data.is_separate,
+        chunked=bool(job.train.loss_chunk_size),
         slot_bytes=_slot_bytes(job.optimizer, shape),
     )
 

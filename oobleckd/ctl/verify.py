@@ -16,7 +16,7 @@ from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, emit_line, fail, note
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.inputs import differing
-from oobleckd.protocol.traits import KIND, NONE, Traits, between
+from oobleckd.protocol.traits import KIND, NONE, Traits, alike, between
 from oobleckd.words import being, count, seconds
 
 
@@ -98,8 +98,7 @@ def _check_comparable(client: Client, view: JobView, kept: reference.ReferenceRu
         reference.traits_of(client, view),
         kept.traits or tuple({KIND: kind} for kind in kept.kinds),
     )
-    usual = (ours or theirs)[0]
-    if any(traits != usual for traits in (*ours, *theirs)):
+    if not alike((*ours, *theirs)):
         _not_comparable("kinds of devices", *_told_apart(ours, theirs))
     if reference.stopped(view) or not kept.checkpoint:
         return

@@ -21,7 +21,15 @@ _LATER: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
     "optimizer": (Optimizer, _OPTIMIZER),
     "train": (
         Train,
-        ("on_spike", "spike_factor", "spike_window", "spike_grad_norm", "compile", "batch_ramp"),
+        (
+            "on_spike",
+            "spike_factor",
+            "spike_window",
+            "spike_grad_norm",
+            "compile",
+            "batch_ramp",
+            "loss_chunk_size",
+        ),
     ),
 }
 """Table -> its struct, and its keys since the first digest of it."""

@@ -10,6 +10,7 @@ import msgspec
 
 from oobleckd.planner.policy import Action, Way
 from oobleckd.protocol.api import API_VERSION, PipelineView
+from oobleckd.protocol.modelnotes import AttentionNote
 
 
 class StageForecast(msgspec.Struct, frozen=True):
@@ -139,7 +140,8 @@ class Forecast(msgspec.Struct, frozen=True):
     ``measured``: whether the times were measured on a device, or follow from its data sheet. ``without``:
     nodes that are taken to have died together; what ``change`` says of that, and the plan after it.
     ``pipelines`` are left out where there are many. ``standby``: nodes beyond those that the job wants at
-    most. ``flops_per_token`` and ``peak_of``: of ``mfu``, as in ``ProgressView``.
+    most. ``flops_per_token`` and ``peak_of``: of ``mfu``, as in ``ProgressView``. ``attention``: the kernels
+    that compute it, as torch would choose on such a device; () where nobody asked, or could look.
     """
 
     job: str
@@ -161,4 +163,5 @@ class Forecast(msgspec.Struct, frozen=True):
     change: LossForecast | None = None
     flops_per_token: float = 0.0
     peak_of: str = ""
+    attention: tuple[AttentionNote, ...] = ()
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect

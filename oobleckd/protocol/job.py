@@ -85,6 +85,15 @@ class Train(JobTable, frozen=True):
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: autocast over float32 weights.")
     ] = "fp32"
+    loss_chunk_size: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Tokens of a micro-batch of which logits and loss are computed at a time, by the "
+            "model's output projection; 0: all at once. Takes less memory, and comes to other bits "
+            "(docs/models.md).",
+        ),
+    ] = 0
     on_nan: Annotated[
         Literal["stop", "skip"],
         Meta(
@@ -550,7 +559,16 @@ class Job(JobTable, frozen=True):
         switches = {"separate": self.data.is_separate, "compiled": train.compile}
         said = (name for name, on in switches.items() if on)
         kept = self.optimizer.kept
-        return self.model, *shapes, self.schedule.backward, self.fault_tolerance.check_every, *said, *kept
+        chunked = ("loss_chunk_size", train.loss_chunk_size) if train.loss_chunk_size else ()
+        return (
+            self.model,
+            *shapes,
+            self.schedule.backward,
+            self.fault_tolerance.check_every,
+            *said,
+            *kept,
+            *chunked,
+        )
 
 
 def stops(counters: Counters, max_skipped: int, max_spiked: int) -> bool:

@@ -126,9 +126,12 @@ class SpareUp(Message, frozen=True):
 
 
 class TakePlace(Message, frozen=True):
-    """The agent tells its spare which device it is from now on."""
+    """The agent tells its spare which device it is from now on. ``before``: all that decided the bits of the
+    process whose place it takes.
+    """
 
     device: str
+    before: dict[str, str] = {}
 
 
 class LoadCompiler(Message, frozen=True):
@@ -177,7 +180,8 @@ class Measured(Message, frozen=True):
 class Ready(Message, frozen=True):
     """All layers of the layout of ``epoch`` are here: ``copied_bytes`` came from others since the ``Deploy``,
     ``staged_bytes`` by pre-copy. ``notes``: what is to be said of the folder of the job's model. ``inputs``:
-    what of the job the device reads.
+    what of the job the device reads. ``canary``: what it came to when it computed each kind of layer once
+    (``traits.canary_words``; "": no canary was had).
     """
 
     device: str
@@ -186,6 +190,7 @@ class Ready(Message, frozen=True):
     staged_bytes: int = 0
     notes: tuple[FolderNote, ...] = ()
     inputs: Inputs = ()
+    canary: str = ""
 
 
 class PreCopied(Message, frozen=True, tag="Prepared"):
@@ -355,8 +360,8 @@ class DeviceFailed(Message, frozen=True):
 
 
 class Identified(Message, frozen=True):
-    """What a device would read of ``job``, or does: said when it begins with it, and in answer to
-    ``Identify``. ``error``: why it can read nothing.
+    """What a device would read of ``job``, or does: said when it begins with it, with its ``canary`` then
+    (``Ready``), and in answer to ``Identify``. ``error``: why it can read nothing.
     """
 
     device: str
@@ -364,6 +369,7 @@ class Identified(Message, frozen=True):
     inputs: Inputs
     error: str = ""
     hint: str = ""
+    canary: str = ""
 
 
 class InputsChecked(Message, frozen=True):

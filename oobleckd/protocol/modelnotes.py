@@ -34,11 +34,24 @@ class DataNote(msgspec.Struct, frozen=True):
     what: str
 
 
+AttentionBackend = Literal["flash", "memory-efficient", "cudnn", "math", "eager"]
+"""Kernels of torch's ``scaled_dot_product_attention``; eager: the model computes attention without it."""
+
+
+class AttentionNote(msgspec.Struct, frozen=True):
+    """So many ``blocks`` compute attention by ``backend``; ``why`` by no better one ("": there is none)."""
+
+    blocks: int
+    backend: AttentionBackend
+    why: str = ""
+
+
 class Looked(msgspec.Struct, frozen=True):
-    """What came of a look at a job that can be trained."""
+    """What came of a look at a job that can be trained. ``attention``: by kind of device."""
 
     notes: tuple[FolderNote, ...] = ()
     data: tuple[DataNote, ...] = ()
+    attention: dict[str, tuple[AttentionNote, ...]] = {}
 
 
 def note_of(kind: Literal["unread", "fresh", "apart"], names: Sequence[str]) -> FolderNote:
@@ -56,6 +69,14 @@ def words(note: FolderNote) -> str:
     }[note.kind]
     more = note.count - len(note.names)
     return f"{what}: {', '.join(note.names)}{f' and {more:,} more' if more else ''}"
+
+
+def attention_words(notes: Sequence[AttentionNote]) -> str:
+    """What computes attention, for people, on one line."""
+    return "; ".join(
+        f"{note.backend} in {count(note.blocks, 'block')}{f' ({note.why})' if note.why else ''}"
+        for note in notes
+    )
 
 
 def data_words(note: DataNote) -> str:

@@ -4,7 +4,7 @@ about itself (``oobleckd.worker.device.traits``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -13,13 +13,18 @@ from oobleckd.words import count
 
 Traits = Mapping[str, str]
 """Trait -> value, both for people: "transformers" -> "5.1.0". Devices with equal traits come to
-equal bits.
+equal bits, and so do those whose canaries are the same (``alike``).
 """
 
 KIND = "device"
 """The trait that says what the device is, such as "NVIDIA H200" or "cpu"."""
 COMPILER, TRITON = "C++", "triton"
 """The traits of what torch's compiler compiles with: its version."""
+CANARY = "canary"
+"""The trait that says what a device came to when it computed each kind of layer of its job once
+(``canary_words``). Of a device that has had no job there is none.
+"""
+_OF = " of "
 NONE = "none"
 """How a trait is shown that a device does not have."""
 _NAMED = 3  # devices, or values of a trait, in a sentence
@@ -40,6 +45,20 @@ class Difference(msgspec.Struct, frozen=True):
         who += f" and {more} more" if more > 0 else ""
         verb = "differs" if len(self.devices) == 1 else "differ"
         return f"{who} {verb} from {self.usual} in {words(self.traits)}"
+
+
+def canary_words(digest: str, of: str) -> str:
+    """The value of ``CANARY``: the ``digest`` of what was computed, and ``of`` what, a digest of its own."""
+    return f"{digest}{_OF}{of}"
+
+
+def alike(devices: Iterable[Traits]) -> bool:
+    """Whether all ``devices`` come to the same bits: by their canaries, where each has one of the same
+    job; or else all their other traits are the same, and no two canaries say otherwise.
+    """
+    different = list({id(traits): traits for traits in devices}.values())
+    identity = _identity(different)
+    return len(set(map(identity, different))) <= 1
 
 
 def between(one: Traits, other: Traits) -> dict[str, tuple[str, str]]:
@@ -95,9 +114,10 @@ def differences(devices: Mapping[str, Traits]) -> tuple[Difference, ...]:
         same.setdefault(id(traits), []).append(device)
     if len(same) <= 1:
         return ()
-    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for alike in same.values():
-        groups.setdefault(tuple(sorted(devices[alike[0]].items())), []).extend(alike)
+    groups: dict[Hashable, list[str]] = {}
+    identity = _identity([devices[names[0]] for names in same.values()])
+    for names in same.values():
+        groups.setdefault(identity(devices[names[0]]), []).extend(names)
     ordered = sorted(map(sorted, groups.values()), key=lambda group: (-len(group), group))
     usual = ordered[0][0]
     return tuple(
@@ -108,3 +128,17 @@ def differences(devices: Mapping[str, Traits]) -> tuple[Difference, ...]:
 def nodes_of(found: Sequence[Difference]) -> tuple[str, ...]:
     """The nodes of all who differ, in name order."""
     return tuple(sorted({node_of(device) for difference in found for device in difference.devices}))
+
+
+def _identity(found: Collection[Traits]) -> Callable[[Traits], Hashable]:
+    """What devices that come to the same bits have in common; ``found``: all traits that are looked at."""
+    # A list of versions says too much or too little: a driver that changes no bit, or a library that nobody
+    # thought of. What was computed says it whatever the list does. (D-exactness-017)
+    digests: dict[str, set[str]] = {}
+    for traits in found:
+        digest, _, of = traits.get(CANARY, "").partition(_OF)
+        digests.setdefault(of, set()).add(digest)
+    if len(digests) == 1 and "" not in digests:
+        return lambda traits: traits[CANARY]
+    told = any(len(different) > 1 for of, different in digests.items() if of)
+    return lambda traits: tuple(sorted(item for item in traits.items() if told or item[0] != CANARY))

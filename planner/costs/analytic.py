@@ -89,7 +89,8 @@ class Workload(msgspec.Struct, frozen=True):
     """A micro-batch: ``sequences`` of ``length`` tokens, ``precision`` "fp32" or "bf16" (autocast over
     float32 weights). ``state_bytes_per_param``: everything that lives as long as a parameter, itself
     included, and two moments in float32; ``slot_bytes``: of embedding, block and head what the optimizer
-    keeps in place of these. ``separate``: whether documents of a sequence are kept apart, by a mask.
+    keeps in place of these. ``separate``: whether documents of a sequence are kept apart, by a mask;
+    ``chunked``: whether logits and loss are computed for some tokens at a time.
     """
 
     sequences: int
@@ -97,6 +98,7 @@ class Workload(msgspec.Struct, frozen=True):
     precision: str
     state_bytes_per_param: int
     separate: bool = False
+    chunked: bool = False
     slot_bytes: tuple[int, int, int] | None = None
 
     @property
@@ -145,8 +147,10 @@ def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profi
     head_flops = 2.0 * work.tokens * shape.hidden * shape.vocab
     head = _layer(
         "head", shape.head_params, of_head, head_flops, _head_bytes(shape, work), FULL,
-        shape.hidden * shape.vocab, work, device,
+        0 if work.chunked else shape.hidden * shape.vocab, work, device,
     )  # fmt: skip
+    if work.chunked:
+        head = _with_gradients(head, device)
     own = tuple((layer,) for layer in range(shape.num_blocks + 2))
     return Profile(
         key="analytic",
@@ -184,6 +188,12 @@ def _layer(
         name, forward_s, backward_s, FULL * params, state_bytes, kept_bytes, output_bytes,
         slot_bytes=slot_bytes,
     )  # fmt: skip
+
+
+def _with_gradients(head: LayerCost, device: DeviceSheet) -> LayerCost:
+    """``head``, whose forward makes the gradients, too: its backward reads, scales and writes them."""
+    scaled_s = max(2 * head.activation_bytes / device.memory_bytes_per_s, device.dispatch_s)
+    return msgspec.structs.replace(head, forward_s=head.forward_s + head.backward_s, backward_s=scaled_s)
 
 
 # --------------------------------------------------------------------------- bytes kept for the backward
@@ -239,5 +249,7 @@ def _gated_bytes(shape: Shape, work: Workload) -> int:
 
 def _head_bytes(shape: Shape, work: Workload) -> int:
     norms = FULL * shape.hidden * (2 if shape.gated else 1)
+    if work.chunked:  # of hidden states and the projection the gradients, and no logits
+        return FULL * shape.hidden * shape.vocab + work.tokens * (norms + FULL * shape.hidden)
     per_token = norms + work.product_bytes * shape.hidden + FULL * shape.vocab
     return work.tokens * per_token

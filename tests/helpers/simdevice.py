@@ -28,7 +28,9 @@ from oobleckd.protocol.messages import (
     StepDone,
     ToWorker,
 )
-from oobleckd.protocol.parts import Counters, DeviceInfo
+from oobleckd.protocol.parts import Counters, DeviceInfo, bits_of
+from oobleckd.protocol.traits import KIND
+from oobleckd.worker.canary.canary import Canary
 from oobleckd.worker.checkpointing.snapshot import Share
 from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.device.device import DeviceProcess
@@ -104,6 +106,7 @@ class SimDevice(DeviceProcess):
         self.context = DeviceContext(name, "cpu", "host", "", Path())
         self.activity, self.faults, self.mailbox = SimActivity(), SimFaults(self), Mailbox()
         self.torch_device = CPU
+        self.canary = Canary(name, CPU, {})
         self.transport: Any = SimTransport(self)
         self.groups: Any = SimGroupManager()
         self.messenger = TransportMessenger(
@@ -258,11 +261,12 @@ class SimDevice(DeviceProcess):
             self.node.from_device(message)
 
     def _tell_up(self) -> None:
+        said = (self.world.rounds_apart | self.world.says_apart).get(self.name, "")
         self.known = DeviceInfo(
             self.name, "cpu", "cpu", 0, self.transport.address, "", 1, self.job_id, self.layout.epoch,
             self.commit.answered, self.counters.step, self.counters.round,
             self.holding or (self.executor is not None and self.executor.misread), self.incarnation,
-            self.world.rounds_apart.get(self.name, ""),
+            said, self.canary.traits({KIND: bits_of("cpu", said)}) if self.canary.said else {},
         )  # fmt: skip
 
     def _measure(self, message: Any) -> None:
@@ -277,7 +281,9 @@ class SimDevice(DeviceProcess):
     def _begin_job(self, job_id: str, job: Job) -> Executor:
         self.job_id = job_id
         corpus = self.reading.corpus(job_id, job)
-        self.tell(Identified(self.name, job_id, self.reading.inputs))
+        self.canary.said = self.world.canaries.get(self.name, "")
+        self._tell_up()
+        self.tell(Identified(self.name, job_id, self.reading.inputs, canary=self.canary.said))
         self.executor = SimExecutor(self, job_id, job, corpus)
         return self.executor
 

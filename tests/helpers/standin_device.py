@@ -89,17 +89,19 @@ def main(
     hold(*lifeline)
     if "STANDIN_CRASH" in os.environ:
         os._exit(9)
+    traits = {"born": str(os.getpid())}  # of the first in a place, and from then on of its heirs
     if not device:
-        device = wait_for_place(fd)
+        place = wait_for_place(fd)
+        device, traits = place.device, place.before
         hang_if_first(os.environ.get("STANDIN_STUCK"))
     mailbox, shown = Mailbox(), ActivityPage(activity)
     link = DeviceLink(fd, mailbox, urgent=urgent)
     if "STANDIN_SAYS" in os.environ:
         kind, _, text = os.environ["STANDIN_SAYS"].partition(": ")
         end(link, Death(kind, "start", text, hint="mend that" if kind == TO_MEND else ""))
-    link.send(
-        DeviceUp(DeviceInfo(device, kind, "stand-in", 0, f"{bind}:1", f"{run_dir}/none.sock", os.getpid()))
-    )
+    address, local = f"{bind}:1", f"{run_dir}/none.sock"
+    info = DeviceInfo(device, kind, "stand-in", 0, address, local, os.getpid(), traits=traits)
+    link.send(DeviceUp(info))
     while True:
         shown.wait()
         mailbox.wait(LOOK_UP_S)

@@ -95,6 +95,8 @@ class World:
         self.fired: list[tuple[str, str]] = []
         # Device whose arithmetic comes to other norms -> what it says of that.
         self.rounds_apart = rounds_apart or {}
+        self.canaries: dict[str, str] = {}  # device -> what it says of the next job that it begins
+        self.says_apart: dict[str, str] = {}  # device whose arithmetic is the same -> what it says of that
         self.strikes: Callable[[SimDevice, str, int], bool] = lambda _device, _point, _round: False
         self.on_strike: Callable[[str, int], None] = lambda name, _index: self.kill(name)
         self.lateness_s: Callable[[], float] = lambda: 0.0  # of a heartbeat: agents that get no processor

@@ -179,6 +179,7 @@ def test_a_spare_is_at_hand_again_when_its_heir_dies_at_once(daemon: StubDaemon,
         while (hello := daemon.ready()).spare is None:  # ready or not
             pass
         assert hello.incarnation == first.incarnation
+        assert hello.devices[0].traits == first.devices[0].traits  # each is told what the one before was
         victim = hello.devices[0].pid
 
 

@@ -4,7 +4,9 @@ had been (docs/corruption.md).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.changes import NodeQuarantined
 from oobleckd.protocol.parts import How
+from oobleckd.protocol.traits import CANARY
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 7
@@ -85,3 +88,44 @@ def test_a_gradient_sum(cluster: Cluster) -> None:
     cluster.client.kill(node, "flip-sum")
     assert evidence(cluster, node) == (f"{node}/0", "own-check")
     finish(cluster, job)
+
+
+OTHER_KERNELS = """
+import sys
+
+class OtherKernels:
+    "Has a device compute attention by another kernel, of which no version and no setting tells."
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "oobleckd.worker.canary.canary":
+            import torch
+            torch.backends.cuda.enable_flash_sdp(False)  # which is heeded by CPUs, too
+
+sys.meta_path.insert(0, OtherKernels)
+"""
+
+
+def test_one_that_computes_otherwise_is_told_apart_and_not_corrupt(cluster: Cluster, tmp_path: Path) -> None:
+    """It says the same of itself as the others do, but for its canary."""
+    (tmp_path / "sitecustomize.py").write_text(OTHER_KERNELS)
+    cluster.heal()
+    cluster.kill("node-3", "sigkill")
+    usual = dict(cluster.env)
+    cluster.env["PYTHONPATH"] = str(tmp_path)
+    cluster.ctl("start-node", "node-3")
+    cluster.env.clear()
+    cluster.env.update(usual)
+    config = tiny_job("plain").model.config | {"attn_pdrop": 0.0}
+    odd = tiny_job("odd", model={"config": config}, train={"steps": 12}, fault_tolerance={"f": 2})
+    job = cluster.client.submit(odd).id
+    at_work = cluster.at_step(job, 3)
+    (found,) = at_work.differences
+    assert (found.devices, [*found.traits]) == (("node-3/0",), [CANARY])
+    told = json.loads(cluster.ctl("describe", "node", "node-3", "-o", "json").stdout)
+    assert told["traits"][0][CANARY] == found.traits[CANARY][0]
+    cluster.job_in(job, "done")
+    assert len(cluster.client.job(job).kinds) == 2
+    story = [change.data for change in cluster.client.story("node:node-3")]
+    assert not any(isinstance(data, NodeQuarantined) for data in story)
+    cluster.kill("node-3", "sigkill")  # the next test has one that is as the others
+    cluster.heal()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.core import view
-from oobleckd.core.entries import CorruptionFound, CorruptionSettled, RolledBack
+from oobleckd.core.entries import CorruptionFound, CorruptionSettled, LayoutDeployed, RolledBack
 from oobleckd.protocol.api import Drain
 from oobleckd.protocol.changes import DevicesDiffer, JobWentBack, NodeQuarantined
 from oobleckd.protocol.job import Schedule
@@ -17,13 +17,22 @@ from tests.helpers.world import World
 MANNERS = [Schedule(), Schedule(backward="decoupled"), Schedule(update="staggered")]
 
 
+SAME, OTHER = "1f8a02bb90c4d7e1 of 5b1c9d02", "77d0a3c94e215f08 of 5b1c9d02"
+
+
 def running(
-    seed: int = 0, num_nodes: int = 6, step: int = 6, rounds_apart: dict[str, str] | None = None, **spec
+    seed: int = 0,
+    num_nodes: int = 6,
+    step: int = 6,
+    rounds_apart: dict[str, str] | None = None,
+    canaries: dict[str, str] | None = None,
+    **spec,
 ) -> World:
     """A job of two copies (six nodes, pipelines of three) that has committed a few steps; a checkpoint every
     4.
     """
     world = World(seed, num_nodes, rounds_apart=rounds_apart)
+    world.canaries = canaries or {}
     world.run_for(3.0)
     world.submit(
         make_job(
@@ -257,3 +266,71 @@ def test_one_of_another_kind_that_stands_by_does_not_keep_others_from_being_comp
     assert told_of_differences(world) == []
     flip(world, "n02/0")
     world.run(lambda: of_kind(world, CorruptionFound))
+
+
+def singing(num_nodes: int = 6, **others: str) -> dict[str, str]:
+    """What devices come to, all the same but ``others``, by node."""
+    return {f"n{number:02}/0": others.get(f"n{number:02}", SAME) for number in range(1, num_nodes + 1)}
+
+
+def plans(world: World) -> int:
+    return len(of_kind(world, LayoutDeployed))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_whose_canary_is_another_is_told_apart_and_not_corrupt(seed: int) -> None:
+    """Although all that it says of its versions is the same."""
+    world = running(seed, rounds_apart={"n02/0": ""}, canaries=singing(n02=OTHER))
+    assert plans(world) == 1  # the one that would have compared never came into force
+    (found,) = world.view().differences
+    assert (found.devices, found.traits) == (("n02/0",), {"canary": (OTHER, SAME)})
+    finish(world)
+    assert of_kind(world, CorruptionFound) == []
+    assert len(told_of_differences(world)) == 1
+
+
+def test_devices_of_other_versions_with_one_canary_are_compared() -> None:
+    world = World(0, 6)
+    world.canaries = singing()
+    world.says_apart = {"n02/0": "another torch"}
+    world.run_for(3.0)
+    world.submit(make_job(steps=20, memory=300, every=4, min_pipeline_nodes=3))
+    world.until_step(6)
+    assert (world.view().differences, told_of_differences(world)) == ((), [])
+    flip(world, "n02/0")
+    world.run(lambda: of_kind(world, CorruptionFound))
+    assert of_kind(world, CorruptionFound)
+
+
+def test_a_daemon_that_begins_anew_hears_the_canaries_in_hellos() -> None:
+    world = running(steps=60, rounds_apart={"n02/0": ""}, canaries=singing(n02=OTHER))
+    world.daemon.stop()
+    world.daemon.start()
+    world.run_for(2.0)
+    assert [found.devices for found in world.view().differences] == [("n02/0",)]
+    world.kill("n05")
+    finish(world)
+    assert of_kind(world, CorruptionFound) == []
+    assert plans(world) == 2  # at the second everybody's was known
+
+
+def test_one_that_joins_with_another_canary_ends_comparing() -> None:
+    world = running(num_nodes=7, steps=60, step=4, canaries=singing(7))
+    world.kill("n02")
+    world.run_for(1.0)
+    world.rounds_apart["n02/0"] = ""
+    world.canaries["n02/0"] = OTHER
+    world.add("n02")
+    finish(world)
+    assert of_kind(world, CorruptionFound) == []
+    assert world.job().kinds == [{"device": "cpu", "canary": said} for said in (SAME, OTHER)]
+
+
+def test_canaries_of_another_job_say_nothing_of_this_one() -> None:
+    """One that has had no canary, as a layer was too large, beside those that have: versions decide."""
+    old = OTHER.replace("5b1c9d02", "00000000")
+    world = running(canaries=singing(n02=old, n03=""))
+    assert world.view().differences == ()
+    flip(world, "n02/0")
+    world.run(lambda: of_kind(world, CorruptionFound))
+    assert of_kind(world, CorruptionFound)

@@ -132,7 +132,7 @@ class AgentConfig:
 class _Device:
     """A device process, in its ``incarnation``. ``info`` is None until it is up; ``verdict``: why the agent
     ended it; ``said``: its last words. ``heirs``: how many took the place of one that was up, this one
-    included, and none of them was.
+    included, and none of them was; ``traits``: of the last that was.
     """
 
     child: Child
@@ -142,6 +142,7 @@ class _Device:
     verdict: str = ""
     said: Death | None = None
     heirs: int = 0
+    traits: dict[str, str] = field(default_factory=dict)
 
 
 class Agent:
@@ -346,8 +347,8 @@ class Agent:
         self._burials.add(old.child)
         self._outbox.forget(name)
         device = self._place(name, heir)
-        device.heirs = old.heirs + 1
-        device.link.send(codec.encode(TakePlace(name)))
+        device.heirs, device.traits = old.heirs + 1, old.traits
+        device.link.send(codec.encode(TakePlace(name, old.traits)))
         self._loop.call_later(_PLACE_S, self._check_place, device)
         if heir.is_fork:
             self._spare.keep()  # the next one costs nothing to speak of
@@ -429,6 +430,7 @@ class Agent:
             msgspec.structs.replace(_device_up.decode(data).info, incarnation=device.incarnation),
             0,
         )
+        device.traits = device.info.traits
         if self._all_up() and not was_up:
             self._endings.all_up()
             forget_failed(self._config.setting.run_dir)

@@ -6,7 +6,7 @@ import ctypes
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,7 +21,8 @@ from oobleckd.worker.transport.pages import MESSAGE_PAGES
 class DeviceContext:
     """Where this process runs: its name and kind, the host it shares with local peers, its folders;
     ``urgent``: whether it answers before ordinary programs have their turn. ``compiled_dir``: where it keeps
-    what it compiles; None: in ``run_dir``.
+    what it compiles; None: in ``run_dir``. ``before``: all that decided the bits of the process whose place
+    it took, a spare's.
     """
 
     device: str
@@ -31,6 +32,7 @@ class DeviceContext:
     run_dir: Path
     urgent: bool = False
     compiled_dir: Path | None = None
+    before: dict[str, str] = field(default_factory=dict)
 
 
 def give_back_memory() -> None:

@@ -55,6 +55,7 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
+from oobleckd.worker.canary.canary import Canary
 from oobleckd.worker.checkpointing.writer import BackgroundWriter
 from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.device.agent_link import DeviceLink
@@ -110,6 +111,7 @@ class DeviceProcess:
         self.mailbox, self.lock = Mailbox(), YieldingLock()
         self._loop = threading.get_native_id()  # of the thread that makes this, and runs it
         self.torch_device = torch_device(context)
+        self.canary = Canary(context.device, self.torch_device, context.before)
         backend, why = choose(self.torch_device)
         _log.info("%s: messages take %s", context.device, why)
         self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=context.urgent)
@@ -414,8 +416,12 @@ class DeviceProcess:
     def _begin_job(self, job_id: str, job: Job) -> Executor:
         self.job_id = job_id
         corpus = self.reading.corpus(job_id, job)
-        self.tell(Identified(self.context.device, job_id, self.reading.inputs))
-        store = Store(load_spec(job), self.torch_device)
+        spec = load_spec(job)
+        self.canary.sing(spec, traits(self.torch_device))
+        give_back_memory()  # of a layer's canary, before there is a state to hold
+        self._tell_up()  # before others hear of it: what the agent says in a Hello counts
+        self.tell(Identified(self.context.device, job_id, self.reading.inputs, canary=self.canary.said))
+        store = Store(spec, self.torch_device)
         self.executor = Executor(
             self.context.device, job_id, job, store, corpus, self.messenger, self.faults, self.tell,
             self.activity, self.lock.released, BackgroundWriter(self.tell, self.faults, self.mailbox.wake),
@@ -436,7 +442,7 @@ class DeviceProcess:
         copied_bytes, staged_bytes = self.deployment.copied_bytes, self.deployment.staged_bytes
         notes = self.deployment.store.spec.notes
         device, inputs = self.context.device, self.reading.inputs
-        self.tell(Ready(device, message.epoch, copied_bytes, staged_bytes, notes, inputs))
+        self.tell(Ready(device, message.epoch, copied_bytes, staged_bytes, notes, inputs, self.canary.said))
         self.faults.reach("ready", message.counters.round)
 
     def _adopt(self, layout_epoch: int) -> None:
@@ -573,7 +579,7 @@ class DeviceProcess:
             round=counters.round,
             holding=executor is not None and (executor.holding or executor.misread),
             arithmetic=arithmetic(self.torch_device),
-            traits=traits(self.torch_device),
+            traits=self.canary.traits(traits(self.torch_device)),
             card=card_of(self.torch_device),
         )
         self.link.send(DeviceUp(info))

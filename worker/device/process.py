@@ -80,7 +80,7 @@ def main(
     at_the_end(partial(tell_agent, fd))
     with ends_the_process("start"):
         import_for_good(HEAVY)
-        device = device or wait_for_place(fd)
+        place = TakePlace(device) if device else wait_for_place(fd)
         from oobleckd.worker.device.context import DeviceContext
         from oobleckd.worker.device.device import DeviceProcess
 
@@ -89,7 +89,9 @@ def main(
         handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         process = DeviceProcess(
-            DeviceContext(device, kind, host, bind, run_dir, urgent, compiled_dir), fd, ActivityPage(activity)
+            DeviceContext(place.device, kind, host, bind, run_dir, urgent, compiled_dir, place.before),
+            fd,
+            ActivityPage(activity),
         )
     with ends_the_process():
         process.run()
@@ -132,18 +134,18 @@ def import_gently(modules: Sequence[str]) -> None:
         gently.submit(_import, modules).result()
 
 
-def wait_for_place(fd: int) -> str:
+def wait_for_place(fd: int) -> TakePlace:
     """Say on the agent's socket ``fd`` that all is imported, and sleep until a device's place is free; load
     torch's compiler where the agent says that it will be needed.
 
-    Returns the device's name. Raises EOFError when the agent is gone.
+    Returns which one that is. Raises EOFError when the agent is gone.
     """
     with socket.socket(fileno=os.dup(fd)) as agent:
         write_frame(agent, codec.encode(SpareUp()))
         while (data := read_frame(agent)) is not None:
             order = msgspec.msgpack.decode(data, type=TakePlace | LoadCompiler)
             if isinstance(order, TakePlace):
-                return order.device
+                return order
             _load_compiler()
     raise EOFError("the agent is gone")
 

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
 from oobleckd.worker.models.folders.folder import Folder
-from oobleckd.worker.models.layer import Layer
+from oobleckd.worker.models.heads.chunked import ChunkedHead
+from oobleckd.worker.models.layer import Batch, Layer
 from oobleckd.worker.models.separate import check_apart, record
 from oobleckd.worker.models.split import Call, CallRecorder, Split, split
 from oobleckd.worker.models.weights import fresh
@@ -50,6 +52,7 @@ class ModelSpec:
         self.job = job
         self.config = config
         self._split: Split = split(config) if job.model.checkpoint else _split_of(config)
+        self._check_loss()
         self._folder = self._open_folder()
         self.notes: tuple[FolderNote, ...] = () if self._folder is None else self._folder.notes
         if self._folder is not None and self._folder.apart:
@@ -133,16 +136,34 @@ class ModelSpec:
         if layer == 0:
             module = self._split.embedding(real, device)
         elif is_head:
-            module = self._split.head(real, device)
+            module = self._head(real, device)
         else:
             module = self._split.block(layer - 1, real, device)
             call = None if self.job.data.is_separate else self._joined_calls(device)[layer - 1]
         assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
         first = first_position(self.job.model.family, self.config)
-        run = compiled(module, device, is_head=is_head) if layer and self.job.train.compile else None
-        return Layer(
-            layer, order, module, device, self._bf16, call, is_head, self.job.schedule.apart, first, run
-        )
+        # Weight gradients of a head in chunks are there when its forward is over.
+        apart = self.job.schedule.apart and not isinstance(module, ChunkedHead)
+        eager = layer == 0 or not self.job.train.compile or isinstance(module, ChunkedHead)
+        run = None if eager else compiled(module, device, is_head=is_head)
+        return Layer(layer, order, module, device, self._bf16, call, is_head, apart, first, run)
+
+    def _head(self, real: dict[int, Tensor], device: torch.device) -> nn.Module:
+        size = self.job.train.loss_chunk_size
+        if not size:
+            return self._split.head(real, device)
+        return ChunkedHead(*self._split.head_in_parts(real, device), size)
+
+    def _check_loss(self) -> None:
+        # The loop knows the loss of a next token alone; a family with another one would be trained on
+        # something else.
+        found = self._split.model.loss_function
+        if self.job.train.loss_chunk_size and found is not ForCausalLMLoss:
+            raise UserError(
+                f"train.loss_chunk_size: the loss of {self.job.model.family} is transformers' "
+                f"{found.__name__}, and only {ForCausalLMLoss.__name__} is computed in chunks",
+                "leave train.loss_chunk_size out, or train a causal model",
+            )
 
     def calls(self, positions: Tensor, documents: Tensor) -> dict[int, Call]:
         """What each block is called with, by its layer, for a micro-batch with these ``positions`` and
@@ -158,9 +179,11 @@ class ModelSpec:
 
     def rounded(self, layer: int) -> frozenset[str]:
         """Keys that autocast would round to bfloat16 whenever ``layer`` computes with them, and that it does
-        nothing else with: a copy of them that is rounded already, made once, gives the same bits.
+        nothing else with: a copy of them that is rounded already, made once, gives the same bits. A head in
+        chunks adds up their gradients in float32, so it has none.
         """
-        if not self._bf16:
+        chunked = bool(self.job.train.loss_chunk_size) and layer == self.num_layers - 1
+        if not self._bf16 or chunked:
             return frozenset()
         if not self._rounded:
             model, keys = self._split.model, [self._keys_of(each) for each in range(self.num_layers)]
@@ -170,6 +193,29 @@ class ModelSpec:
                 for of_layer, ids in zip(keys, products, strict=True)
             )
         return self._rounded[layer]
+
+    def calls_for(self, batch: Batch) -> dict[int, Call]:
+        """What each block is called with, by its layer, for ``batch``, which may have another shape than the
+        job's micro-batches, on the device where it is.
+        """
+        if batch.positions is not None and batch.documents is not None:
+            return self.calls(batch.positions, batch.documents)
+        device, (rows, length) = batch.inputs.device, batch.inputs.shape
+        with self._precision(device):
+            return dict(enumerate(self._split.recorder(device)((rows, length)), start=1))
+
+    def run_on_meta(self, layer: int, call: Call, shape: tuple[int, int]) -> None:
+        """A block on the meta device, which computes shapes alone, with hidden states of ``shape`` (batch,
+        sequence).
+        """
+        self._split.run_on_meta(layer - 1, call, shape)
+
+    def attention_kind(self, layer: int) -> str:
+        """What the configuration says of the attention of a block ("sliding_attention"); "" where it says
+        nothing, or has the same for all.
+        """
+        told = getattr(self.config, "layer_types", None) or ()
+        return str(told[layer - 1]) if layer <= len(told) else ""
 
     def kind_of(self, layer: int) -> str:
         """Blocks of one kind compute alike: the names of a block's module classes, in order."""

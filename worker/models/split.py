@@ -74,6 +74,15 @@ class Split:
         tail = _real(self.model, _Tail(self.tail), params, device)
         return _real(self.model, self.model, {**params, id(self.body): tail}, device)
 
+    def head_in_parts(
+        self, params: Mapping[int, Tensor], device: torch.device
+    ) -> tuple[nn.Module, nn.Module]:
+        """The last layer as the modules after the last block, called as ``(inputs_embeds=x)``, and what makes
+        ``logits`` of their ``last_hidden_state``, called likewise.
+        """
+        tail = _real(self.model, _Tail(self.tail), params, device)
+        return tail, _real(self.model, self.model, {**params, id(self.body): _Tail(())}, device)
+
     def recorder(self, device: torch.device) -> CallRecorder:
         """What finds out on ``device`` what the blocks are called with."""
         return CallRecorder(self.model, self.body, self.blocks, device)
@@ -84,14 +93,20 @@ class Split:
         """
         calls = self.recorder(torch.device("cpu"))((1, 2))
         tried: set[str] = set()
-        shape = (1, 2, self.model.config.hidden_size)
-        for block, (args, kwargs) in zip(self.blocks, calls, strict=True):
+        for index, (block, call) in enumerate(zip(self.blocks, calls, strict=True)):
             if (kind := str(block)) in tried:
                 continue
             tried.add(kind)
-            x = torch.empty(shape, device="meta")
-            with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError):
-                block(x, *(_on_meta(each) for each in args), **_on_meta(kwargs))
+            self.run_on_meta(index, call, (1, 2))
+
+    def run_on_meta(self, index: int, call: Call, shape: tuple[int, int]) -> None:
+        """Block ``index`` on the meta device, with hidden states of ``shape`` (batch, sequence). Raises
+        UserError where it cannot be built so.
+        """
+        args, kwargs = call
+        x = torch.empty((*shape, self.model.config.hidden_size), device="meta")
+        with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError):
+            self.blocks[index](x, *(_on_meta(each) for each in args), **_on_meta(kwargs))
 
     def kind_of(self, index: int) -> str:
         """Blocks of one kind compute alike: the names of a block's module classes, in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -164,3 +165,24 @@ def test_describe_shows_the_notes(ctl: Ctl) -> None:
     shown = ctl("describe", "job", "small").stdout
     assert "1 tensor is not in the folder and begins fresh: lm_head.weight" in shown
     assert ctl.json("describe", "job", "small")["notes"][0]["kind"] == "fresh"
+
+
+@pytest.mark.parametrize(("device", "said"), [("cpu", "math"), ("h100", "memory-efficient")])
+def test_plan_says_what_computes_attention_where_it_is_asked(
+    ctl: Ctl, job_file: JobFile, monkeypatch: pytest.MonkeyPatch, device: str, said: str
+) -> None:
+    told = (
+        '{"attention":{"cpu":[{"blocks":8,"backend":"math","why":"dropout"}],'
+        '"cuda":[{"blocks":8,"backend":"memory-efficient","why":"float32"}]}}'
+    )
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(
+        look, "run_worker", lambda *words: asked.append(words) or (told if "--attention" in words else "{}")
+    )
+    words = ("plan", str(job_file()), "--nodes", "3", "--device", device)
+    shown = ctl(*words, "-v").stdout.partition("ATTENTION\n")[2]
+    assert shown.splitlines()[1].split()[:2] == ["8", said]
+    found = json.loads(ctl(*words, "-o", "json").stdout)["attention"]
+    assert [(each["blocks"], each["backend"]) for each in found] == [(8, said)]
+    assert "ATTENTION" not in ctl(*words).stdout
+    assert ["--attention" in words for words in asked] == [True, True, False]

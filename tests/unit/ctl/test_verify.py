@@ -220,6 +220,20 @@ def test_mixed_kinds_of_devices_are_not_comparable(cluster: Ctl) -> None:
     assert "not comparable: different kinds of devices: cpu and cuda here" in result.stderr
 
 
+def test_what_devices_come_to_counts_and_not_what_they_are_called(cluster: Ctl) -> None:
+    """Nodes of other versions trained it, whose canaries are the same; then one whose canary is not."""
+    here, there = ({"device": "cpu", "torch": torch, "canary": "1f of 5b"} for torch in ("2.12", "2.13"))
+    cluster.api.nodes = [node_view("node-1", traits=(here,)), node_view("node-2", traits=(there,))]
+    assert cluster("verify", "job-1").exit_code == 0
+    cluster.api.nodes = [
+        node_view("node-1", traits=(here,)),
+        node_view("node-2", traits=({**here, "canary": "2e of 5b"},)),
+    ]
+    result = cluster("verify", "job-1", "--fresh")
+    assert result.exit_code == 1
+    assert "canary 1f of 5b and canary 2e of 5b here" in result.stderr
+
+
 def test_a_reference_run_of_another_kind_is_not_comparable(cluster: Ctl) -> None:
     assert cluster("verify", "job-1").exit_code == 0
     cluster.api.nodes = [node_view("node-1", kinds=("cuda",))]

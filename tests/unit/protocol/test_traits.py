@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from oobleckd.protocol.traits import between, differences, lacking, no_compiler, nodes_of
+from oobleckd.protocol.traits import (
+    CANARY,
+    Traits,
+    alike,
+    between,
+    differences,
+    lacking,
+    no_compiler,
+    nodes_of,
+)
 
 USUAL = {"device": "NVIDIA H200", "transformers": "5.23.0", "driver": "580.65"}
 
@@ -49,3 +58,38 @@ def test_the_first_that_cannot_is_named() -> None:
     assert lacking(dict.fromkeys("bcd", "no Triton"), ["b"]) == (
         "train.compile: c and 1 other node can compile nothing: no Triton"
     )
+
+
+SAME, OTHER = "1f8a02bb90c4d7e1 of 5b1c9d02", "77d0a3c94e215f08 of 5b1c9d02"
+ODD = USUAL | {"transformers": "5.24.1"}
+
+
+def canary(said: str, traits: Traits = USUAL) -> dict[str, str]:
+    return {**traits, CANARY: said}
+
+
+def test_canaries_decide_whatever_versions_say() -> None:
+    assert alike([canary(SAME), canary(SAME, ODD)])
+    assert differences({"a/0": canary(SAME), "b/0": canary(SAME, ODD)}) == ()
+    assert not alike([canary(SAME), canary(OTHER)])
+    (found,) = differences({"a/0": canary(SAME), "b/0": canary(OTHER)})
+    assert str(found) == f"b/0 differs from a/0 in canary {OTHER} != {SAME}"
+
+
+def test_without_them_versions_decide() -> None:
+    assert alike([USUAL, USUAL])
+    assert not alike([USUAL, ODD])
+    assert alike([USUAL, canary(SAME)])  # one has had no job yet
+    assert not alike([ODD, canary(SAME)])
+    assert not alike([USUAL, canary(SAME), canary(OTHER)])
+
+
+def test_canaries_of_other_jobs_are_not_compared() -> None:
+    other_job = "77d0a3c94e215f08 of 00000000"
+    assert alike([canary(SAME), canary(other_job)])
+    assert not alike([canary(SAME), canary(other_job, ODD)])
+    assert differences({"a/0": canary(SAME), "b/0": canary(other_job)}) == ()
+
+
+def test_nobody_is_alike() -> None:
+    assert alike([])

@@ -55,6 +55,25 @@ def test_bytes_are_those_that_a_worker_measures(
         assert found.activation_bytes == pytest.approx(real.activation_bytes, rel=0.05), found.name
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("family", "config"), [("gpt2", GPT2), ("llama", LLAMA)])
+def test_so_are_those_of_a_head_in_chunks(family: str, config: dict[str, Any], precision: str) -> None:
+    train = {
+        "steps": 1, "global_batch": 8, "micro_batch": 8, "sequence": 32, "precision": precision,
+        "loss_chunk_size": 48,
+    }  # fmt: skip
+    job = parse_job({"name": "x", "model": {"family": family, "config": config}, "train": train})
+    whole = parse_job(
+        {"name": "x", "model": {"family": family, "config": config}, "train": train | {"loss_chunk_size": 0}}
+    )
+    head, of_whole = (measure(load_spec(each), each, torch.device("cpu")).layers[-1] for each in (job, whole))
+    expected = analytic_profile(shape_of(job), workload_of(job, shape_of(job)), SHEETS["cpu"]).layers[-1]
+    assert expected.activation_bytes == pytest.approx(head.activation_bytes, rel=0.05)
+    assert head.activation_bytes < of_whole.activation_bytes
+    assert expected.backward_s < expected.forward_s
+    assert profile_key(job, torch.device("cpu")) != profile_key(whole, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(("family", "config"), [("gpt2", GPT2), ("llama", LLAMA)])
 @pytest.mark.parametrize(
     "optimizer",

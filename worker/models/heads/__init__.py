@@ -1,0 +1,1 @@
+"""Heads that are computed otherwise than transformers computes them."""
