@@ -63,7 +63,7 @@ class Batch:
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     # From memory that can be paged out a copy waits until the GPU has done all before it: two waits a
-    # micro-batch. (D-devices-024)
+    # micro-batch. (D-devices-022)
     pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
     return pinned.to(device, non_blocking=True)
 
