@@ -273,6 +273,9 @@ class SimDevice(DeviceProcess):
         self.reading.corpus(message.job, message.spec)
         self.after(0.02, self.tell, Measured(self.name, message.job, self.world.profile, self.reading.inputs))
 
+    def _compile(self, *_: object) -> None:
+        """Layers are numbers here."""
+
     def _deploy(self, message: Any) -> None:
         if message.source != "copy":
             self.world.checks.begin_history(message.epoch)

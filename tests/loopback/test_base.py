@@ -197,7 +197,7 @@ def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tm
     file.write_text(to_toml(table_of(job)), encoding="utf-8")
     assert base.run("oobleckd.worker.tools.look", ["--job", str(file)], ONE_THREAD) == (
         0,
-        '{"notes":[],"data":[]}\n',
+        '{"notes":[],"data":[],"attention":{"cpu":[],"cuda":[]}}\n',
         "",
     )
     process = base.process()

@@ -359,6 +359,18 @@ def standbys() -> Iterator[Said]:
     yield node(world, "n02")
 
 
+def without_a_compiler() -> Iterator[Said]:
+    world = empty(5)
+    plain = make_job(steps=_EVERYTHING, memory=350, max_nodes=4)
+    world.submit(msgspec.structs.replace(plain, train=msgspec.structs.replace(plain.train, compile=True)))
+    world.until_step(3)
+    (name,) = set(world.nodes) - set(world.view().nodes)
+    known = world.machine.core.members.nodes[name]
+    lacks = {"device": "cpu", "torch": "2.13"}
+    known.devices = tuple(msgspec.structs.replace(each, traits=lacks) for each in known.devices)
+    yield node(world, name)
+
+
 def refused() -> Iterator[Said]:
     world = empty(1)
     hello = Hello(PROTOCOL + 2, "n2", "1", "host", True, (), oldest=PROTOCOL + 1)
@@ -380,6 +392,7 @@ NODES: tuple[Situation, ...] = (
     evicted,
     bad_devices,
     standbys,
+    without_a_compiler,
     refused,
 )
 

@@ -23,7 +23,7 @@ def test_a_spare_loads_the_compiler_when_it_is_told_to_and_then_takes_its_place(
     with agent, spare:
         write_frame(agent, codec.encode(LoadCompiler()))
         write_frame(agent, codec.encode(TakePlace("node-1/0")))
-        assert wait_for_place(spare.fileno()) == "node-1/0"
+        assert wait_for_place(spare.fileno()) == TakePlace("node-1/0")
         assert read_frame(agent) is not None  # that it is up
     assert len(loaded) == 1
     assert loaded[0] != threading.main_thread().name  # whose priority could not be raised again
