@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -29,6 +28,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from oobleckd import __version__
 from oobleckd.daemon import busy
 from oobleckd.daemon.accepting import HEAD_S, GuardedSite, Guests
+from oobleckd.daemon.aside import started
 from oobleckd.daemon.busy import MeasuredLoop
 from oobleckd.daemon.config import Config, load_config
 from oobleckd.daemon.http import Api
@@ -184,7 +184,7 @@ async def _serve(config: Config, load: Callable[[], LoadedSettings[Config]], *, 
     # A thread that holds the interpreter's lock keeps the loop waiting, and may itself wait for a core that
     # somebody else has: it is as urgent as what waits for it. (D-service-022)
     behind = urgency.hurry_behind if urgency.hurries() else None
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "aside", behind))
+    asyncio.get_running_loop().set_default_executor(started(_NUM_THREADS, "aside", behind))
     service = open_service(config, adopt=adopt)
     heap.keep_looks_short()
     runners: list[web.AppRunner] = []

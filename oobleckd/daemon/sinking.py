@@ -65,13 +65,15 @@ def check_allowed(job: Job, kinds: Collection[str]) -> None:
 
 
 class Sinking:
-    """The process, by ``orders``. It is started when ``wanted`` is called first."""
+    """The process, by ``orders``. It is started when ``look`` first finds something to write."""
 
     def __init__(self, orders: SinkOrders) -> None:
         self._orders = orders
-        self._thread: threading.Thread | None = None
-        self._closing = threading.Event()
+        self._wanted, self._closing = threading.Event(), threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
+        # Before the loop serves anybody: it would wait until a new thread has its turn. (D-service-026)
+        self._thread = threading.Thread(target=self._run, name="sinks", daemon=True)
+        self._thread.start()
 
     @property
     def pid(self) -> int | None:
@@ -80,13 +82,13 @@ class Sinking:
 
     def look(self, jobs: Iterable[Job]) -> None:
         """Start it where there are rules, or one of ``jobs`` has sinks; once. Returns at once."""
-        if self._thread is None and (self._orders.rules or any(job.sinks for job in jobs)):
-            self._thread = threading.Thread(target=self._run, name="sinks", daemon=True)
-            self._thread.start()
+        if not self._wanted.is_set() and (self._orders.rules or any(job.sinks for job in jobs)):
+            self._wanted.set()
 
     def close(self) -> None:
         """End it. Waits for what is being written, and not for who hangs."""
         self._closing.set()
+        self._wanted.set()
         process = self._process
         if process is not None:
             assert process.stdin is not None, "a pipe"
@@ -95,14 +97,14 @@ class Sinking:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-        if self._thread is not None:
-            self._thread.join(_END_S)
+        self._thread.join(_END_S)
 
     def _run(self) -> None:
         """A thread of its own, not the loop's: to start a process takes milliseconds, and it is waited for as
         long as the daemon lives.
         """
         deaths = 0
+        self._wanted.wait()
         while not self._closing.is_set():
             begun = time.monotonic()
             try:
