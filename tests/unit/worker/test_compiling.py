@@ -72,7 +72,7 @@ def answering(root: Path, archives: dict[str, Path], said: list[Message]) -> Ask
             asking.heard(ArtifactHere("of another question", ""))
             asking.heard(ArtifactHere(message.key, path))
         if isinstance(message, ArtifactMade):
-            archives[message.key] = Path(shutil.move(message.path, root.parent))
+            archives[message.key] = Path(shutil.move(message.path, root.parent / message.key))
 
     asking = Asking(say)
     return asking
