@@ -138,10 +138,11 @@ class Compiling:
     @contextlib.contextmanager
     def _artifact(self, job: Job, kind: str) -> Iterator[None]:
         """Within, layers of ``kind`` are compiled, or loaded."""
+        folder = folder_of(self._root, self._device) / _name(job, kind)
         if kind in self._kinds:
+            keep_in(folder)
             yield  # another layer of those that are in memory
             return
-        folder = folder_of(self._root, self._device) / _name(job, kind)
         with contextlib.ExitStack() as held:
             if not artifact.is_intact(folder):
                 held.enter_context(_alone(folder))

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from oobleckd.worker.canary.canary import kinds, sung
 from oobleckd.worker.models import compiled, load_spec, spec
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.tools import reference as reference_run
@@ -100,6 +101,25 @@ def test_a_layer_has_one_graph_whatever_is_asked_of_it(tmp_path: Path, layer: in
     digest_of(job, layer, wants=False)
     assert compiled.num_graphs() == before > 0
     assert load_spec(job).num_layers == 4
+
+
+@pytest.mark.usefixtures("which")
+def test_the_canary_runs_what_is_compiled_and_compiles_nothing(tmp_path: Path) -> None:
+    job = compiling(tmp_path)
+    model = load_spec(job)
+    for layer in kinds(model):
+        if layer:
+            digest_of(job, layer)
+    before = compiled.num_graphs()
+    first, second = sung(model, CPU), sung(model, CPU)
+    assert first is not None
+    assert first == second
+    assert compiled.num_graphs() == before
+    plain = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, compile=False))
+    eager = sung(load_spec(plain), CPU)
+    assert eager is not None
+    assert first.digest != eager.digest
+    assert first.shape == (job.train.micro_batch, job.train.sequence)
 
 
 def test_what_cannot_be_compiled_is_an_error_and_not_run_as_it_is() -> None:
