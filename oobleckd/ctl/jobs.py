@@ -13,13 +13,14 @@ from msgspec import UNSET
 
 from oobleckd.client import Client
 from oobleckd.ctl.branch import LATEST, Origin, check, origin_of
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.evaluations import when_evaluated
 from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job, set_option
 from oobleckd.ctl.liveline import followed, live_line, silent
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.nodes import told
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import (
     CAUSES,
     FAILED,

@@ -14,9 +14,9 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem
 
-from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobfiles import loaded, set_option
 from oobleckd.ctl.look import look
+from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail, note
 from oobleckd.ctl.ownrule import knowable
 from oobleckd.ctl.parameters import show_parameters
