@@ -133,5 +133,5 @@ def _kept(job: JobView, now: float) -> list[Line]:
     if job.updates_early:
         taken = f", {job.updates_taken_back:,} taken back"
         fields.append((("updates before all votes ", "dim"), (f"{job.updates_early:,}{taken}", "")))
-    fields.append((("handed in ", "dim"), (dated(job.submitted_at, now), "")))
+    fields.append((("submitted ", "dim"), (dated(job.submitted_at, now), "")))
     return fields
