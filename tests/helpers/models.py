@@ -41,6 +41,7 @@ _SMALL = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "intermediate_size": 48, "ffn_dim": 48, "word_embed_proj_dim": 32, "vocab_size": 64,
     "max_position_embeddings": 16, "pad_token_id": 0, "rotary_dim": 4, **dict.fromkeys(DROPOUTS, 0.0),
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
 }  # fmt: skip
 
 

@@ -39,7 +39,10 @@ MASKED = (
 )  # fmt: skip
 """Families that are trained to name tokens that were hidden from them (``oobleckd.worker.data.masking``)."""
 
-FAMILIES = tuple(sorted(CAUSAL + MASKED))
+EXPERTS = ("mixtral", "qwen3_moe")
+"""Causal families that are mixtures of experts."""
+
+FAMILIES = tuple(sorted(CAUSAL + EXPERTS + MASKED))
 """Families whose split is proven bit-equal to the undivided model (tests/unit/worker/test_families.py)."""
 
 _ROBERTAS = frozenset({"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta"})

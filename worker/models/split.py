@@ -25,10 +25,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
 from oobleckd.worker.models import light
 from oobleckd.worker.models.config import MASKED
+from oobleckd.worker.models.experts import ShapesAlone
 from oobleckd.worker.models.products import product_parameters
 from oobleckd.worker.models.sizes import misfit
 from oobleckd.worker.models.strict import WholeSums
@@ -105,7 +106,7 @@ class Split:
         """
         args, kwargs = call
         x = torch.empty((*shape, self.model.config.hidden_size), device="meta")
-        with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError):
+        with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError), ShapesAlone():
             self.blocks[index](x, *(_on_meta(each) for each in args), **_on_meta(kwargs))
 
     def kind_of(self, index: int) -> str:
@@ -231,7 +232,9 @@ class CallRecorder:
 
 
 class _Tail(nn.Module):
-    """What stands in for the body in the head: the modules after the last block, on ``inputs_embeds``."""
+    """What stands in for the body in the head: the modules after the last block, on ``inputs_embeds``. Its
+    output has ``router_logits``, which heads of mixtures of experts ask for and do nothing with.
+    """
 
     def __init__(self, modules: tuple[nn.Module, ...]) -> None:
         super().__init__()
@@ -239,10 +242,10 @@ class _Tail(nn.Module):
 
     def forward(
         self, *_: Any, inputs_embeds: Tensor, **_kwargs: Any
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
+    ) -> MoEModelOutputWithPastAndCrossAttentions:
         for module in self.modules_after:
             inputs_embeds = module(inputs_embeds)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+        return MoEModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
 
 
 class _NoAngles(nn.Module):
