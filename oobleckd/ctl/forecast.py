@@ -107,6 +107,8 @@ def forecast(question: ForecastQuestion) -> Forecast:
         change=change,
         flops_per_token=question.flops_per_token,
         peak_of=f"{sheet.name}, {precision}" if sheet is not None else "",
+        params=question.profile.params,
+        active_params=question.profile.active_params,
     )
 
 

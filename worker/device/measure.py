@@ -110,6 +110,8 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         flops_per_token=flops.per_token(
             spec.num_weights, spec.num_layers - 2, spec.attention, job.train.sequence
         ),
+        params=spec.num_params,
+        active_params=spec.num_active_params,
     )
 
 
