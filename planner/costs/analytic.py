@@ -258,7 +258,7 @@ def _moments(shape: Shape) -> tuple[int, ...]:
 def _block(name: str, shape: Shape, slot_bytes: int, work: Workload, device: DeviceSheet) -> LayerCost:
     by_experts = 0 if shape.experts is None else shape.experts.expert_weights(shape.hidden)
     of_token = 2.0 * (shape.active_projections - by_experts) + 4.0 * work.length * shape.attention
-    # Experts compute in float32 whatever the precision. (D-models-014)
+    # Experts compute in float32 whatever the precision. (D-costs-002)
     products_s = of_token / device.flops(work.precision) + 2.0 * by_experts / device.flops("fp32")
     return _layer(
         name, shape.block_params, slot_bytes, work.tokens * products_s, _block_bytes(shape, work, device),

@@ -74,7 +74,7 @@ class Experts(msgspec.Struct, frozen=True):
 
     def kept_bytes(self, hidden: int, *, half: bool) -> int:
         """What a token keeps behind the norm before it."""
-        # Products of experts are not among those that autocast rounds. (D-models-014)
+        # Products of experts are not among those that autocast rounds. (D-costs-002)
         # Gate, up, the activation, their product; experts with biases clamp the gate, in three steps more.
         width, places = (7, 4) if self.bias else (4, 3)
         rows = self.per_token * (FULL * (2 * hidden + width * self.ffn + 1) + places * NUMBER)

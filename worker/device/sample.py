@@ -18,7 +18,7 @@ def sample_batch(spec: ModelSpec) -> Batch:
     """
     train, data = spec.job.train, spec.job.data
     shape = train.micro_batch, train.sequence
-    # Equal tokens would all go to the same experts. (D-models-013)
+    # Equal tokens would all go to the same experts. (D-costs-001)
     generator = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(spec.config.vocab_size, shape, generator=generator)
     if not data.is_separate:

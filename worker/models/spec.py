@@ -31,7 +31,6 @@ from oobleckd.worker.models.split import Call, CallRecorder, Split, split
 from oobleckd.worker.models.weights import fresh
 from oobleckd.worker.runtime.errors import UserError
 
-
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
