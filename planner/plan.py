@@ -11,7 +11,6 @@ global batch, whoever computes them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-
 from typing import Literal
 
 import msgspec
@@ -75,8 +74,8 @@ class Layers(msgspec.Struct, frozen=True, order=True):
 
 
 Recompute = Literal["none", "selective", "blocks"]
-"""What of a block's activations is not kept for the backward, but computed again there: nothing, what is cheap
-to compute, or all but its input. The bits are the same.
+"""What of a block's activations is not kept for the backward, but computed again there: nothing, what is
+cheap to compute, or all but its input. The bits are the same.
 """
 
 

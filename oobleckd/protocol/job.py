@@ -369,10 +369,10 @@ class Schedule(JobTable, frozen=True):
     recompute: Annotated[
         Literal["none", "selective", "blocks", "auto"],
         Meta(
-            description="What of a block's activations is not held for the backward, but computed again there "
-            "(activation checkpointing): none; selective: all but what matrix products and attention make; "
-            "blocks: all but a block's input. auto: what the planner chooses for each stage: as little as its "
-            "memory allows. The bits are the same."
+            description="What of a block's activations is not held for the backward, but computed again "
+            "there (activation checkpointing): none; selective: all but what matrix products and attention "
+            "make; blocks: all but a block's input. auto: what the planner chooses for each stage: as little "
+            "as its memory allows. The bits are the same."
         ),
     ] = "none"
     redundant_memory: Annotated[
