@@ -366,6 +366,15 @@ class Schedule(JobTable, frozen=True):
             "gradients, and the host memory of its sums three times (sent, arriving, kept).",
         ),
     ] = 0
+    recompute: Annotated[
+        Literal["none", "selective", "blocks", "auto"],
+        Meta(
+            description="What of a block's activations is not held for the backward, but computed again "
+            "there (activation checkpointing): none; selective: all but what matrix products and attention "
+            "make; blocks: all but a block's input. auto: what the planner chooses for each stage: as little "
+            "as its memory allows. The bits are the same."
+        ),
+    ] = "none"
     redundant_memory: Annotated[
         str | int,
         Meta(
