@@ -21,6 +21,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
+from oobleckd.worker.models.experts import ShapesAlone
 from oobleckd.worker.models.folders.folder import Folder
 from oobleckd.worker.models.folders.names import saved
 from oobleckd.worker.models.heads.chunked import ChunkedHead
@@ -106,7 +107,7 @@ class ModelSpec:
 
     @property
     def constants(self) -> dict[str, tuple[int, ...]]:
-        """Shapes, by name, of what the model has besides parameters and nothing trains, but a folder holds."""
+        """Shapes, by name, of what a saved model has besides parameters, and nothing trains."""
         return {name: tuple(buffer.shape) for name, buffer in self._constants.items()}
 
     def constant(self, name: str) -> Tensor:
@@ -125,7 +126,8 @@ class ModelSpec:
         """``tensors``, all of a layer by name, as ``save_pretrained`` would write them: experts one by one,
         say.
         """
-        return saved(self._split.model, tensors)
+        with ShapesAlone():
+            return saved(self._split.model, tensors)
 
     def buckets_of(self, layer: int) -> tuple[int, ...]:
         """The buckets that ``layer`` uses, ascending."""
