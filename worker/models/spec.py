@@ -19,9 +19,10 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
+from oobleckd.worker.models.active import idle_params
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
-from oobleckd.worker.models.experts import experts_of
+from oobleckd.worker.models.experts import ShapesAlone
 from oobleckd.worker.models.folders.folder import Folder
 from oobleckd.worker.models.folders.names import saved
 from oobleckd.worker.models.heads.chunked import ChunkedHead
@@ -81,7 +82,7 @@ class ModelSpec:
         """Weights of matrix products that a token goes through outside of the embedding, the output
         projection's among them: whatever has two dimensions or more, and of experts its share.
         """
-        experts = experts_of(self._split.model)
+        experts = idle_params(self._split.model)
         buckets = (bucket for of_layer in self._of_layer[1:] for bucket in of_layer)
         keys = (key for bucket in buckets for key in self.buckets[bucket].keys)
         params = map(self._split.model.get_parameter, keys)
@@ -97,7 +98,7 @@ class ModelSpec:
     @property
     def num_active_params(self) -> int:
         """Those that a token goes through, with all of the embedding."""
-        return self.num_params - sum(experts_of(self._split.model).values())
+        return self.num_params - sum(idle_params(self._split.model).values())
 
     @property
     def attention(self) -> int:
@@ -127,7 +128,7 @@ class ModelSpec:
 
     @property
     def constants(self) -> dict[str, tuple[int, ...]]:
-        """Shapes, by name, of what the model has besides parameters and nothing trains, but a folder holds."""
+        """Shapes, by name, of what a saved model has besides parameters, and nothing trains."""
         return {name: tuple(buffer.shape) for name, buffer in self._constants.items()}
 
     def constant(self, name: str) -> Tensor:
@@ -146,7 +147,8 @@ class ModelSpec:
         """``tensors``, all of a layer by name, as ``save_pretrained`` would write them: experts one by one,
         say.
         """
-        return saved(self._split.model, tensors)
+        with ShapesAlone():
+            return saved(self._split.model, tensors)
 
     def buckets_of(self, layer: int) -> tuple[int, ...]:
         """The buckets that ``layer`` uses, ascending."""

@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedC
 from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
 from oobleckd.worker.models import light
-from oobleckd.worker.models.config import MASKED
-from oobleckd.worker.models.experts import ShapesAlone
+from oobleckd.worker.models.config import EXPERTS, MASKED
+from oobleckd.worker.models.experts import ShapesAlone, check_implementation
 from oobleckd.worker.models.products import product_parameters
 from oobleckd.worker.models.sizes import misfit
 from oobleckd.worker.models.strict import WholeSums
@@ -175,6 +175,8 @@ def split(config: PretrainedConfig) -> Split:
     with _buildable(config):
         with light.without_heavy_parts(), light.without_values(), torch.device("meta"):
             model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        if config.model_type in EXPERTS:
+            check_implementation(model.config)
         model.train()
         body, blocks = _find_blocks(model, config.num_hidden_layers)
         recorder = CallRecorder(model, body, blocks, torch.device("cpu"))
