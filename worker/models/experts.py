@@ -1,7 +1,7 @@
 """How experts of a mixture compute: by ``grouped_mm``, one product for all experts of a block.
 
-Owns that they do so, what a job may not say of them, and what torch does not know of that product by itself.
-Which families are mixtures of experts is ``config``'s.
+Owns that they do so, what a job may not say of them, what torch does not know of that product by itself, and
+which of their parameters a token does not go through. Which families are mixtures of experts is ``config``'s.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from oobleckd.worker.runtime.errors import UserError
 
@@ -86,3 +86,20 @@ def _joined(tensors: Sequence[Tensor], dim: int = 0, *, new: bool) -> Tensor:
         raise RuntimeError(f"tensors of shapes {tuple(first)} and others do not go together")
     size = len(tensors) if new else sum(tensor.shape[dim] for tensor in tensors)
     return tensors[0].new_empty((*first[:dim], size, *first[dim if new else dim + 1 :]))
+
+
+def idle_params(model: PreTrainedModel) -> dict[nn.Parameter, int]:
+    """Parameters of experts, each one tensor for all experts of a block -> how many of its numbers are of
+    experts that a token does not go through.
+    """
+    chosen = getattr(model.config, "num_experts_per_tok", None)
+    if not isinstance(chosen, int):
+        return {}
+    idle: dict[nn.Parameter, int] = {}
+    for module in model.modules():
+        # What transformers puts into every class of experts, whatever the family calls it.
+        num = getattr(module, "num_experts", None)
+        if isinstance(num, int) and hasattr(module, "has_gate"):
+            own = module.parameters(recurse=False)
+            idle |= {param: param.numel() // num * (num - chosen) for param in own}
+    return idle

@@ -19,10 +19,9 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
-from oobleckd.worker.models.active import idle_params
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
-from oobleckd.worker.models.experts import ShapesAlone
+from oobleckd.worker.models.experts import ShapesAlone, idle_params
 from oobleckd.worker.models.folders.folder import Folder
 from oobleckd.worker.models.folders.names import saved
 from oobleckd.worker.models.heads.chunked import ChunkedHead
