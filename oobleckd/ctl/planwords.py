@@ -23,7 +23,7 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.modelnotes import AttentionNote
-from oobleckd.words import count, layers, rate, seconds, size
+from oobleckd.words import count, layers, parameters, rate, seconds, size
 
 _TEMPLATES_SHOWN = 8
 _STAGES_SHOWN = 8
@@ -74,6 +74,7 @@ def _headline(found: Forecast) -> dict[str, str]:
     return {
         "job": f"{found.job}: {count(found.num_layers, 'layer')}, "
         f"{_micro_batches(found.micro_batches)} a step",
+        **({"model": model} if (model := parameters(found.params, found.active_params)) else {}),
         "nodes": f"{found.num_nodes:,} of {count(found.devices_per_node, 'device')}",
         "device": f"{found.device}, times {how}",
         "memory": limit,

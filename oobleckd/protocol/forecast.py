@@ -140,7 +140,8 @@ class Forecast(msgspec.Struct, frozen=True):
     ``measured``: whether the times were measured on a device, or follow from its data sheet. ``without``:
     nodes that are taken to have died together; what ``change`` says of that, and the plan after it.
     ``pipelines`` are left out where there are many. ``standby``: nodes beyond those that the job wants at
-    most. ``flops_per_token`` and ``peak_of``: of ``mfu``, as in ``ProgressView``. ``attention``: the kernels
+    most. ``flops_per_token`` and ``peak_of``: of ``mfu``, and ``params``, ``active_params``,
+    as in ``ProgressView``. ``attention``: the kernels
     that compute it, as torch would choose on such a device; () where nobody asked, or could look.
     """
 
@@ -164,4 +165,6 @@ class Forecast(msgspec.Struct, frozen=True):
     flops_per_token: float = 0.0
     peak_of: str = ""
     attention: tuple[AttentionNote, ...] = ()
+    params: int = 0
+    active_params: int = 0
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect

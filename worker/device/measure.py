@@ -45,7 +45,7 @@ from oobleckd.worker.state.digest import digest
 from oobleckd.worker.state.optimizer import parameters_of, state_shape
 
 _T = TypeVar("_T")
-_VERSION = 6  # of what a profile means
+_VERSION = 7  # of what a profile means
 _NUM_RUNS = 5
 _PINNED_BYTES = 64 << 20
 _BUDGET_S = 0.5
@@ -83,7 +83,7 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
 
 
 def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
-    batch = sample_batch(job).to(device)
+    batch = sample_batch(spec).to(device)
     with _computable():
         calls = calls_of(spec, batch)
     shared = {_storage(tensor): tensor for call in calls.values() for tensor in tensors_of(call)}
@@ -110,6 +110,8 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         flops_per_token=flops.per_token(
             spec.num_weights, spec.num_layers - 2, spec.attention, job.train.sequence
         ),
+        params=spec.num_params,
+        active_params=spec.num_active_params,
     )
 
 
