@@ -138,7 +138,7 @@ class Split:
         """Buffers that are saved with the model, on meta, by name: what a router adds to its scores, say. A
         folder may have other values of them than a fresh model (``initial``).
         """
-        found = {}
+        found: dict[str, Tensor] = {}
         for owner, module in self.model.named_modules():
             kept = module._buffers.keys() - module._non_persistent_buffers_set  # noqa: SLF001
             found |= {f"{owner}.{name}": b for name, b in module.named_buffers(recurse=False) if name in kept}
