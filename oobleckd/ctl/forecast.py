@@ -226,8 +226,8 @@ class _Teller:
     def _bubble_around(self, plan: Plan) -> float:
         """Share of waiting over all devices, where peers compute for vacant places."""
         profile = self.world.setup.profile
-        routes = layout_of(plan, 1, len(profile.layers)).routes
-        working_s = sum(device_s(routes, profile).values())
+        layout = layout_of(plan, 1, len(profile.layers))
+        working_s = sum(device_s(layout.routes, profile, layout.recompute).values())
         return max(0.0, 1 - working_s / (plan.step_s * len(plan.holdings())))
 
     def _bubble(self, groups: Sequence[Group]) -> float:
@@ -236,7 +236,10 @@ class _Teller:
         for group in groups:
             template = self.world.by_size[group.num_nodes]
             stages = [stage.layers for stage in template.stages]
-            works = stage_works(stages, self.world.setup.profile, chunks=template.chunks)
+            works = stage_works(
+                stages, self.world.setup.profile, chunks=template.chunks,
+                recompute=[stage.recompute for stage in template.stages],
+            )  # fmt: skip
             decoupled = self.world.setup.decoupled
             alone_s = template.time_s if decoupled else partial(one_f_one_b_s, works)
             took_s = max(took_s, alone_s(group.micro_batches))
@@ -256,7 +259,9 @@ def _schedule(world: PlannedWorld, plan: Plan) -> ScheduleForecast:
     deepest, setup = max(plan.pipelines, key=lambda pipeline: len(pipeline.devices)), world.setup
     names, share = deepest.devices, len(deepest.micro_batches)
     drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MAX_DRAWN)
-    first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
+    first = Plan(
+        (msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),), recompute=plan.recompute
+    )
     redundant = bool(plan.redundant)
     ordered = decoupled_within(setup, first, redundant=redundant) if setup.decoupled else ()
     ops = ops_of(first, ordered) if ordered else schedules(first)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from oobleckd.core.memory import held_besides
-from oobleckd.planner.placement.transfer import copy_s, redundant_on, segments_on
+from oobleckd.planner.placement.transfer import copy_s, recompute_on, redundant_on, segments_on
 from oobleckd.planner.plan import Pipeline, Plan, Transfer, node_of
 from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import ROLLING_BACK, Action, Setup, Situation, Way
@@ -72,6 +72,7 @@ class PlannedWorld:
             held=held_besides(job, profile),
             nodes_now=num_nodes,
             dealt=job.batch_sizes.ramp_steps > 0,
+            recompute=job.schedule.recompute,
         )
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)
@@ -205,5 +206,9 @@ class PlannedWorld:
             pipelines.append(Pipeline(nodes, segments_on(template, nodes), block))
             first += share
         return Plan(
-            tuple(pipelines), tuple(idle), slowest_s(members, shares), redundant=redundant_on(members, placed)
+            tuple(pipelines),
+            tuple(idle),
+            slowest_s(members, shares),
+            redundant=redundant_on(members, placed),
+            recompute=recompute_on(members, placed),
         )

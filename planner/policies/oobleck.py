@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from oobleckd.planner.placement.transfer import copy_s, holds, place, redundant_on, segments_on, transfers
+from oobleckd.planner.placement.transfer import (
+    copy_s,
+    holds,
+    place,
+    recompute_on,
+    redundant_on,
+    segments_on,
+    transfers,
+)
 from oobleckd.planner.placement.zones import apart
 from oobleckd.planner.plan import Pipeline, Plan, Template, Transfer
 from oobleckd.planner.policies.cases import Nodes, phrase, pipeline_actions
@@ -170,6 +178,7 @@ class _Moment:
             idle=tuple(node for node in free if node not in used),
             step_s=slowest_s(members, shares),
             redundant=redundant_on(members, placed),
+            recompute=recompute_on(members, placed),
         )
         copies = transfers(plan.holdings(), holdings, profile)
         return _Candidate(

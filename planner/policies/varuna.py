@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.placement.transfer import recompute_on
 from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies.cases import Nodes, listed
 from oobleckd.planner.policies.oobleck import Oobleck, pipelines_of, steps_of
@@ -158,7 +159,8 @@ def _working(setup: Setup, by_depth: Mapping[int, Template], situation: Situatio
 def _plan(setup: Setup, template: Template, placed: tuple[Nodes, ...]) -> Plan:
     members = [template] * len(placed)
     shares = split_micro_batches(members, setup.num_micro_batches)
-    return Plan(pipelines_of(members, placed, shares, dealt=setup.dealt))
+    pipelines = pipelines_of(members, placed, shares, dealt=setup.dealt)
+    return Plan(pipelines, recompute=recompute_on(members, placed))
 
 
 # ---------------------------------------------------------------------- what is said of it
