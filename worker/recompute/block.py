@@ -33,15 +33,13 @@ class LayerGraph:
 @dataclass(slots=True)
 class BlockInput:
     """What is held of a block that is computed again: what it was called with, and ``products`` where these
-    are not to be made again. ``apart``: it was computed for a decoupled backward. ``out``: its output, where
-    somebody may ask for it.
+    are not to be made again. ``apart``: it was computed for a decoupled backward.
     """
 
     into: Tensor
     call: Call | None
     apart: bool
     products: Products | None
-    out: Tensor | None = None
 
     def again(self, layer: Layer, seed: Callable[[], None]) -> LayerGraph:
         """The block computed again, as it was. Once only: products are given away."""

@@ -295,7 +295,7 @@ class Passes:
 
     def _weighed(self, task: Task, head: Held) -> Tensor:
         """What the backward pass of the loss, the mean over its micro-batch, begins with."""
-        assert head.out is not None
+        assert isinstance(head, LayerGraph), "a head is not computed again"
         return torch.full_like(head.out, self._weight(task))
 
     def _backward(self, work: Work) -> Pieces:
@@ -438,11 +438,7 @@ class Passes:
             # Its input alone, whatever is held of blocks here: what is made of it is wanted after a loss
             # only. (D-recompute-003)
             forwards.hold(task, into)
-            x, held = computed(layer, into, call)
-            if index + 1 == task.layers.stop:
-                held.out = x
-                forwards.hold(task, x)
-            return x, held
+            return computed(layer, into, call)
         shared = tensors_of(call) if call is not None else ()
         # A whole backward, also in decoupled jobs: what is held for W would stay on the device, beside a
         # GPU too, and the sums are the same bits. (D-policies-008)
@@ -551,9 +547,12 @@ class Passes:
         if self.boundary_cache.has("F", task):
             return self.boundary_cache.get("F", task, self.context.store.device)
         assert graph is not None, "a decision counts on what was told to be there"
-        return self._out(graph)
+        return self._out(task, graph)
 
-    def _out(self, graph: Graph) -> Tensor:
-        out = graph[-1].out
-        assert out is not None, "a hop that was run ahead has its output"
-        return out.detach()
+    def _out(self, task: Task, graph: Graph) -> Tensor:
+        last, layer = graph[-1], task.layers.stop - 1
+        if isinstance(last, LayerGraph):
+            return last.out.detach()
+        with self.context.activity.doing("F", f"{task.position}F{task.route.micro_batch}"):
+            self._seed(task, layer)
+            return computed(self.context.store.layers[layer], last.into, last.call)[0]
