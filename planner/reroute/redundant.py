@@ -58,7 +58,9 @@ def pass_bytes(profile: Profile, layer: int, recompute: Recompute = "none") -> i
 
     Beside a GPU what autograd saves lies in the host's memory, and the output of the layer alone stays.
     """
-    cost = recomputed(profile, recompute).profile.layers[layer]
+    # Of inputs alone where anything is computed again. (D-recompute-003)
+    mode: Recompute = "none" if recompute == "none" else "blocks"
+    cost = recomputed(profile, mode).profile.layers[layer]
     return cost.activation_bytes if on_host(profile) else cost.output_bytes
 
 
