@@ -7,6 +7,11 @@ a CPU has the same to within a few percent (tests/unit/worker/test_analytic.py).
 products at the share of the peak that the sheet says, and what is kept written and read once more at the
 memory's rate; a backward takes twice as long. No pass is quicker than its operations are started.
 
+A block that computes again what is cheap ("selective") keeps its input and what its matrix products and its
+attention make. Korthikanti et al. 2022 (Reducing Activation Recomputation in Large Transformer Models,
+section 5) compute attention's softmax and dropout again, which fused attention does by itself; what is left
+are norms, activation functions and residuals, which are bounded by the memory's rate and not by operations.
+
 Operations as counted by Narayanan et al. 2021 (Megatron-LM) and Korthikanti et al. 2022: two a weight and
 token, and ``4 * sequence * width`` a token for attention.
 """
@@ -90,7 +95,8 @@ class Workload(msgspec.Struct, frozen=True):
     float32 weights). ``state_bytes_per_param``: everything that lives as long as a parameter, itself
     included, and two moments in float32; ``slot_bytes``: of embedding, block and head what the optimizer
     keeps in place of these. ``separate``: whether documents of a sequence are kept apart, by a mask;
-    ``chunked``: whether logits and loss are computed for some tokens at a time.
+    ``chunked``: whether logits and loss are computed for some tokens at a time; ``selective``: whether blocks
+    can compute again what is cheap (compiled ones cannot).
     """
 
     sequences: int
@@ -100,6 +106,7 @@ class Workload(msgspec.Struct, frozen=True):
     separate: bool = False
     chunked: bool = False
     slot_bytes: tuple[int, int, int] | None = None
+    selective: bool = True
 
     @property
     def tokens(self) -> int:
@@ -144,6 +151,8 @@ def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profi
         )
         for i in range(shape.num_blocks)
     ]  # fmt: skip
+    if work.selective:
+        blocks = [_with_selective(block, shape, work, device) for block in blocks]
     head_flops = 2.0 * work.tokens * shape.hidden * shape.vocab
     head = _layer(
         "head", shape.head_params, of_head, head_flops, _head_bytes(shape, work), FULL,
@@ -196,6 +205,15 @@ def _with_gradients(head: LayerCost, device: DeviceSheet) -> LayerCost:
     return msgspec.structs.replace(head, forward_s=head.forward_s + head.backward_s, backward_s=scaled_s)
 
 
+def _with_selective(block: LayerCost, shape: Shape, work: Workload, device: DeviceSheet) -> LayerCost:
+    """``block`` with what it costs to keep its products alone: what it does not keep is written and read once
+    more, and its operations are started once more.
+    """
+    kept = min(block.activation_bytes, work.tokens * _selective_bytes(shape, work))
+    again_s = max(2 * (block.activation_bytes - kept) / device.memory_bytes_per_s, device.dispatch_s)
+    return msgspec.structs.replace(block, selective_bytes=kept, selective_s=min(again_s, block.forward_s))
+
+
 # --------------------------------------------------------------------------- bytes kept for the backward
 
 
@@ -245,6 +263,16 @@ def _gated_bytes(shape: Shape, work: Workload) -> int:
     heads = 2 * shape.attention + 2 * (shape.attention if work.separate else shape.kv)
     mlp = 4 * shape.ffn  # gate, its activation, up, their product
     return norms + work.product_bytes * (product_inputs + heads + mlp)
+
+
+def _selective_bytes(shape: Shape, work: Workload) -> int:
+    """Of a token in a block that keeps its input and the results of its products and of attention, which are
+    as wide as the queries, with a number in float32 for each head.
+    """
+    products = shape.attention + 2 * shape.kv + shape.hidden  # q, k, v, and the output projection
+    products += (2 if shape.gated else 1) * shape.ffn + shape.hidden  # gate and up, or up alone; down
+    attention = work.product_bytes * shape.attention + FULL * shape.num_heads
+    return FULL * shape.hidden + work.product_bytes * products + attention
 
 
 def _head_bytes(shape: Shape, work: Workload) -> int:
