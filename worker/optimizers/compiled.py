@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,22 +65,23 @@ class CompiledPass:
 
     def __call__(self, keys: UpdatedKeys, step: UpdateStep, scale: float) -> None:
         """As of any ``Update``."""
-        count = len(keys.params)
-        assert all(grad.is_contiguous() for grad in keys.grads)  # all else is a piece of a flat storage
-        sizes = [param.numel() for param in keys.params]
-        absent = [None] * count
-        first, second = (*keys.slots.values(), absent, absent)[:2]
-        narrow = first[0] is not None and first[0].dtype == torch.bfloat16
+        assert all(map(Tensor.is_contiguous, keys.grads))  # all else is a piece of a flat storage
+        count, slots = len(keys.params), list(keys.slots.values())
+        narrow = bool(slots) and slots[0][0].dtype == torch.bfloat16
         told = _told(self._element, step, scale, self._roundings, narrow=narrow)
+        sizes = list(map(Tensor.numel, keys.params))
+        copies = [copy for copy in keys.rounded if copy is not None]
+        addresses, none = _ADDRESS * count, [None] * count
         by_key = (
             (_INT64 * count)(*sizes),
-            *map(_addresses, (keys.params, keys.grads, first, second, keys.rounded)),
+            *[addresses(*map(Tensor.data_ptr, each)) for each in (keys.params, keys.grads, *slots)],
+            *[addresses(*none)] * (2 - len(slots)),
+            addresses(*[None if copy is None else copy.data_ptr() for copy in keys.rounded]),
         )
         parts = num_parts(sum(sizes))
         in_parts(parts, lambda part: self._update(told, count, *by_key, part, parts))
         # Whoever has kept a parameter for a backward pass is told, as of torch's own operations.
-        copies = [copy for copy in keys.rounded if copy is not None]
-        increment_version([*keys.params, *copies, *itertools.chain.from_iterable(keys.slots.values())])
+        increment_version([*keys.params, *copies, *itertools.chain.from_iterable(slots)])
 
 
 def update_library(folder: Path = Path(__file__).parent) -> ctypes.CDLL | None:
@@ -100,7 +100,3 @@ def _told(
         1.0 - beta1**number, math.sqrt(1.0 - beta2**number), scale,
         element, knobs.nesterov, roundings.fuses, roundings.width, roundings.nan, narrow,
     )  # fmt: skip
-
-
-def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
-    return (_ADDRESS * len(tensors))(*[None if tensor is None else tensor.data_ptr() for tensor in tensors])

@@ -38,9 +38,6 @@ enum { LINE = 32 };
 
 enum { ADAMW = 0, ADAM = 1, SGD = 2, LION = 3 };
 
-/* How torch's kernels round on the CPU at hand. */
-enum { PLAIN = 0, FUSED = 1, FUSED_REST = 2 };
-
 struct step {
     /* Of the update. bias1: 1 - beta1**step; bias2_root: of 1 - beta2**step the root. */
     double lr, beta1, beta2, eps, weight_decay, momentum, bias1, bias2_root;
@@ -75,34 +72,36 @@ INLINE float multiply_add(float x, float y, float z, int fuses)
 }
 
 /* From ``moment`` towards ``grad`` by ``weight``, as torch.lerp: from the end that is nearer. */
-INLINE float lerp(float moment, float grad, float weight, int fuses)
+INLINE float lerp(float moment, float grad, float weight, int fuses, int rest)
 {
     int near = __builtin_fabsf(weight) < 0.5f;
-    return multiply_add(near ? weight : weight - 1.0f, grad - moment, near ? moment : grad, fuses);
+    float way = grad - moment;
+    if (rest) /* which shows in the signs of zeros alone */
+        return near ? multiply_add(weight, way, moment, fuses) : multiply_add(-way, 1.0f - weight, grad, fuses);
+    return multiply_add(near ? weight : weight - 1.0f, way, near ? moment : grad, fuses);
 }
 
-/* Adam and AdamW. ``decays``: there is a weight decay. All but pointers and size are constants where it is
+/* Adam and AdamW. Here and below, ``fuses`` and ``rest`` say how torch's kernels round: constants where they are
  * inlined. */
 INLINE void adam(
     float *restrict param, const float *restrict grad, float *restrict first, float *restrict second,
-    int64_t size, const struct step *step, int decoupled, int decays, int rounding)
+    int64_t size, const struct step *step, int fuses, int rest)
 {
-    int fuses = rounding != PLAIN;
+    int decays = step->weight_decay != 0.0, decoupled = step->rule == ADAMW;
     double decay = fuses ? __builtin_fma(-step->lr, step->weight_decay, 1.0)
                          : 1.0 - step->lr * step->weight_decay;
-    float keep = (float)decay, into_grad = (float)step->weight_decay;
+    float keep = decays && decoupled ? (float)decay : 1.0f;
+    int adds = decays && !decoupled;
+    float added = (float)step->weight_decay;
     float weight1 = (float)(1.0 - step->beta1), weight2 = (float)(1.0 - step->beta2);
     float beta2 = (float)step->beta2, root = (float)step->bias2_root, eps = (float)step->eps;
     float rate = (float)(-step->lr / step->bias1);
     for (int64_t at = 0; at < size; at++) {
-        float value = param[at], slope = grad[at];
-        if (decays && decoupled)
-            value *= keep;
-        if (decays && !decoupled)
-            slope = multiply_add(value, into_grad, slope, fuses);
-        float mean = lerp(first[at], slope, weight1, fuses);
+        float value = param[at] * keep;
+        float slope = adds ? multiply_add(value, added, grad[at], fuses) : grad[at];
+        float mean = lerp(first[at], slope, weight1, fuses, rest);
         float weighted = weight2 * slope, square;
-        if (rounding == FUSED)
+        if (fuses && !rest)
             square = __builtin_fmaf(weighted, slope, second[at] * beta2);
         else
             square = multiply_add(second[at], beta2, weighted * slope, fuses);
@@ -112,64 +111,66 @@ INLINE void adam(
     }
 }
 
-/* SGD without dampening. ``momentum``: there is one, and a first slot. */
+/* SGD without dampening, and without momentum where there is no ``first`` slot. */
 INLINE void sgd(
     float *restrict param, const float *restrict grad, float *restrict first, int64_t size,
-    const struct step *step, int momentum, int nesterov, int decays, int rounding)
+    const struct step *step, int fuses, int rest)
 {
-    int fuses = rounding != PLAIN;
-    float into_grad = (float)step->weight_decay, keep = (float)step->momentum, rate = (float)-step->lr;
-    for (int64_t at = 0; at < size; at++) {
-        float value = param[at], slope = grad[at];
-        if (decays)
-            slope = multiply_add(value, into_grad, slope, fuses);
-        if (momentum) {
-            float mean = multiply_add(first[at], keep, slope, rounding == FUSED_REST);
+    int adds = step->weight_decay != 0.0, nesterov = step->nesterov;
+    float added = (float)step->weight_decay, keep = (float)step->momentum, rate = (float)-step->lr;
+    if (first) {
+        for (int64_t at = 0; at < size; at++) {
+            float value = param[at];
+            float slope = adds ? multiply_add(value, added, grad[at], fuses) : grad[at];
+            float mean = multiply_add(first[at], keep, slope, fuses && rest);
             first[at] = mean;
             slope = nesterov ? multiply_add(mean, keep, slope, fuses) : mean;
+            param[at] = multiply_add(rate, slope, value, fuses);
         }
-        param[at] = multiply_add(rate, slope, value, fuses);
+    } else {
+        for (int64_t at = 0; at < size; at++) {
+            float value = param[at];
+            float slope = adds ? multiply_add(value, added, grad[at], fuses) : grad[at];
+            param[at] = multiply_add(rate, slope, value, fuses);
+        }
     }
 }
 
 INLINE void lion(
     float *restrict param, const float *restrict grad, float *restrict first, int64_t size,
-    const struct step *step, int fuses)
+    const struct step *step, int fuses, int rest)
 {
     float keep = (float)(1.0 - step->lr * step->weight_decay), rate = (float)-step->lr;
     float towards = (float)(1.0 - step->beta1), moves = (float)(1.0 - step->beta2);
     for (int64_t at = 0; at < size; at++) {
         float mean = first[at], slope = grad[at];
-        float way = lerp(mean, slope, towards, fuses);
+        float way = lerp(mean, slope, towards, fuses, rest);
         float sign = (float)((way > 0.0f) - (way < 0.0f));
         param[at] = param[at] * keep + rate * sign;
-        first[at] = lerp(mean, slope, moves, fuses);
+        first[at] = lerp(mean, slope, moves, fuses, rest);
     }
 }
 
-/* ``rounding``: a constant. */
 INLINE void apply(
     float *param, const float *grad, float *first, float *second, int64_t size, const struct step *step,
-    int rounding)
+    int fuses, int rest)
 {
-    int decays = step->weight_decay != 0.0, nesterov = step->nesterov != 0;
     if (step->rule == LION)
-        lion(param, grad, first, size, step, rounding != PLAIN);
-    else if (step->rule == ADAMW && decays)
-        adam(param, grad, first, second, size, step, 1, 1, rounding);
-    else if (step->rule == ADAM && decays)
-        adam(param, grad, first, second, size, step, 0, 1, rounding);
-    else if (step->rule != SGD)
-        adam(param, grad, first, second, size, step, 0, 0, rounding);
-    else if (!first)
-        decays ? sgd(param, grad, first, size, step, 0, 0, 1, rounding)
-               : sgd(param, grad, first, size, step, 0, 0, 0, rounding);
-    else if (nesterov)
-        decays ? sgd(param, grad, first, size, step, 1, 1, 1, rounding)
-               : sgd(param, grad, first, size, step, 1, 1, 0, rounding);
+        lion(param, grad, first, size, step, fuses, rest);
+    else if (step->rule == SGD)
+        sgd(param, grad, first, size, step, fuses, rest);
     else
-        decays ? sgd(param, grad, first, size, step, 1, 0, 1, rounding)
-               : sgd(param, grad, first, size, step, 1, 0, 0, rounding);
+        adam(param, grad, first, second, size, step, fuses, rest);
+}
+
+INLINE void apply_all(
+    float *param, const float *grad, float *first, float *second, int64_t size, int64_t whole,
+    const struct step *step, int fuses)
+{
+    apply(param, grad, first, second, whole, step, fuses, 0);
+    if (whole < size)
+        apply(param + whole, grad + whole, first ? first + whole : NULL, second ? second + whole : NULL,
+              size - whole, step, fuses, 1);
 }
 
 /* Write ``values`` rounded to bfloat16, to the nearest, half to even. */
@@ -226,13 +227,10 @@ void oobleckd_update(
             } else if (first[key]) {
                 slot = (float *)first[key] + at;
             }
-            if (step->fuses) {
-                apply(param, grad, slot, square, whole, step, FUSED);
-                apply(param + whole, grad + whole, slot ? slot + whole : NULL, square ? square + whole : NULL,
-                      size - whole, step, FUSED_REST);
-            } else {
-                apply(param, grad, slot, square, size, step, PLAIN);
-            }
+            if (step->fuses)
+                apply_all(param, grad, slot, square, size, whole, step, 1);
+            else
+                apply_all(param, grad, slot, square, size, whole, step, 0);
             if (slot == wide)
                 narrow_to((uint16_t *)first[key] + at, wide, size, (uint32_t)step->nan);
             if (rounded[key])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from oobleckd.worker.state.store import Store
 
 def global_norm(vote: Vote) -> float:
     """Norm of the whole model's mean gradient, from the squared float64 norms of all keys in ``vote``."""
-    return math.sqrt(sums.added(square for norms in vote.norms.values() for square in norms))
+    return math.sqrt(sums.added(chain.from_iterable(vote.norms.values())))
 
 
 def apply_update(
