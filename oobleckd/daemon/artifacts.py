@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from oobleckd.daemon.artifactfiles import ArtifactFiles, Kept, Upload
 from oobleckd.daemon.aside import started
@@ -52,7 +53,6 @@ class _Making:
     waiting: list[str] = field(default_factory=list)
     upload: Upload | None = None
     received: int = 0
-    busy: bool = False
 
 
 class Artifacts:
@@ -65,40 +65,36 @@ class Artifacts:
         self._files = ArtifactFiles(folder, max_bytes)
         self._making: dict[str, _Making] = {}
         self._away: dict[str, asyncio.TimerHandle] = {}  # node -> gives up on it
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._said: asyncio.Queue[tuple[str, OfArtifacts]] = asyncio.Queue(MAX_WAITING)
+        self._task: asyncio.Task[None] | None = None
         # One thread, so that files are written and dropped in the order in which that is decided.
         self._thread = started(1, "artifacts") if max_bytes else None
 
     def start(self) -> None:
         """Look what is there, on the running event loop."""
         if self._max_bytes:
-            self._in_task(self._open())
+            self._task = asyncio.create_task(self._run(), name="artifacts")
 
     async def close(self) -> None:
         """Nothing more is heard or told."""
         for handle in (*(making.late for making in self._making.values()), *self._away.values()):
             handle.cancel()
-        for task in self._tasks:
-            task.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
         if self._thread is not None:
             await asyncio.to_thread(self._thread.shutdown)
 
     def heard(self, node: str, message: OfArtifacts) -> None:
-        """``node`` said something of one. What is no key, or out of turn, is dropped."""
+        """``node`` said something of one. What is no key, or more than there is room for, is dropped."""
         if not (self._max_bytes and is_key(message.key)):
+            return
+        if isinstance(message, PutArtifact) and len(message.data) > PART_BYTES:
             return
         if (handle := self._away.pop(node, None)) is not None:
             handle.cancel()
-        match message:
-            case WantArtifact():
-                self._in_task(self._want(node, message))
-            case GetArtifact():
-                self._in_task(self._get(node, message))
-            case PutArtifact():
-                self._put(node, message)
-            case NoArtifact():
-                if self._is_maker(node, message.key):
-                    self._next(message.key)
+        with suppress(asyncio.QueueFull):
+            self._said.put_nowait((node, message))
 
     def lost(self, node: str) -> None:
         """The connection of ``node`` closed: it forgets what it waits for, and what it makes is another's
@@ -112,11 +108,24 @@ class Artifacts:
 
     # ------------------------------------------------------------------ who makes it
 
-    async def _open(self) -> None:
+    async def _run(self) -> None:
+        """Heed what is said, one after the other."""
         try:
             await self._aside(self._files.open, time.time())
         except OSError as error:
             _log.warning("what nodes compiled earlier cannot be read: %s", error)
+        while True:
+            node, message = await self._said.get()
+            match message:
+                case WantArtifact():
+                    await self._want(node, message)
+                case GetArtifact():
+                    await self._get(node, message)
+                case PutArtifact():
+                    await self._put(node, message)
+                case NoArtifact():
+                    if self._is_maker(node, message.key):
+                        self._next(message.key)
 
     async def _want(self, node: str, message: WantArtifact) -> None:
         key = message.key
@@ -172,33 +181,27 @@ class Artifacts:
             data = await self._aside(self._files.read, message.key, message.offset, PART_BYTES)
         self._tell(node, ArtifactPart(message.key, message.offset, data))
 
-    def _put(self, node: str, message: PutArtifact) -> None:
-        """Take the next bytes of one that ``node`` was told to make, one message after the other."""
-        making = self._making.get(message.key)
+    async def _put(self, node: str, message: PutArtifact) -> None:
+        """Take the next bytes of one that ``node`` was told to make."""
+        key, making = message.key, self._making.get(message.key)
+        # Else any node could put a program in the place of another's, at any time. (D-compile-008)
         if making is None or making.node != node:
-            self._tell(node, ArtifactTaken(message.key, -1))
-        elif not making.busy:
-            making.busy = True
-            self._in_task(self._take(making, message))
-
-    async def _take(self, making: _Making, message: PutArtifact) -> None:
-        key = message.key
+            self._tell(node, ArtifactTaken(key, -1))
+            return
         try:
             received = await self._taken(making, message)
         except (OSError, _Refused) as error:
-            _log.warning("what %s compiled is not kept: %s", making.node, error)
+            _log.warning("what %s compiled is not kept: %s", node, error)
             if self._making.get(key) is making:
                 self._next(key)
-            self._tell(making.node, ArtifactTaken(key, -1))
+            self._tell(node, ArtifactTaken(key, -1))
             return
-        finally:
-            making.busy = False
-        self._tell(making.node, ArtifactTaken(key, received))
+        self._tell(node, ArtifactTaken(key, received))
         if received == message.num_bytes and self._making.get(key) is making:
             making.late.cancel()
             del self._making[key]
-            for node in making.waiting:
-                self._tell(node, ArtifactKept(key, *self._files.index[key]))
+            for each in making.waiting:
+                self._tell(each, ArtifactKept(key, *self._files.index[key]))
 
     async def _taken(self, making: _Making, message: PutArtifact) -> int:
         """How many bytes are here then. Raises OSError, _Refused."""
@@ -229,11 +232,6 @@ class Artifacts:
     async def _aside(self, do: Callable[..., _T], *args: object) -> _T:
         assert self._thread is not None
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(do, *args))
-
-    def _in_task(self, doing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(doing)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 class _Refused(Exception):

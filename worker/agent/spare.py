@@ -193,7 +193,7 @@ class SpareKeeper:
             kinds = count(_loaded.decode(data).kinds, "kind")
             _log.info("the spare (pid %d) has loaded %s of layers", self._child.process.pid, kinds)
         if self._up and not self._loading:
-            # Nothing is left to be compiled or loaded in a place that it takes. (D-compile-010)
+            # Nothing is left to be compiled or loaded in a place that it takes. (D-compile-011)
             self._ready = Spare(self._child.process.pid, ready=True, memory_bytes=self._child.own_bytes())
             self._on_change()
 

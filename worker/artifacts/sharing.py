@@ -34,6 +34,7 @@ from oobleckd.protocol.messages import (
     PutArtifact,
     WantArtifact,
 )
+from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import size
 
 FROM_DEVICE = frozenset({"WantArtifact", "ArtifactMade", "NoArtifact"})
@@ -73,8 +74,8 @@ class Sharing:
         """``device`` said something of an artifact. Raises CodecError."""
         try:
             message = _from_device.decode(data)
-        except msgspec.DecodeError as error:
-            raise codec.CodecError(str(error)) from error
+        except UNREADABLE as error:
+            raise codec.CodecError(problem_of(error)) from error
         match message:
             case WantArtifact():
                 self._want(device, message.key)

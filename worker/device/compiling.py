@@ -82,6 +82,7 @@ class Compiling:
 
     def __init__(self, root: Path, device: torch.device) -> None:
         self._root, self._device = root, device
+        self.who = "the spare"  # for the log
         self.asking: Asking | None = None  # of a device, which has an agent to ask
         self._done: set[int] = set()  # layers
         self._kinds: set[str] = set()
@@ -157,17 +158,18 @@ class Compiling:
     def _loaded(self, folder: Path, kind: str) -> None:
         artifact.used(folder)
         if artifact.has_grown(folder):
-            _log.warning("compiled %s anew, as what is in %s did not fit", kind, folder)
+            _log.warning("%s: compiled %s anew, as what is in %s did not fit", self.who, _short(kind), folder)
             artifact.seal(folder)
             self.num_compiled += 1
         else:
-            _log.info("loaded %s, as it was compiled before", kind)
+            _log.info("%s: loaded %s, as it was compiled before", self.who, _short(kind))
             self.num_loaded += 1
 
     @contextlib.contextmanager
     def _made(self, folder: Path, kind: str) -> Iterator[None]:
         """Within, it is compiled; then it is in ``folder``, and on its way to others."""
         began = time.monotonic()
+        # Not torch's one folder for everything, nor its archive, which has no C++ programs. (D-compile-010)
         made = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(made, ignore_errors=True)
         try:
@@ -183,7 +185,7 @@ class Compiling:
                 self.asking.not_made(_key(folder))
             raise
         self.num_compiled += 1
-        _log.info("compiled %s in %.1f s", kind, time.monotonic() - began)
+        _log.info("%s: compiled %s in %.1f s", self.who, _short(kind), time.monotonic() - began)
         if self.asking is not None:
             self._offer(folder)
 
@@ -293,6 +295,11 @@ def _graphs(job: Job) -> tuple[object, ...]:
 
 def _name(job: Job, kind: str) -> str:
     return _digest((_graphs(job), kind))
+
+
+def _short(kind: str) -> str:
+    """The class of a kind of layer, without all that is in it."""
+    return kind.partition(" ")[0]
 
 
 def _key(folder: Path) -> str:

@@ -155,7 +155,7 @@ class DeviceProcess:
         self.flips: list[How] = []
         self.reading = Reading(context.device, self.tell, self.mailbox.wake)
         self.compiling = compiling or Compiling(context.compiled_path, self.torch_device)
-        self.compiling.asking = self.asking
+        self.compiling.who, self.compiling.asking = context.device, self.asking
         self._idle_bytes = 0  # of the host's memory, without a job
 
     def run(self) -> None:
