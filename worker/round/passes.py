@@ -185,12 +185,12 @@ class Passes:
     ) -> tuple[Tensor, Held]:
         """What comes out of ``layer``, and what is held of it for the backward."""
         self._seed(task, layer)
-        module = self.context.store.layers[layer]
+        module, apart = self.context.store.layers[layer], self.board.apart and task.route.wants(layer)
         if torch.is_grad_enabled() and self._computes_again(layer):
             assert into is not None
-            return computed(module, into, call, keeps_products=self.recompute == "selective")
+            return computed(module, into, call, apart=apart, keeps_products=self.recompute == "selective")
         owed: Owed | None = None
-        if self.board.apart and task.route.wants(layer):
+        if apart:
             x, owed = module.forward_apart(into, batch, call)
         else:
             x = module(into, batch, call)
@@ -341,7 +341,7 @@ class Passes:
         """
         module, wants = self.context.store.layers[layer], task.route.wants(layer)
         if isinstance(held, BlockInput):
-            held = held.again(module, partial(self._seed, task, layer), apart=self.board.apart and wants)
+            held = held.again(module, partial(self._seed, task, layer))
         inputs = module.leaves if held.owed is not None or wants else []
         if held.into is not None and held.into.requires_grad:
             inputs.append(held.into)
@@ -438,7 +438,7 @@ class Passes:
             # Its input alone, whatever is held of blocks here: what is made of it is wanted after a loss
             # only. (D-recompute-003)
             forwards.hold(task, into)
-            x, held = computed(layer, into, call, keeps_products=False)
+            x, held = computed(layer, into, call)
             if index + 1 == task.layers.stop:
                 held.out = x
                 forwards.hold(task, x)
