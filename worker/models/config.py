@@ -21,6 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from oobleckd.protocol.job import Job
 from oobleckd.words import count
 from oobleckd.worker.models import rope
+from oobleckd.worker.models.routers import check_given
 from oobleckd.worker.models.sizes import check_sizes
 from oobleckd.worker.models.unsupported import unsupported
 from oobleckd.worker.runtime.errors import UserError
@@ -95,6 +96,7 @@ def load_config(job: Job) -> PretrainedConfig:
         raise unsupported(family, FAMILIES)
     kind: type[PretrainedConfig] = CONFIG_MAPPING[family]
     _check_keys(kind, job.model.config)
+    check_given(job.model.config)
     config = _made(kind, _fields(kind, _stored(job), job.model.config))
     if "rope_parameters" in kind.__dataclass_fields__:
         rope.check_taken(config, job.model.config)

@@ -18,6 +18,7 @@ from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING
 from oobleckd.worker.models import Batch, Call, gradients, input_gradients, seed_layer, tensors_of
 from oobleckd.worker.round.batch_ahead import BatchAhead
 from oobleckd.worker.round.boundary_cache import BoundaryCache
+from oobleckd.worker.round.marks import Place
 from oobleckd.worker.round.op_times import Piece
 from oobleckd.worker.round.redundant_forward import RedundantForwards
 from oobleckd.worker.round.round import ComputeContext, Debts, Graph, Pieces, RoundClock, Work
@@ -36,7 +37,8 @@ class Passes:
     Activations between hops and their gradients are (batch, sequence, hidden), losses float32 scalars, weight
     gradients float32 of the parameters' shapes. ``returned``: messages that were taken for the round in vain.
     ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
-    ``eval_numbers``: of its micro-batches in the evaluation, where it is a round of one.
+    ``routed``: what routers told in forward passes, by layer and micro-batch, which is the same in each of
+    them. ``eval_numbers``: of its micro-batches in the evaluation, where it is a round of one.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Passes:
         self.copies, self.reducer = copies, copies.reducer
         self.graphs: dict[Task, Graph] = {}
         self.debts: dict[Task, Debts] = {}
+        self.routed: dict[Place, Tensor] = {}
         self.under_way: Work | None = None
         self.halted: dict[tuple[Kind, Task], Work] = {}
         self.boundary_cache = BoundaryCache(context.job.schedule.boundary_bytes)
@@ -165,10 +168,12 @@ class Passes:
                 # Seeded before each layer, so that dropout is the same wherever the layer runs, the first
                 # time and when it is computed again (docs/exactness.md).
                 seed_layer(job.train.seed, step, micro_batch, layer, store.device)
+                what = into, batch, calls.get(layer), self._weight(task)
                 if self.board.apart and task.route.wants(layer):
-                    x, owed = store.layers[layer].forward_apart(into, batch, calls.get(layer))
+                    x, owed = store.layers[layer].forward_apart(*what)
                 else:
-                    x = store.layers[layer](into, batch, calls.get(layer))
+                    x = store.layers[layer](*what)
+            self._note_routing(task, layer)
             yield
             if needed:
                 graph.append((into, x, owed))
@@ -291,10 +296,10 @@ class Passes:
             yield
             g = grads.pop() if through else None
             if owed is not None:
-                self._note_loss(work.task, layer, out)
+                self._note_told(work.task, layer, out)
                 debts.append((layer, grads, owed))
             elif work.task.route.wants(layer):
-                self._note_loss(work.task, layer, out)
+                self._note_told(work.task, layer, out)
                 self._add(work.task, layer, [grad for grad in grads if grad is not None])
                 # A report came while the gradients were added: it was told that they are in. The task halts
                 # behind the addition, or it would go on with a hop that may not be its own any more.
@@ -391,7 +396,8 @@ class Passes:
             shared = tensors_of(call) if call is not None else ()
             with self.context.released(), self.redundant_forwards.saving(task, into, layer.leaves, shared):
                 seed_layer(job.train.seed, step, task.route.micro_batch, index, store.device)
-                x = layer(into, batch, call)
+                x = layer(into, batch, call, self._weight(task))
+            self._note_routing(task, index)
             yield
             graph.append((into, x, None))
         self._ran_redundant(task, graph)
@@ -416,9 +422,21 @@ class Passes:
     def _leaves(self, layer: int) -> list[Tensor]:
         return self.context.store.layers[layer].leaves
 
-    def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
-        if self.context.store.layers[layer].is_head:
-            self.reducer.losses[task.route.micro_batch] = out.detach()
+    def _note_routing(self, task: Task, layer: int) -> None:
+        """Keep what the router of ``layer``, which has just computed, told of the micro-batch, until its
+        gradients are there.
+        """
+        router = self.context.store.layers[layer].router
+        if router is not None and router.told is not None:
+            self.routed[layer, task.route.micro_batch] = router.told
+
+    def _note_told(self, task: Task, layer: int, out: Tensor) -> None:
+        """Hand on what is told of the micro-batch beside the gradients of ``layer``."""
+        what, micro_batch = self.context.store.layers[layer], task.route.micro_batch
+        if what.is_head:
+            self.reducer.losses[micro_batch] = out.detach()
+        if what.router is not None:
+            self.reducer.routed[layer, micro_batch] = self.routed[layer, micro_batch]
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
         """Add the gradients of all parameters of ``layer`` (float32, in the layer's order) to the sums."""
