@@ -41,15 +41,20 @@ _SMALL = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "intermediate_size": 48, "ffn_dim": 48, "word_embed_proj_dim": 32, "vocab_size": 64,
     "max_position_embeddings": 16, "pad_token_id": 0, "rotary_dim": 4, **dict.fromkeys(DROPOUTS, 0.0),
-    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_topk": 2,
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "n_shared_experts": 1, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
 }  # fmt: skip
+_SMALLER = {"deepseek_v3": {"num_key_value_heads": 4, "head_dim": 4}}
 
 
 def small_config(family: str, **more: Any) -> dict[str, Any]:
     """A two-block configuration of any family, without dropout."""
     kind = CONFIG_MAPPING[family]
     known = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
-    return {key: value for key, value in {**_SMALL, **more}.items() if key in known}
+    given = {**_SMALL, **_SMALLER.get(family, {}), **more}
+    return {key: value for key, value in given.items() if key in known}
 
 
 def small_job(family: str = "gpt2", config: dict[str, Any] | None = None, **tables: Any) -> Job:

@@ -40,7 +40,10 @@ MASKED = (
 )  # fmt: skip
 """Families that are trained to name tokens that were hidden from them (``oobleckd.worker.data.masking``)."""
 
-EXPERTS = ("mixtral", "qwen3_moe")
+EXPERTS = (
+    "deepseek_v3", "dots1", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe", "minimax", "mixtral",
+    "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+)  # fmt: skip
 """Causal families that are mixtures of experts."""
 
 FAMILIES = tuple(sorted(CAUSAL + EXPERTS + MASKED))
@@ -55,14 +58,15 @@ TIED = _ROBERTAS | {"bert", "ernie"}
 JOINED_ONLY = {
     "bloom": "its positions (ALiBi) are counted through the whole row",
     "convbert": "its convolutions reach over the borders of documents",
+    "minimax": "its linear attention carries what it saw through the whole row",
 }
 """Families that cannot keep the documents of a row apart, and why."""
 
 # Found by trying every family with every input: the wrong one is passed over without a word, or loses the
 # sliding window. (D-models-005)
 BY_MASK = _ROBERTAS | {
-    "bert", "biogpt", "distilbert", "electra", "ernie", "eurobert", "falcon", "modernbert", "mpt", "opt",
-    "rembert", "xglm",
+    "bert", "biogpt", "distilbert", "electra", "ernie", "eurobert", "falcon", "gpt_oss", "modernbert", "mpt",
+    "opt", "rembert", "xglm",
 }  # fmt: skip
 """Families whose body keeps documents apart by a mask that it is given; the others make one of their own, of
 where documents begin (tests/unit/worker/test_separate.py).

@@ -22,6 +22,7 @@ from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
 from oobleckd.worker.models.folders.folder import Folder
+from oobleckd.worker.models.folders.names import saved
 from oobleckd.worker.models.heads.chunked import ChunkedHead
 from oobleckd.worker.models.layer import Batch, Layer
 from oobleckd.worker.models.routers import (
@@ -68,6 +69,7 @@ class ModelSpec:
         self._routers = places_of(self._split.model, self._split.blocks)
         check_coefficients(job.train, job.model.family, self._routers)
         self.buckets = _buckets(self._split)
+        self._constants = self._split.constants()
         self._of_layer = tuple(
             tuple(bucket.index for bucket in self.buckets if layer in bucket.uses)
             for layer in range(self.num_layers)
@@ -112,6 +114,29 @@ class ModelSpec:
             positions, documents = torch.tensor([[0, 1, 0]]), torch.tensor([[0, 0, 1]])
             check_apart(tuple(self.calls(positions, documents).values()), documents)
 
+    @property
+    def constants(self) -> dict[str, tuple[int, ...]]:
+        """Shapes, by name, of what the model has besides parameters and nothing trains, but a folder holds."""
+        return {name: tuple(buffer.shape) for name, buffer in self._constants.items()}
+
+    def constant(self, name: str) -> Tensor:
+        """One of ``constants``, float32, on the CPU: from the job's checkpoint folder, or as a fresh model
+        has it. Raises UserError when the folder cannot be read.
+        """
+        if self._folder is not None and self._folder.has(name):
+            return self._folder.read(name)
+        return self._split.initial(name)
+
+    def layer_of(self, name: str) -> int:
+        """The layer that computes with the parameter or constant ``name``."""
+        return self._split.layer_of(name)
+
+    def as_saved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``tensors``, all of a layer by name, as ``save_pretrained`` would write them: experts one by one,
+        say.
+        """
+        return saved(self._split.model, tensors)
+
     def buckets_of(self, layer: int) -> tuple[int, ...]:
         """The buckets that ``layer`` uses, ascending."""
         return self._of_layer[layer]
@@ -150,6 +175,8 @@ class ModelSpec:
         """
         meta = self._split.model
         real = {id(meta.get_parameter(key)): leaf for key, leaf in params.items()}
+        stored = [name for name in self._constants if self.layer_of(name) == layer]
+        real |= {id(meta.get_buffer(name)): self.constant(name).to(device) for name in stored}
         order = tuple(
             (bucket, position, params[key])
             for bucket in self.buckets_of(layer)

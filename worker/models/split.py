@@ -134,8 +134,24 @@ class Split:
         taken = {id(param) for name, param in head.named_parameters() if name in names}
         return (*found, frozenset(meta for meta, param in params.items() if id(param) in taken))
 
+    def constants(self) -> dict[str, Tensor]:
+        """Buffers that are saved with the model, on meta, by name: what a router adds to its scores, say. A
+        folder may have other values of them than a fresh model (``initial``).
+        """
+        found = {}
+        for owner, module in self.model.named_modules():
+            kept = module._buffers.keys() - module._non_persistent_buffers_set  # noqa: SLF001
+            found |= {f"{owner}.{name}": b for name, b in module.named_buffers(recurse=False) if name in kept}
+        return found
+
+    def initial(self, name: str) -> Tensor:
+        """The buffer ``name`` as a fresh model has it."""
+        buffer = self.model.get_buffer(name)
+        owner = self.model.get_submodule(name.rpartition(".")[0])
+        return _buffers(self.model, owner, {}, torch.device("cpu"))[id(buffer)]
+
     def layer_of(self, name: str) -> int:
-        """The layer that computes with the parameter called ``name`` in the undivided model."""
+        """The layer that computes with the parameter or buffer called ``name`` in the undivided model."""
         owner = self.model.get_submodule(name.rpartition(".")[0])
         for index, block in enumerate(self.blocks):
             if _within(owner, block):
@@ -297,7 +313,7 @@ def _real(
     """
     memo: dict[int, Any] = {id(model.config): model.config, **replaced}
     for part in _parts(module, {*memo, id(skip)}):
-        memo |= _buffers(model, part, device)
+        memo |= _buffers(model, part, replaced, device)
     return copy.deepcopy(module, memo)
 
 
@@ -316,9 +332,14 @@ def _parts(module: nn.Module, without: set[int]) -> Iterator[nn.Module]:
             yield from _parts(child, without)
 
 
-def _buffers(model: PreTrainedModel, module: nn.Module, device: torch.device) -> dict[int, Tensor]:
-    """Real values of the module's own buffers, such as rotary frequencies, by the id of the meta buffer."""
-    own = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
+def _buffers(
+    model: PreTrainedModel, module: nn.Module, known: Mapping[int, Any], device: torch.device
+) -> dict[int, Tensor]:
+    """Real values of the module's own buffers, such as rotary frequencies, by the id of the meta buffer; but
+    of those in ``known``.
+    """
+    buffers = module.named_buffers(recurse=False)
+    own = {name: buffer for name, buffer in buffers if buffer.is_meta and id(buffer) not in known}
     if not own:
         return {}
     tries = []

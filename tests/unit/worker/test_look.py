@@ -48,7 +48,6 @@ def model(family: str = "gpt2", **config: Any) -> dict[str, Any]:
         ("GPT-2", "", "'gpt2'"),
         ("lama", "", "'llama'"),
         ("gemma3", "more than a language model", "gemma3_text"),
-        ("deepseek_v3", "mixture of experts", "docs/models.md"),
         ("llama4", "mixture of experts", "docs/models.md"),
         ("dbrx", "mixture of experts", "docs/models.md"),
         ("mixtrall", "mixture of experts", "docs/models.md"),

@@ -9,7 +9,7 @@ one, a folder is refused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ try:
         WeightRenaming,
         dot_natural_key,
         rename_source_key,
+        revert_weight_conversion,
     )
 except ImportError as error:  # another version
     _lacks = str(error)
@@ -83,11 +84,7 @@ def mapped(model: PreTrainedModel, names: Iterable[str]) -> Mapped:
     """What the tensors called ``names`` are in ``model`` (on meta), as ``from_pretrained`` has it. Raises
     UserError.
     """
-    if _lacks:
-        raise UserError(
-            f"model.checkpoint: transformers {transformers.__version__} loads folders otherwise: {_lacks}",
-            "install the version of transformers in constraints.txt",
-        )
+    _check_version()
     state, prefix = model.state_dict(), model.base_model_prefix
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
@@ -118,6 +115,17 @@ def mapped(model: PreTrainedModel, names: Iterable[str]) -> Mapped:
     return Mapped(tuple(recipes), unread, tuple(repeated))
 
 
+def saved(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors``, parameters and buffers of ``model`` by name, as ``save_pretrained`` names and divides them;
+    several may share memory. What one tensor of a file is made of has to be among them: of a layer, all.
+    """
+    _check_version()
+    # As the hub has them, experts one by one: what serves or converts models reads those names alone.
+    # (D-models-013)
+    made: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
+    return made
+
+
 def told(model: PreTrainedModel, missing: Iterable[str], unread: Iterable[str]) -> tuple[set[str], set[str]]:
     """Of parameters that are missing and of names that are nothing to the model those that transformers would
     tell of.
@@ -125,6 +133,14 @@ def told(model: PreTrainedModel, missing: Iterable[str], unread: Iterable[str]) 
     info: Any = SimpleNamespace(missing_keys=set(missing), unexpected_keys=set(unread))
     model._adjust_missing_and_unexpected_keys(info)  # noqa: SLF001 - rules of its own for each family
     return info.missing_keys, info.unexpected_keys
+
+
+def _check_version() -> None:
+    if _lacks:
+        raise UserError(
+            f"model.checkpoint: transformers {transformers.__version__} loads folders otherwise: {_lacks}",
+            "install the version of transformers in constraints.txt",
+        )
 
 
 def in_order(names: Iterable[str]) -> list[str]:
