@@ -11,6 +11,7 @@ global batch, whoever computes them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -72,17 +73,25 @@ class Layers(msgspec.Struct, frozen=True, order=True):
         return Layers.of(*self.ranges, *other.ranges) if other.ranges else self
 
 
+Recompute = Literal["none", "selective", "blocks"]
+"""What of a block's activations is not kept for the backward, but computed again there: nothing, what is
+cheap to compute, or all but its input. The bits are the same.
+"""
+
+
 class Stage(msgspec.Struct, frozen=True):
     """Contiguous layers on ``num_devices`` devices of one node, and what the model says of them.
 
     ``time_s`` is forward plus backward of one micro-batch in seconds; ``memory_bytes`` the peak on
-    each of its devices.
+    each of its devices. ``recompute``: what its blocks compute again in the backward; the stages that a
+    device has are alike in it.
     """
 
     layers: Range
     num_devices: int
     time_s: float
     memory_bytes: int
+    recompute: Recompute = "none"
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -283,7 +292,8 @@ class Layout(msgspec.Struct, frozen=True):
 
     ``epoch`` names the layout; the attempts of its routes equal it. ``redundant``: what of ``holdings`` a
     device holds for the case that another one dies: no route asks it to compute these, it takes part in their
-    reduce and update alone.
+    reduce and update alone. ``recompute``: device -> what its blocks compute again in the backward, where
+    that is not "none".
     """
 
     epoch: int
@@ -293,6 +303,7 @@ class Layout(msgspec.Struct, frozen=True):
     redundant: dict[str, Layers] = msgspec.field(
         default_factory=dict, name="shadows"
     )  # its name on disk and wire
+    recompute: dict[str, Recompute] = msgspec.field(default_factory=dict)
 
     def holders(self, layer: int) -> tuple[str, ...]:
         """The devices that hold ``layer``, in name order."""

@@ -52,7 +52,10 @@ class LayerCost(msgspec.Struct, frozen=True):
     a node that share the layer, seconds of one all-reduce among them); each pass makes one. A number of
     devices that is not listed cannot share it. Where the backward was measured decoupled, ``weight_s`` of
     its seconds are the weight gradients', which hold ``kept_bytes`` until they run; both 0 where it was
-    measured whole.
+    measured whole. A block that computes again what is cheap (``schedule.recompute`` "selective") holds
+    ``selective_bytes`` in place of ``activation_bytes``, and its backward takes ``selective_s`` more; both 0
+    where that was not measured, as in other layers. One that computes all again holds its input alone, and
+    its backward takes ``forward_s`` more.
     """
 
     name: str
@@ -67,6 +70,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     weight_s: float = 0.0
     kept_bytes: int = 0
     slot_bytes: int = -1
+    selective_bytes: int = 0
+    selective_s: float = 0.0
 
     @property
     def copied_bytes(self) -> int:

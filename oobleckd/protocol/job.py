@@ -383,6 +383,15 @@ class Schedule(JobTable, frozen=True):
             "gradients, and the host memory of its sums three times (sent, arriving, kept).",
         ),
     ] = 0
+    recompute: Annotated[
+        Literal["none", "selective", "blocks", "auto"],
+        Meta(
+            description="What of a block's activations is not held for the backward, but computed again "
+            "there (activation checkpointing): none; selective: all but what matrix products and attention "
+            "make; blocks: all but a block's input. auto: what the planner chooses for each stage: as little "
+            "as its memory allows. The bits are the same."
+        ),
+    ] = "none"
     redundant_memory: Annotated[
         str | int,
         Meta(
@@ -398,6 +407,11 @@ class Schedule(JobTable, frozen=True):
     def apart(self) -> bool:
         """Whether the backward is decoupled."""
         return self.backward == "decoupled"
+
+    @property
+    def measures_selective(self) -> bool:
+        """Whether somebody asks what it costs to compute again what is cheap."""
+        return self.recompute in {"selective", "auto"}
 
     @property
     def num_chunks(self) -> int:
@@ -573,7 +587,11 @@ class Job(JobTable, frozen=True):
         """What of a job decides what a layer costs on a device: jobs that agree in it share a profile."""
         train = self.train
         shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
-        switches = {"separate": self.data.is_separate, "compiled": train.compile}
+        switches = {
+            "separate": self.data.is_separate,
+            "compiled": train.compile,
+            "selective": self.schedule.measures_selective and not train.compile,
+        }
         said = (name for name, on in switches.items() if on)
         kept = self.optimizer.kept
         chunked = ("loss_chunk_size", train.loss_chunk_size) if train.loss_chunk_size else ()
@@ -835,6 +853,14 @@ def _check_compile(job: Job) -> None:
             'does not go with schedule.backward = "decoupled": a compiled block has one backward, which '
             "cannot be cut in two",
             'set schedule.backward = "fused", or leave compile out',
+        )
+    # A compiled block is one program, within which nothing can be told to be kept. (D-recompute-004)
+    if job.train.compile and job.schedule.recompute == "selective":
+        raise JobError(
+            "schedule.recompute",
+            '"selective" does not go with train.compile: of a compiled block either all is computed again '
+            "or nothing",
+            'set schedule.recompute = "blocks" or "auto", or leave train.compile out',
         )
 
 

@@ -33,7 +33,8 @@ _HOOK = Wish(
     "docs/sinks.md#when-something-happens",
 )
 _COMPILE = Wish("train.compile says whether layers are compiled", "docs/compile.md")
-_RECOMPUTE = Wish("activations are not recomputed", _PARALLEL)
+_RECOMPUTE = Wish("schedule.recompute says what is computed again in the backward", "docs/recompute.md")
+_OFFLOAD = Wish("nothing is moved to the host's memory to make room", _PARALLEL)
 _ADAPTER = Wish("there are no adapters: the model's own parameters are trained", _LOOP)
 _QUANTIZED = Wish("weights are float32 and are not quantized", _LOOP)
 _OPTIMIZER = Wish("optimizer.name says which rule updates parameters", "docs/optimizers.md")
@@ -77,8 +78,9 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
     (_COMPILE, "compile torch_compile"),
     (_RECOMPUTE, """
         gradient_checkpointing activation_checkpointing activation_checkpoint recompute
-        recompute_activations cpu_offload offload
+        recompute_activations recompute_granularity recompute_method selective_checkpointing
     """),
+    (_OFFLOAD, "cpu_offload offload offload_activations"),
     (_ADAPTER, "lora qlora peft adapter adapters lora_r lora_alpha"),
     (_QUANTIZED, "quantization quantize load_in_8bit load_in_4bit fp8 fp16 amp scaler grad_scaler"),
     (_OPTIMIZER, """
@@ -134,6 +136,8 @@ _NAMES = {
     "bos": "data.bos", "add_bos_token": "data.bos", "eos": "data.eos", "add_eos_token": "data.eos",
     "eos_token": "data.eos", "append_eod": "data.eos", "data_cache": "data.cache",
     "chat_template": "data.chat.template", "packing": "data.sequences",
+    "moe_aux_loss_coeff": "train.router_aux_loss_coef", "aux_loss_coef": "train.router_aux_loss_coef",
+    "moe_z_loss_coeff": "train.router_z_loss_coef", "z_loss_coef": "train.router_z_loss_coef",
 }  # fmt: skip
 """What others call it -> where it is set here."""
 

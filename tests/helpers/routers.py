@@ -13,6 +13,7 @@ from tests.helpers.engine import World
 from tests.helpers.engine_jobs import SCHEDULES, STAGES, Reference, check, job
 from tests.helpers.models import small_config
 
+RECOMPUTED = ("blocks", "selective")
 COEFFICIENTS = {"router_aux_loss_coef": 0.05, "router_z_loss_coef": 0.01}
 
 
@@ -30,7 +31,8 @@ def routed_job(folder: Path, family: str = "mixtral", **train: Any) -> Job:
     """Two blocks of four experts, of which each token goes to two."""
     raw = msgspec.to_builtins(job(folder, **{**COEFFICIENTS, **train}))
     raw["optimizer"]["eps"] = 1e-5  # or gradients that are 0 but for rounding would move weights as others do
-    raw["model"] = {"family": family, "config": small_config(family, hidden_size=16, vocab_size=128)}
+    config = small_config(family, hidden_size=16, vocab_size=128, n_group=1)
+    raw["model"] = {"family": family, "config": config}
     return parse_job(raw)
 
 
@@ -42,8 +44,10 @@ def alone(spec: Job, folder: Path) -> Routed:
 
 
 def world_on(routed: Routed, folder: Path, seed: int, schedule: str = "fused", **more: Any) -> World:
-    """The job on two pipelines, under one of ``SCHEDULES``."""
-    spec = msgspec.structs.replace(routed.reference[0], schedule=Schedule(**SCHEDULES[schedule]))
+    """The job on two pipelines, under one of ``SCHEDULES``, or with blocks that are computed again."""
+    again = {"backward": "decoupled"} if schedule == "selective" else {}
+    known = {**SCHEDULES, **{each: {"recompute": each, **again} for each in RECOMPUTED}}
+    spec = msgspec.structs.replace(routed.reference[0], schedule=Schedule(**known[schedule]))
     return World(spec, STAGES, seed, folder, **more)
 
 

@@ -29,6 +29,7 @@ from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.device.early_update import EarlyUpdate, goes_through, restore, save
 from oobleckd.worker.device.integrity import Check
 from oobleckd.worker.device.report import evaluation_done, step_done
+from oobleckd.worker.recompute.block import recompute_of
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.gather import KIND as SUMS
 from oobleckd.worker.round.messenger import Messenger
@@ -149,7 +150,8 @@ class Executor:
         )
 
     def _passes(self, spec: RoundSpec, returned: Returned | None = None) -> Passes:
-        return Passes(self.context, spec, self.copies, returned)
+        recompute = recompute_of(self.job, self.machine.layout, self.device)
+        return Passes(self.context, spec, self.copies, returned, recompute)
 
     # ------------------------------------------------------------------ what others ask
 
