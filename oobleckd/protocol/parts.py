@@ -5,7 +5,7 @@ alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -301,6 +301,27 @@ class RouterFigures(msgspec.Struct, frozen=True, array_like=True):
     z_loss: float
     load: float
     idle: int
+
+
+class RouterMeans(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the routers of all layers came to in a step: the means over layers of both losses, and the largest
+    ``load`` of a layer.
+    """
+
+    aux_loss: float
+    z_loss: float
+    load: float
+
+    @staticmethod
+    def over(routers: Collection[RouterFigures]) -> RouterMeans | None:
+        """Of these layers; None where there are none."""
+        if not routers:
+            return None
+        return RouterMeans(
+            math.fsum(each.aux_loss for each in routers) / len(routers),
+            math.fsum(each.z_loss for each in routers) / len(routers),
+            max(each.load for each in routers),
+        )
 
 
 class Vote(msgspec.Struct, frozen=True):
