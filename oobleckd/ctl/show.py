@@ -27,6 +27,7 @@ from oobleckd.ctl.output import (
     when,
 )
 from oobleckd.ctl.watch import describe_schedule
+from oobleckd.draw import experts
 from oobleckd.draw.times import day
 from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView
@@ -135,6 +136,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "skipped": _skipped(job),
         "loss": columns.job_loss(job, 6) if job.step else "",
         **evaluations.facts(job),
+        "experts": experts.said(job.routers),
         "generation": str(job.generation),
         "can lose": _can_lose(job),
         "policy": job.policy,

@@ -511,6 +511,24 @@ class EvalSummary(msgspec.Struct, frozen=True):
     measured_share: float = 0.0
 
 
+class RouterView(msgspec.Struct, frozen=True):
+    """What the router of ``layer`` came to in ``step``, the newest that all devices have told of.
+
+    ``aux_loss`` and ``z_loss``: before their coefficients, means over micro-batches as they count, 0 where
+    the job does not ask for them, null where they are no finite number. ``load``: the tokens of the expert
+    with most, times those of the mean; ``idle``: experts without a token. ``tokens``: of each expert, all
+    micro-batches together; empty in a JobView, and while nobody has told them.
+    """
+
+    layer: int
+    step: int
+    aux_loss: float | None
+    z_loss: float | None
+    load: float
+    idle: int
+    tokens: tuple[int, ...] = ()
+
+
 class KeptView(msgspec.Struct, frozen=True):
     """A complete checkpoint of a job: the state after ``step`` steps, in ``directory``."""
 
@@ -537,7 +555,8 @@ class JobView(Numbered, frozen=True):
     it reads; ``checked_step``: up to the newest checkpoint of so many steps all who read have found
     afterwards that it was that (0: of none). ``start_step``: steps in the checkpoint that it was resumed
     from. ``preparing``: who prepares its data, and how far that is. ``evaluation``: how evaluating goes, of a
-    job that does. ``progress``: how far it is and how fast, once it has a plan.
+    job that does. ``progress``: how far it is and how fast, once it has a plan. ``routers``: of a mixture of
+    experts, by layer, without tokens.
     """
 
     id: str
@@ -584,6 +603,7 @@ class JobView(Numbered, frozen=True):
     preparing: PreparingView | None = None
     evaluation: EvalSummary | None = None
     progress: ProgressView | None = None
+    routers: tuple[RouterView, ...] = ()
 
 
 class StepView(Numbered, frozen=True):
@@ -591,7 +611,9 @@ class StepView(Numbered, frozen=True):
     (else it is null); ``loss_hex`` is its bits for people. ``outcome``: applied, or skipped: it made no
     update, for ``cause``.
 
-    ``at`` is when the daemon heard of it; ``step_s`` is how long a device took from the commit before it.
+    ``at`` is when the daemon heard of it; ``step_s`` is how long a device took from the commit before it. Of
+    a mixture of experts: ``router_aux_loss`` and ``router_z_loss``, means over its layers before coefficients
+    (null where they are no finite number, and in any other job), and ``expert_load``, the largest of a layer.
     """
 
     step: int
@@ -606,6 +628,9 @@ class StepView(Numbered, frozen=True):
     at: float
     step_s: float = 0.0
     cause: SkipCause = ""
+    router_aux_loss: float | None = None
+    router_z_loss: float | None = None
+    expert_load: float | None = None
 
 
 class LostRecords(msgspec.Struct, frozen=True):

@@ -136,6 +136,8 @@ _NAMES = {
     "bos": "data.bos", "add_bos_token": "data.bos", "eos": "data.eos", "add_eos_token": "data.eos",
     "eos_token": "data.eos", "append_eod": "data.eos", "data_cache": "data.cache",
     "chat_template": "data.chat.template", "packing": "data.sequences",
+    "moe_aux_loss_coeff": "train.router_aux_loss_coef", "aux_loss_coef": "train.router_aux_loss_coef",
+    "moe_z_loss_coeff": "train.router_z_loss_coef", "z_loss_coef": "train.router_z_loss_coef",
 }  # fmt: skip
 """What others call it -> where it is set here."""
 

@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job
 from oobleckd.words import count
-from oobleckd.worker.models import experts, rope
+from oobleckd.worker.models import experts, rope, routers
 from oobleckd.worker.models.sizes import check_sizes
 from oobleckd.worker.models.unsupported import unsupported
 from oobleckd.worker.runtime.errors import UserError
@@ -104,6 +104,7 @@ def load_config(job: Job) -> PretrainedConfig:
     if family in EXPERTS:
         experts.check_given(job.model.config)
     _check_keys(kind, job.model.config)
+    routers.check_given(job.model.config)
     fields = _fields(kind, _stored(job), job.model.config)
     if family in EXPERTS:
         fields["experts_implementation"] = experts.IMPLEMENTATION

@@ -47,7 +47,7 @@ def test_experts_compute_by_grouped_mm_alone(family: str) -> None:
             check_implementation(config)
 
 
-@pytest.mark.parametrize("key", ["output_router_logits", "router_aux_loss_coef"])
+@pytest.mark.parametrize("key", ["output_router_logits"])
 def test_the_router_loss_of_transformers_is_refused_by_name(key: str) -> None:
     error = refused(**{key: 1})
     assert str(error).startswith(f"model.config.{key}: transformers' loss of routers is one of all layers")
