@@ -273,7 +273,7 @@ def forward(layers: list[Layer], x: Tensor, recompute: Recompute) -> Graph:
             x = layer(into, None)
             graph.append(LayerGraph(into, x, None))
         else:
-            x, held = computed(layer, into, None, keeps_products=recompute == "selective")
+            x, held = computed(layer, into, None, 1.0, keeps_products=recompute == "selective")
             graph.append(held)
     return graph
 
@@ -397,7 +397,7 @@ def test_products_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return func(*args, **(kwargs or {}))
 
     with Counting():
-        _, held = computed(layers[0], x, None, keeps_products=True)
+        _, held = computed(layers[0], x, None, 1.0, keeps_products=True)
         assert len(counted) >= 4
         counted.clear()
         held.again(layers[0], lambda: None)
