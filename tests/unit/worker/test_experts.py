@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from oobleckd.worker.models import load_config
+from oobleckd.ctl.starter import init
+from oobleckd.protocol.job import parse_job
+from oobleckd.worker.models import load_config, load_spec
 from oobleckd.worker.models.config import EXPERTS
 from oobleckd.worker.models.experts import check_implementation
 from oobleckd.worker.runtime.errors import UserError
@@ -56,6 +60,15 @@ def test_the_router_loss_of_transformers_is_refused_by_name(key: str) -> None:
 
 def test_other_families_know_nothing_of_experts() -> None:
     assert "llama has no such field" in str(refused("llama", experts_implementation="grouped_mm"))
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_init_writes_a_job_of_each_family(family: str) -> None:
+    page = CliRunner().invoke(init, ["--family", family, "--to", "-"], catch_exceptions=False).stdout
+    spec = load_spec(parse_job(tomllib.loads(page)))
+    spec.try_blocks()
+    experts = {shape[0] for bucket in spec.buckets for shape in bucket.shapes if len(shape) == 3}
+    assert (experts, spec.num_layers) == ({8}, 10)
 
 
 # --------------------------------------------------------------------------- folders
