@@ -50,7 +50,7 @@ _MIXTURES: dict[str, dict[str, int]] = {
     "qwen2_moe": {**_MANY, "shared_expert_intermediate_size": 176},
     "qwen3_moe": _MANY,
 }  # fmt: skip
-"""What says of a family how many experts there are, how many of them a token goes to, and how wide they are."""
+"""What says of a family how many experts it has, how many of them a token goes to, and how wide they are."""
 _NEEDS_TOKENIZER = ("jsonl", "parquet", "arrow")
 
 
