@@ -209,7 +209,7 @@ def _with_selective(block: LayerCost, shape: Shape, work: Workload, device: Devi
     """``block`` with what it costs to keep its products alone: what it does not keep is written and read once
     more, and its operations are started once more.
     """
-    kept = min(block.activation_bytes, work.tokens * _selective_bytes(shape, work))
+    kept = min(block.activation_bytes, work.tokens * _selective_bytes(shape, work, device))
     again_s = max(2 * (block.activation_bytes - kept) / device.memory_bytes_per_s, device.dispatch_s)
     return msgspec.structs.replace(block, selective_bytes=kept, selective_s=min(again_s, block.forward_s))
 
@@ -265,13 +265,16 @@ def _gated_bytes(shape: Shape, work: Workload) -> int:
     return norms + work.product_bytes * (product_inputs + heads + mlp)
 
 
-def _selective_bytes(shape: Shape, work: Workload) -> int:
+def _selective_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
     """Of a token in a block that keeps its input and the results of its products and of attention, which are
-    as wide as the queries, with a number in float32 for each head.
+    as wide as the queries, with a number in float32 for each head. Attention that is no kernel of its own is
+    computed again.
     """
     products = shape.attention + 2 * shape.kv + shape.hidden  # q, k, v, and the output projection
     products += (2 if shape.gated else 1) * shape.ffn + shape.hidden  # gate and up, or up alone; down
     attention = work.product_bytes * shape.attention + FULL * shape.num_heads
+    if shape.attention_dropout and not device.fused_attention:
+        attention = 0
     return FULL * shape.hidden + work.product_bytes * products + attention
 
 
