@@ -52,7 +52,10 @@ class LayerCost(msgspec.Struct, frozen=True):
     a node that share the layer, seconds of one all-reduce among them); each pass makes one. A number of
     devices that is not listed cannot share it. Where the backward was measured decoupled, ``weight_s`` of
     its seconds are the weight gradients', which hold ``kept_bytes`` until they run; both 0 where it was
-    measured whole.
+    measured whole. A block that computes again what is cheap (``schedule.recompute`` "selective") holds
+    ``selective_bytes`` in place of ``activation_bytes``, and its backward takes ``selective_s`` more; both 0
+    where that was not measured, as in other layers. One that computes all again holds its input alone, and
+    its backward takes ``forward_s`` more.
     """
 
     name: str
@@ -67,6 +70,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     weight_s: float = 0.0
     kept_bytes: int = 0
     slot_bytes: int = -1
+    selective_bytes: int = 0
+    selective_s: float = 0.0
 
     @property
     def copied_bytes(self) -> int:
@@ -85,8 +90,9 @@ class Profile(msgspec.Struct, frozen=True):
     ``b`` of the parameters (several for a tied weight). ``host_bytes_per_s``: from the host's memory to the
     device's (0: they are the same). ``shared_bytes``: what a micro-batch in flight holds besides on every
     device that computes layers of it, however many these are (the masks of separate documents).
-    ``flops_per_token``: of the model, forward and backward, by formula (``costs.flops``); 0: whoever measured
-    it did not say.
+    ``flops_per_token``: of the model, forward and backward, by formula (``costs.flops``). ``params``: of the
+    model, a tied weight once; ``active_params`` of them a token goes through, which are fewer where there are
+    experts. Of all three 0: whoever measured it did not say.
     """
 
     key: str
@@ -99,6 +105,8 @@ class Profile(msgspec.Struct, frozen=True):
     host_bytes_per_s: float = 0.0
     shared_bytes: int = 0
     flops_per_token: float = 0.0
+    params: int = 0
+    active_params: int = 0
 
     @property
     def copied_bytes(self) -> int:

@@ -6,14 +6,20 @@ from __future__ import annotations
 
 from oobleckd.console.model import ENDED, View
 from oobleckd.console.widgets.listing import nothing
+from oobleckd.draw import experts
 from oobleckd.draw.lines import Line, bar, clipped, flow
 from oobleckd.draw.times import dated, minute
 from oobleckd.protocol.api import JobView
-from oobleckd.words import count, done, loss, many, noun, rate, seconds, short, why_skipped
+from oobleckd.words import count, done, loss, many, noun, parameters, rate, seconds, short, why_skipped
 
 DEPENDS = ("job", "link")
 ROWS = 5
-"""As many lines as it fills where there is room."""
+"""As many lines as it fills where there is room, of most jobs."""
+
+
+def rows(view: View) -> int:
+    """Of this one: a mixture of experts has a line more."""
+    return ROWS + bool(view.job is not None and view.job.routers)
 
 
 def paint(view: View, now: float, width: int, height: int) -> list[Line]:
@@ -25,6 +31,7 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
         *flow(_progress(job, view.clock(now), width), width),
         *flow(_speed(job), width),
         clipped(exactness(job), width),
+        *_experts(job, width),
         *flow(_kept(job, view.clock(now)), width),
     ]
     return lines[:height]
@@ -86,6 +93,8 @@ def _speed(job: JobView) -> list[Line]:
         passes = f", {short(progress.passes)} {noun(progress.passes, 'pass')}" if progress.passes else ""
         of = f" of {many(progress.total_tokens)}{passes}" if progress.total_tokens else passes
         fields.append((("tokens ", "dim"), (many(progress.tokens), "strong"), (of, "dim")))
+    if progress is not None and (size := parameters(progress.params, progress.active_params)):
+        fields.append(((size, ""),))
     if job.samples_per_s:
         fields.append(((rate(job.samples_per_s), "strong"), (" samples/s", "dim")))
         fields.append((("a step ", "dim"), (seconds(job.step_s), "")))
@@ -108,6 +117,16 @@ def left_of(job: JobView) -> float:
     if job.progress is not None and job.progress.left_s >= 0:
         return job.progress.left_s
     return (job.steps - job.step) * job.step_s if job.step_s > 0 else -1.0
+
+
+def _experts(job: JobView, width: int) -> list[Line]:
+    """Of a mixture of experts, how evenly tokens go to them: a bar a layer."""
+    if not job.routers:
+        return []
+    words = experts.said(job.routers)
+    room = max(4, width - len(f"experts  {words}"))
+    drawn = experts.bars(job.routers, min(room, width // 3))
+    return [clipped((("experts ", "dim"), (drawn, "bar"), (" ", ""), (words, "")), width)]
 
 
 def _skipped(job: JobView) -> list[Line]:
@@ -133,5 +152,5 @@ def _kept(job: JobView, now: float) -> list[Line]:
     if job.updates_early:
         taken = f", {job.updates_taken_back:,} taken back"
         fields.append((("updates before all votes ", "dim"), (f"{job.updates_early:,}{taken}", "")))
-    fields.append((("handed in ", "dim"), (dated(job.submitted_at, now), "")))
+    fields.append((("submitted ", "dim"), (dated(job.submitted_at, now), "")))
     return fields

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.protocol.job import Job, Optimizer, Train
+from oobleckd.protocol.job import Job, Optimizer, Schedule, Train
 
 _OPTIMIZER = (
     "schedule", "warmup_tokens", "decay_steps", "decay_type",
@@ -19,6 +19,7 @@ _OPTIMIZER = (
 )  # fmt: skip
 _LATER: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
     "optimizer": (Optimizer, _OPTIMIZER),
+    "schedule": (Schedule, ("recompute",)),
     "train": (
         Train,
         (
@@ -29,6 +30,8 @@ _LATER: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
             "compile",
             "batch_ramp",
             "loss_chunk_size",
+            "router_aux_loss_coef",
+            "router_z_loss_coef",
         ),
     ),
 }

@@ -94,6 +94,23 @@ class Train(JobTable, frozen=True):
             "(docs/models.md).",
         ),
     ] = 0
+    router_aux_loss_coef: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="What the load-balancing loss of each router of a mixture of experts counts "
+            "(docs/experts.md), as Megatron's moe-aux-loss-coeff; 0: there is none. 0.01 is usual. That of "
+            "model.config is not used.",
+        ),
+    ] = 0.0
+    router_z_loss_coef: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="What the z-loss of each router counts, which keeps its logits small, as Megatron's "
+            "moe-z-loss-coeff; 0: there is none. 0.001 is usual.",
+        ),
+    ] = 0.0
     on_nan: Annotated[
         Literal["stop", "skip"],
         Meta(
@@ -366,6 +383,15 @@ class Schedule(JobTable, frozen=True):
             "gradients, and the host memory of its sums three times (sent, arriving, kept).",
         ),
     ] = 0
+    recompute: Annotated[
+        Literal["none", "selective", "blocks", "auto"],
+        Meta(
+            description="What of a block's activations is not held for the backward, but computed again "
+            "there (activation checkpointing): none; selective: all but what matrix products and attention "
+            "make; blocks: all but a block's input. auto: what the planner chooses for each stage: as little "
+            "as its memory allows. The bits are the same."
+        ),
+    ] = "none"
     redundant_memory: Annotated[
         str | int,
         Meta(
@@ -552,11 +578,22 @@ class Job(JobTable, frozen=True):
         return skipped_in_row >= MAX_SKIPPED and bool(self.max_skipped or self.max_spiked)
 
     @property
+    def measures_selective(self) -> bool:
+        """Whether somebody asks what a block costs that computes again what is cheap: not of a compiled one,
+        which cannot.
+        """
+        return self.schedule.recompute in {"selective", "auto"} and not self.train.compile
+
+    @property
     def costs_depend_on(self) -> tuple[object, ...]:
         """What of a job decides what a layer costs on a device: jobs that agree in it share a profile."""
         train = self.train
         shapes = (train.micro_batch, train.sequence, train.precision, train.exact)
-        switches = {"separate": self.data.is_separate, "compiled": train.compile}
+        switches = {
+            "separate": self.data.is_separate,
+            "compiled": train.compile,
+            "selective": self.measures_selective,
+        }
         said = (name for name, on in switches.items() if on)
         kept = self.optimizer.kept
         chunked = ("loss_chunk_size", train.loss_chunk_size) if train.loss_chunk_size else ()
@@ -818,6 +855,14 @@ def _check_compile(job: Job) -> None:
             'does not go with schedule.backward = "decoupled": a compiled block has one backward, which '
             "cannot be cut in two",
             'set schedule.backward = "fused", or leave compile out',
+        )
+    # A compiled block is one program, within which nothing can be told to be kept. (D-recompute-004)
+    if job.train.compile and job.schedule.recompute == "selective":
+        raise JobError(
+            "schedule.recompute",
+            '"selective" does not go with train.compile: of a compiled block either all is computed again '
+            "or nothing",
+            'set schedule.recompute = "blocks" or "auto", or leave train.compile out',
         )
 
 

@@ -41,6 +41,7 @@ from oobleckd.protocol.parts import (
     Peer,
     PreparePhase,
     RefusalCause,
+    RouterFigures,
     SkipCause,
     Spare,
     Vote,
@@ -287,7 +288,8 @@ class StepDone(Message, frozen=True):
     it is begun; ``skipped``: one was due and is not begun, as the last one is still being written.
     ``fingerprints``: what was voted on, of the step that the ``Deploy`` names as ``recheck``.
     ``evaluated``: of a round that evaluates, what it found; the rest of a step is 0 there. ``cause``: why it
-    was skipped.
+    was skipped. ``routers``: of every layer with a router, what that came to; ``experts``: of those layers
+    that the device speaks for, the tokens of each expert.
     """
 
     device: str
@@ -311,6 +313,8 @@ class StepDone(Message, frozen=True):
     fingerprints: Fingerprints | None = None
     evaluated: tuple[EvalSum, ...] = ()
     cause: SkipCause = ""
+    routers: dict[int, RouterFigures] = {}
+    experts: dict[int, tuple[int, ...]] = {}
 
 
 class CheckpointPart(Message, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from oobleckd.planner.plan import Layers, Range
+from oobleckd.planner.plan import Layers, Range, Recompute
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.worker.data.masking import Masking
 from oobleckd.worker.models import (
@@ -24,6 +25,7 @@ from oobleckd.worker.models import (
     input_gradients,
     seed_layer,
 )
+from oobleckd.worker.recompute.block import BlockInput, Held, LayerGraph, computed
 from oobleckd.worker.state.store import Store
 
 CPU = torch.device("cpu")
@@ -41,14 +43,20 @@ _SMALL = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "intermediate_size": 48, "ffn_dim": 48, "word_embed_proj_dim": 32, "vocab_size": 64,
     "max_position_embeddings": 16, "pad_token_id": 0, "rotary_dim": 4, **dict.fromkeys(DROPOUTS, 0.0),
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_topk": 2,
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "n_shared_experts": 1, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
 }  # fmt: skip
+_SMALLER = {"deepseek_v3": {"num_key_value_heads": 4, "head_dim": 4}}
 
 
 def small_config(family: str, **more: Any) -> dict[str, Any]:
     """A two-block configuration of any family, without dropout."""
     kind = CONFIG_MAPPING[family]
     known = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
-    return {key: value for key, value in {**_SMALL, **more}.items() if key in known}
+    given = {**_SMALL, **_SMALLER.get(family, {}), **more}
+    return {key: value for key, value in given.items() if key in known}
 
 
 def small_job(family: str = "gpt2", config: dict[str, Any] | None = None, **tables: Any) -> Job:
@@ -108,26 +116,39 @@ def undivided(spec: ModelSpec, params: dict[str, Tensor]) -> PreTrainedModel:
     return model
 
 
-def layered_step(spec: ModelSpec, layers: list[Layer], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def layered_step(
+    spec: ModelSpec, layers: list[Layer], batch: Batch, recompute: Recompute = "none"
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients by key, one layer at a time as a device computes them, dropout seeded by layer.
 
-    Where the backward is decoupled, all of W comes after all of I.
+    Where the backward is decoupled, all of W comes after all of I. ``recompute``: what blocks compute again.
     """
     apart = batch.positions is not None and batch.documents is not None
     calls = spec.calls(batch.positions, batch.documents) if apart else {}
     x: Tensor | None = None
-    passes: list[tuple[Layer, Tensor | None, Tensor, Owed | None]] = []
+    passes: list[tuple[Layer, Held]] = []
+
+    def seed(layer: Layer) -> None:
+        seed_layer(spec.job.train.seed, 0, 0, layer.index, layer.device)
+
     for layer in layers:
         into = None if x is None else x.detach().requires_grad_()
-        seed_layer(spec.job.train.seed, 0, 0, layer.index, layer.device)
+        seed(layer)
         call = calls.get(layer.index)
+        if recompute != "none" and into is not None and not layer.is_head:
+            keeps = recompute == "selective"
+            x, held = computed(layer, into, call, 1.0, apart=layer.apart, keeps_products=keeps)
+            passes.append((layer, held))
+            continue
         x, owed = layer.forward_apart(into, batch, call) if layer.apart else (layer(into, batch, call), None)
-        passes.append((layer, into, x, owed))
+        passes.append((layer, LayerGraph(into, x, owed)))
     assert x is not None
     gradient: Tensor | None = None
     sums: dict[str, Tensor] = {}
     debts: list[tuple[Layer, Sequence[Tensor | None], Owed]] = []
-    for layer, into, out, owed in reversed(passes):
+    for layer, held in reversed(passes):
+        ran = held.again(layer, partial(seed, layer)) if isinstance(held, BlockInput) else held
+        into, out, owed = ran.into, ran.out, ran.owed
         through = [] if into is None else [into]
         inputs = layer.leaves + through
         grads = (

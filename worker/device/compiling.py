@@ -116,7 +116,7 @@ class Compiling:
         Each computes one micro-batch, forward and backward: what comes of it is thrown away, and no parameter
         changes.
         """
-        batch = sample_batch(spec.job).to(self._device)
+        batch = sample_batch(spec).to(self._device)
         calls, x = calls_of(spec, batch), _embedded(spec, batch, self._device)
         for kind in sorted({_kind(spec, layer) for layer in layers}):
             with self._artifact(spec.job, kind):

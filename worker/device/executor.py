@@ -29,6 +29,7 @@ from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.device.early_update import EarlyUpdate, goes_through, restore, save
 from oobleckd.worker.device.integrity import Check
 from oobleckd.worker.device.report import evaluation_done, step_done
+from oobleckd.worker.recompute.block import recompute_of
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.gather import KIND as SUMS
 from oobleckd.worker.round.messenger import Messenger
@@ -149,7 +150,8 @@ class Executor:
         )
 
     def _passes(self, spec: RoundSpec, returned: Returned | None = None) -> Passes:
-        return Passes(self.context, spec, self.copies, returned)
+        recompute = recompute_of(self.job, self.machine.layout, self.device)
+        return Passes(self.context, spec, self.copies, returned, recompute)
 
     # ------------------------------------------------------------------ what others ask
 
@@ -394,10 +396,19 @@ class Executor:
                 self.device, self.job_id, command.epoch, was, vote, command.outcome, (norm, lr),
                 self.corpus, self.weights_of(was.step), self.now.clock, self.context.timer, self.saving.due,
                 taken_back=self.now.clock.early and not command.early, cause=command.cause,
-                fingerprints=self.check.told(was.step, vote),
+                fingerprints=self.check.told(was.step, vote), experts=self._expert_tokens(),
             )
         )  # fmt: skip
         self.faults.reach("updated", was.round)
+
+    def _expert_tokens(self) -> dict[int, tuple[int, ...]]:
+        """By layer the tokens of its experts. One of its live holders tells them: they are many numbers."""
+        layout, live = self.machine.layout, self.machine.live
+        return {
+            layer: router.tokens
+            for layer, router in self.reducer.routers.items()
+            if self.device == min(live.intersection(layout.holders(layer)))
+        }
 
     def _tell_evaluated(self, command: CommitRound) -> None:
         """Tell of a round that evaluates."""

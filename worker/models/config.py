@@ -20,7 +20,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job
 from oobleckd.words import count
-from oobleckd.worker.models import rope
+from oobleckd.worker.models import rope, routers
+from oobleckd.worker.models.experts import grouped
 from oobleckd.worker.models.sizes import check_sizes
 from oobleckd.worker.models.unsupported import unsupported
 from oobleckd.worker.runtime.errors import UserError
@@ -39,7 +40,13 @@ MASKED = (
 )  # fmt: skip
 """Families that are trained to name tokens that were hidden from them (``oobleckd.worker.data.masking``)."""
 
-FAMILIES = tuple(sorted(CAUSAL + MASKED))
+EXPERTS = (
+    "deepseek_v3", "dots1", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe", "minimax", "mixtral",
+    "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+)  # fmt: skip
+"""Causal families that are mixtures of experts."""
+
+FAMILIES = tuple(sorted(CAUSAL + EXPERTS + MASKED))
 """Families whose split is proven bit-equal to the undivided model (tests/unit/worker/test_families.py)."""
 
 _ROBERTAS = frozenset({"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta"})
@@ -51,14 +58,15 @@ TIED = _ROBERTAS | {"bert", "ernie"}
 JOINED_ONLY = {
     "bloom": "its positions (ALiBi) are counted through the whole row",
     "convbert": "its convolutions reach over the borders of documents",
+    "minimax": "its linear attention carries what it saw through the whole row",
 }
 """Families that cannot keep the documents of a row apart, and why."""
 
 # Found by trying every family with every input: the wrong one is passed over without a word, or loses the
 # sliding window. (D-models-005)
 BY_MASK = _ROBERTAS | {
-    "bert", "biogpt", "distilbert", "electra", "ernie", "eurobert", "falcon", "modernbert", "mpt", "opt",
-    "rembert", "xglm",
+    "bert", "biogpt", "distilbert", "electra", "ernie", "eurobert", "falcon", "gpt_oss", "modernbert", "mpt",
+    "opt", "rembert", "xglm",
 }  # fmt: skip
 """Families whose body keeps documents apart by a mask that it is given; the others make one of their own, of
 where documents begin (tests/unit/worker/test_separate.py).
@@ -75,7 +83,10 @@ _REFUSED = frozenset(
     }
 )  # fmt: skip
 
-_SHOWS = ("add_cross_attention", "chunk_size_feed_forward", "is_encoder_decoder", "layerdrop")
+_SHOWS = (
+    "add_cross_attention", "chunk_size_feed_forward", "is_encoder_decoder", "layerdrop",
+    "output_router_logits",
+)  # fmt: skip
 """Of these, what a config.json may not have set: the model of transformers would compute something else."""
 
 _PREFIX = re.compile(r"^(Class validation error for validator|Validation error for field) '\w+': \w+: ")
@@ -91,8 +102,14 @@ def load_config(job: Job) -> PretrainedConfig:
     if family not in FAMILIES:
         raise unsupported(family, FAMILIES)
     kind: type[PretrainedConfig] = CONFIG_MAPPING[family]
+    if family in EXPERTS:
+        grouped.check_given(job.model.config)
     _check_keys(kind, job.model.config)
-    config = _made(kind, _fields(kind, _stored(job), job.model.config))
+    routers.check_given(job.model.config)
+    fields = _fields(kind, _stored(job), job.model.config)
+    if family in EXPERTS:
+        fields["experts_implementation"] = grouped.IMPLEMENTATION
+    config = _made(kind, fields)
     if "rope_parameters" in kind.__dataclass_fields__:
         rope.check_taken(config, job.model.config)
     _check_config(job, config)
@@ -134,6 +151,9 @@ def _made(kind: type[PretrainedConfig], fields: dict[str, Any]) -> PretrainedCon
 def _check_keys(kind: type[PretrainedConfig], given: Iterable[str]) -> None:
     fields = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
     known = (fields | rope.keys_of(kind)) - _REFUSED
+    if kind.model_type in EXPERTS:
+        # Transformers reads head_dim of all of them, and declares it for some: Qwen3-30B-A3B has 128.
+        known |= {"experts_implementation", "head_dim"}
     for key in given:
         if key not in known:
             raise UserError(

@@ -132,6 +132,13 @@ def _masks(config: PretrainedConfig, documents: Tensor) -> Tensor | dict[str, Te
         return {"full_attention": seen, "sliding_attention": seen & near}
     if config._attn_implementation == "sdpa":  # noqa: SLF001
         return seen
+    if config.model_type == "gpt_oss":
+        near = at[:, None] - at[None, :] < config.sliding_window
+        return {"full_attention": _as_scores(seen), "sliding_attention": _as_scores(seen & near)}
+    return _as_scores(seen)
+
+
+def _as_scores(seen: Tensor) -> Tensor:
     return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, torch.finfo(torch.float32).min)
 
 

@@ -21,13 +21,24 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
+from oobleckd.worker.models.experts.grouped import ShapesAlone, idle_params
 from oobleckd.worker.models.folders.folder import Folder
+from oobleckd.worker.models.folders.names import saved
 from oobleckd.worker.models.heads.chunked import ChunkedHead
 from oobleckd.worker.models.layer import Batch, Layer
+from oobleckd.worker.models.routers import (
+    NUM_LOSSES,
+    BlockRouter,
+    Coefficients,
+    check_coefficients,
+    places_of,
+)
 from oobleckd.worker.models.separate import check_apart, record
 from oobleckd.worker.models.split import Call, CallRecorder, Split, split
 from oobleckd.worker.models.weights import fresh
 from oobleckd.worker.runtime.errors import UserError
+
+_LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -55,9 +66,13 @@ class ModelSpec:
         self._check_loss()
         self._folder = self._open_folder()
         self.notes: tuple[FolderNote, ...] = () if self._folder is None else self._folder.notes
+        self.notes += self._router_notes()
         if self._folder is not None and self._folder.apart:
             self._untie(self._folder.apart)
+        self._routers = places_of(self._split.model, self._split.blocks)
+        check_coefficients(job.train, job.model.family, self._routers)
         self.buckets = _buckets(self._split)
+        self._constants = self._split.constants()
         self._of_layer = tuple(
             tuple(bucket.index for bucket in self.buckets if layer in bucket.uses)
             for layer in range(self.num_layers)
@@ -73,18 +88,36 @@ class ModelSpec:
 
     @property
     def num_weights(self) -> int:
-        """Weights of matrix products outside of the embedding, the output projection's among them: whatever
-        has two dimensions or more.
+        """Weights of matrix products that a token goes through outside of the embedding, the output
+        projection's among them: whatever has two dimensions or more, and of experts its share.
         """
+        experts = idle_params(self._split.model)
         buckets = (bucket for of_layer in self._of_layer[1:] for bucket in of_layer)
         keys = (key for bucket in buckets for key in self.buckets[bucket].keys)
         params = map(self._split.model.get_parameter, keys)
-        return sum(param.numel() for param in params if param.dim() > 1)
+        least = {id(param): 3 for param in experts}  # what has two there is a bias of each
+        weights = (param for param in params if param.dim() >= least.get(id(param), 2))
+        return sum(param.numel() - experts.get(param, 0) for param in weights)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model; a tied weight counts once."""
+        return sum(param.numel() for param in self._split.model.parameters())
+
+    @property
+    def num_active_params(self) -> int:
+        """Those that a token goes through, with all of the embedding."""
+        return self.num_params - sum(idle_params(self._split.model).values())
 
     @property
     def attention(self) -> int:
-        """How wide all query heads of a block are together."""
+        """How wide all query heads of a block are together; where values are of another width, the average of
+        the two.
+        """
         heads: int = self.config.num_attention_heads
+        latent = [getattr(self.config, name, 0) for name in _LATENT]
+        if all(latent):
+            return heads * sum(latent) // 2
         of_head: int = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         return heads * of_head
 
@@ -102,9 +135,47 @@ class ModelSpec:
             positions, documents = torch.tensor([[0, 1, 0]]), torch.tensor([[0, 0, 1]])
             check_apart(tuple(self.calls(positions, documents).values()), documents)
 
+    @property
+    def constants(self) -> dict[str, tuple[int, ...]]:
+        """Shapes, by name, of what a saved model has besides parameters, and nothing trains."""
+        return {name: tuple(buffer.shape) for name, buffer in self._constants.items()}
+
+    def constant(self, name: str) -> Tensor:
+        """One of ``constants``, float32, on the CPU: from the job's checkpoint folder, or as a fresh model
+        has it. Raises UserError when the folder cannot be read.
+        """
+        if self._folder is not None and self._folder.has(name):
+            return self._folder.read(name)
+        return self._split.initial(name)
+
+    def layer_of(self, name: str) -> int:
+        """The layer that computes with the parameter or constant ``name``."""
+        return self._split.layer_of(name)
+
+    def as_saved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``tensors``, all of a layer by name, as ``save_pretrained`` would write them: experts one by one,
+        say.
+        """
+        with ShapesAlone():
+            return saved(self._split.model, tensors)
+
     def buckets_of(self, layer: int) -> tuple[int, ...]:
         """The buckets that ``layer`` uses, ascending."""
         return self._of_layer[layer]
+
+    def num_experts(self, layer: int) -> int:
+        """Among how many experts the router of ``layer`` chooses; 0: it has none."""
+        place = self._routers[layer - 1] if 0 < layer < self.num_layers - 1 else None
+        return 0 if place is None else place.num_experts
+
+    def num_told(self, layer: int) -> int:
+        """How many numbers of each micro-batch are told of ``layer`` beside its gradients: of the head the
+        loss, of a block with a router what ``BlockRouter.told`` has.
+        """
+        if layer == self.num_layers - 1:
+            return 1
+        experts = self.num_experts(layer)
+        return NUM_LOSSES + experts if experts else 0
 
     def init(self, bucket: int, device: torch.device) -> list[Tensor]:
         """Weights of ``bucket`` before the first step, float32, in key order, each in memory of its own.
@@ -126,6 +197,9 @@ class ModelSpec:
         """
         meta = self._split.model
         real = {id(meta.get_parameter(key)): leaf for key, leaf in params.items()}
+        # Made anew they are zeros, with which a router chooses other experts. (D-models-015)
+        stored = [name for name in self._constants if self.layer_of(name) == layer]
+        real |= {id(meta.get_buffer(name)): self.constant(name).to(device) for name in stored}
         order = tuple(
             (bucket, position, params[key])
             for bucket in self.buckets_of(layer)
@@ -146,7 +220,14 @@ class ModelSpec:
         apart = self.job.schedule.apart and not isinstance(module, ChunkedHead)
         eager = layer == 0 or not self.job.train.compile or isinstance(module, ChunkedHead)
         run = None if eager else compiled(module, device, is_head=is_head)
-        return Layer(layer, order, module, device, self._bf16, call, is_head, apart, first, run)
+        router = self._router(layer, module)
+        return Layer(layer, order, module, device, self._bf16, call, is_head, apart, first, run, router)
+
+    def _router(self, layer: int, module: nn.Module) -> BlockRouter | None:
+        place = self._routers[layer - 1] if self.num_experts(layer) else None
+        train = self.job.train
+        of_losses = Coefficients(train.router_aux_loss_coef, train.router_z_loss_coef)
+        return None if place is None else BlockRouter(module, place, of_losses)
 
     def _head(self, real: dict[int, Tensor], device: torch.device) -> nn.Module:
         size = self.job.train.loss_chunk_size
@@ -247,6 +328,13 @@ class ModelSpec:
         for root, names in by_root.items():
             values |= fresh(self._split.model, root, tuple(names), self.job.train.seed)
         return values
+
+    def _router_notes(self) -> tuple[FolderNote, ...]:
+        """Who goes on from a folder may expect the router loss that its configuration names."""
+        of_folder = getattr(self.config, "router_aux_loss_coef", None)
+        if self._folder is None or not of_folder or self.job.train.router_aux_loss_coef:
+            return ()
+        return (note_of("router-loss", [f"router_aux_loss_coef = {of_folder}"]),)
 
     def _open_folder(self) -> Folder | None:
         if not self.job.model.checkpoint:

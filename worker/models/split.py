@@ -25,10 +25,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
 from oobleckd.worker.models import light
-from oobleckd.worker.models.config import MASKED
+from oobleckd.worker.models.config import EXPERTS, MASKED
+from oobleckd.worker.models.experts.grouped import ShapesAlone, check_implementation
 from oobleckd.worker.models.products import product_parameters
 from oobleckd.worker.models.sizes import misfit
 from oobleckd.worker.models.strict import WholeSums
@@ -105,7 +106,7 @@ class Split:
         """
         args, kwargs = call
         x = torch.empty((*shape, self.model.config.hidden_size), device="meta")
-        with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError):
+        with _buildable(self.model.config), torch.no_grad(), suppress(NotImplementedError), ShapesAlone():
             self.blocks[index](x, *(_on_meta(each) for each in args), **_on_meta(kwargs))
 
     def kind_of(self, index: int) -> str:
@@ -133,8 +134,24 @@ class Split:
         taken = {id(param) for name, param in head.named_parameters() if name in names}
         return (*found, frozenset(meta for meta, param in params.items() if id(param) in taken))
 
+    def constants(self) -> dict[str, Tensor]:
+        """Buffers that are saved with the model, on meta, by name: what a router adds to its scores, say. A
+        folder may have other values of them than a fresh model (``initial``).
+        """
+        found: dict[str, Tensor] = {}
+        for owner, module in self.model.named_modules():
+            kept = module._buffers.keys() - module._non_persistent_buffers_set  # noqa: SLF001
+            found |= {f"{owner}.{name}": b for name, b in module.named_buffers(recurse=False) if name in kept}
+        return found
+
+    def initial(self, name: str) -> Tensor:
+        """The buffer ``name`` as a fresh model has it."""
+        buffer = self.model.get_buffer(name)
+        owner = self.model.get_submodule(name.rpartition(".")[0])
+        return _buffers(self.model, owner, {}, torch.device("cpu"))[id(buffer)]
+
     def layer_of(self, name: str) -> int:
-        """The layer that computes with the parameter called ``name`` in the undivided model."""
+        """The layer that computes with the parameter or buffer called ``name`` in the undivided model."""
         owner = self.model.get_submodule(name.rpartition(".")[0])
         for index, block in enumerate(self.blocks):
             if _within(owner, block):
@@ -158,6 +175,8 @@ def split(config: PretrainedConfig) -> Split:
     with _buildable(config):
         with light.without_heavy_parts(), light.without_values(), torch.device("meta"):
             model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        if config.model_type in EXPERTS:
+            check_implementation(model.config)
         model.train()
         body, blocks = _find_blocks(model, config.num_hidden_layers)
         recorder = CallRecorder(model, body, blocks, torch.device("cpu"))
@@ -231,7 +250,9 @@ class CallRecorder:
 
 
 class _Tail(nn.Module):
-    """What stands in for the body in the head: the modules after the last block, on ``inputs_embeds``."""
+    """What stands in for the body in the head: the modules after the last block, on ``inputs_embeds``. Its
+    output has ``router_logits``, which heads of mixtures of experts ask for and do nothing with.
+    """
 
     def __init__(self, modules: tuple[nn.Module, ...]) -> None:
         super().__init__()
@@ -239,10 +260,10 @@ class _Tail(nn.Module):
 
     def forward(
         self, *_: Any, inputs_embeds: Tensor, **_kwargs: Any
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
+    ) -> MoEModelOutputWithPastAndCrossAttentions:
         for module in self.modules_after:
             inputs_embeds = module(inputs_embeds)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+        return MoEModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
 
 
 class _NoAngles(nn.Module):
@@ -294,7 +315,7 @@ def _real(
     """
     memo: dict[int, Any] = {id(model.config): model.config, **replaced}
     for part in _parts(module, {*memo, id(skip)}):
-        memo |= _buffers(model, part, device)
+        memo |= _buffers(model, part, replaced, device)
     return copy.deepcopy(module, memo)
 
 
@@ -313,9 +334,14 @@ def _parts(module: nn.Module, without: set[int]) -> Iterator[nn.Module]:
             yield from _parts(child, without)
 
 
-def _buffers(model: PreTrainedModel, module: nn.Module, device: torch.device) -> dict[int, Tensor]:
-    """Real values of the module's own buffers, such as rotary frequencies, by the id of the meta buffer."""
-    own = {name: buffer for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta}
+def _buffers(
+    model: PreTrainedModel, module: nn.Module, known: Mapping[int, Any], device: torch.device
+) -> dict[int, Tensor]:
+    """Real values of the module's own buffers, such as rotary frequencies, by the id of the meta buffer; but
+    of those in ``known``.
+    """
+    buffers = module.named_buffers(recurse=False)
+    own = {name: buffer for name, buffer in buffers if buffer.is_meta and id(buffer) not in known}
     if not own:
         return {}
     tries = []

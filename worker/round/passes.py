@@ -9,15 +9,18 @@ a round begins and ends (``executor``).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING
-from oobleckd.worker.models import Batch, Call, gradients, input_gradients, seed_layer, tensors_of
+from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, Recompute
+from oobleckd.worker.models import Batch, Call, Owed, gradients, input_gradients, seed_layer, tensors_of
+from oobleckd.worker.recompute.block import BlockInput, Held, LayerGraph, computed
 from oobleckd.worker.round.batch_ahead import BatchAhead
 from oobleckd.worker.round.boundary_cache import BoundaryCache
+from oobleckd.worker.round.marks import Place
 from oobleckd.worker.round.op_times import Piece
 from oobleckd.worker.round.redundant_forward import RedundantForwards
 from oobleckd.worker.round.round import ComputeContext, Debts, Graph, Pieces, RoundClock, Work
@@ -36,21 +39,29 @@ class Passes:
     Activations between hops and their gradients are (batch, sequence, hidden), losses float32 scalars, weight
     gradients float32 of the parameters' shapes. ``returned``: messages that were taken for the round in vain.
     ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
-    ``eval_numbers``: of its micro-batches in the evaluation, where it is a round of one.
+    ``routed``: what routers told in forward passes, by layer and micro-batch, which is the same in each of
+    them. ``eval_numbers``: of its micro-batches in the evaluation, where it is a round of one. ``recompute``:
+    what blocks compute again in the backward.
     """
 
     def __init__(
-        self, context: ComputeContext, spec: RoundSpec, copies: Copies, returned: Returned | None = None
+        self,
+        context: ComputeContext,
+        spec: RoundSpec,
+        copies: Copies,
+        returned: Returned | None = None,
+        recompute: Recompute = "none",
     ) -> None:
         self.context, self.counters, self.tag, self.board = context, spec.counters, spec.tag, spec.board
-        self.copies, self.reducer = copies, copies.reducer
+        self.copies, self.reducer, self.recompute = copies, copies.reducer, recompute
         self.graphs: dict[Task, Graph] = {}
         self.debts: dict[Task, Debts] = {}
+        self.routed: dict[Place, Tensor] = {}
         self.under_way: Work | None = None
         self.halted: dict[tuple[Kind, Task], Work] = {}
         self.boundary_cache = BoundaryCache(context.job.schedule.boundary_bytes)
         self.redundant_forwards = RedundantForwards(
-            context.job.schedule.redundant_bytes, context.redundant_bytes
+            context.job.schedule.redundant_bytes, context.redundant_bytes.setdefault(recompute, {})
         )
         self.redundant_work: Work | None = None
         self.returned: dict[Key, TensorMessage] = dict(returned or {})
@@ -151,8 +162,7 @@ class Passes:
 
     def _forward(self, work: Work) -> Pieces:
         self._reach("forward")
-        task, store, job, step = work.task, self.context.store, self.context.job, self.counters.step
-        micro_batch, low = task.route.micro_batch, task.lowest
+        task, low = work.task, work.task.lowest
         x = None if task.first else self._input(task, "F")
         batch = self._batch(task)
         calls = self._calls(task, batch)
@@ -160,24 +170,47 @@ class Passes:
         for layer in task.layers.layers():
             needed = layer >= low
             into = None if x is None else x.detach().requires_grad_(layer > low)
-            owed = None
             with self.context.released(), torch.set_grad_enabled(needed):
-                # Seeded before each layer, so that dropout is the same wherever the layer runs, the first
-                # time and when it is computed again (docs/exactness.md).
-                seed_layer(job.train.seed, step, micro_batch, layer, store.device)
-                if self.board.apart and task.route.wants(layer):
-                    x, owed = store.layers[layer].forward_apart(into, batch, calls.get(layer))
-                else:
-                    x = store.layers[layer](into, batch, calls.get(layer))
+                x, held = self._layer_forward(task, layer, into, batch, calls.get(layer))
+            self._note_routing(task, layer)
             yield
             if needed:
-                graph.append((into, x, owed))
+                graph.append(held)
+            del held
             self.clock.forwards += task.route.again(task.position) >= FORWARD
         self.board.ran_forward(task)
         if task.has_backward:
             self.graphs[task] = graph
         assert x is not None
         self._ran_forward(task, x.detach())
+
+    def _layer_forward(
+        self, task: Task, layer: int, into: Tensor | None, batch: Batch | None, call: Call | None
+    ) -> tuple[Tensor, Held]:
+        """What comes out of ``layer``, and what is held of it for the backward."""
+        self._seed(task, layer)
+        module, weight = self.context.store.layers[layer], self._weight(task)
+        apart = self.board.apart and task.route.wants(layer)
+        if torch.is_grad_enabled() and self._computes_again(layer):
+            assert into is not None
+            keeps = self.recompute == "selective"
+            return computed(module, into, call, weight, apart=apart, keeps_products=keeps)
+        owed: Owed | None = None
+        if apart:
+            x, owed = module.forward_apart(into, batch, call, weight)
+        else:
+            x = module(into, batch, call, weight)
+        return x, LayerGraph(into, x, owed)
+
+    def _seed(self, task: Task, layer: int) -> None:
+        # Before each layer, so that dropout is the same wherever the layer runs, the first time and when it
+        # is computed again (docs/exactness.md).
+        job, store = self.context.job, self.context.store
+        seed_layer(job.train.seed, self.counters.step, task.route.micro_batch, layer, store.device)
+
+    def _computes_again(self, layer: int) -> bool:
+        """Whether ``layer`` is a block, and this device computes blocks again in the backward."""
+        return self.recompute != "none" and 0 < layer < self.context.store.spec.num_layers - 1
 
     def _evaluation(self, work: Work) -> Pieces:
         """F in a round that evaluates. Of what it computes the output alone is kept, where it is sent on."""
@@ -266,41 +299,35 @@ class Passes:
         """How much its micro-batch counts."""
         return self.context.weights_of(self.counters.step).each[task.route.micro_batch]
 
-    def _weighed(self, task: Task, loss: Tensor) -> Tensor:
-        """What the backward pass of ``loss``, the mean over its micro-batch, begins with."""
-        return torch.full_like(loss, self._weight(task))
+    def _weighed(self, task: Task, head: Held) -> Tensor:
+        """What the backward pass of the loss, the mean over its micro-batch, begins with."""
+        assert isinstance(head, LayerGraph), "a head is not computed again"
+        return torch.full_like(head.out, self._weight(task))
 
     def _backward(self, work: Work) -> Pieces:
         """B, or the I of a decoupled one. Its task may be another when it goes on: the next attempt's."""
         task = work.task
         graph = self.graphs.pop(task)
-        g: Tensor | None = self._weighed(task, graph[-1][1]) if task.last else self._input(task, "B")
+        g: Tensor | None = self._weighed(task, graph[-1]) if task.last else self._input(task, "B")
         debts: Debts = []
         for layer in reversed(range(max(task.lowest, task.layers.start), task.layers.stop)):
-            into, out, owed = graph.pop()
-            inputs = self._leaves(layer) if owed is not None or work.task.route.wants(layer) else []
-            through = into is not None and into.requires_grad
-            if through:
-                assert into is not None
-                inputs.append(into)
-            grads: list[Tensor | None]
             with self.context.released():
-                grads = (
-                    [*gradients(out, inputs, g)] if owed is None else input_gradients(out, inputs, g, owed)
-                )
+                ran, grads = self._layer_backward(work.task, layer, graph.pop(), g)
             yield
+            through, owed = ran.into is not None and ran.into.requires_grad, ran.owed
             g = grads.pop() if through else None
             if owed is not None:
-                self._note_loss(work.task, layer, out)
+                self._note_told(work.task, layer, ran.out)
                 debts.append((layer, grads, owed))
             elif work.task.route.wants(layer):
-                self._note_loss(work.task, layer, out)
+                self._note_told(work.task, layer, ran.out)
                 self._add(work.task, layer, [grad for grad in grads if grad is not None])
                 # A report came while the gradients were added: it was told that they are in. The task halts
                 # behind the addition, or it would go on with a hop that may not be its own any more.
                 # (D-recovery-022)
                 if self._is_frozen(work):
                     yield
+            del ran, grads  # of a block that is computed again there is no more than one at a time
             self._reach("backward")
             self._contribute()
         if self.board.apart:
@@ -311,6 +338,22 @@ class Passes:
             self._pass_on(work.task, "B", g)
         if not self.board.apart:
             self.copies.send()
+
+    def _layer_backward(
+        self, task: Task, layer: int, held: Held, g: Tensor | None
+    ) -> tuple[LayerGraph, list[Tensor | None]]:
+        """The backward of ``layer``, or its I: the graph that it went through, and the gradients found, that
+        of the layer's input last where one flows through it.
+        """
+        module, wants = self.context.store.layers[layer], task.route.wants(layer)
+        if isinstance(held, BlockInput):
+            held = held.again(module, partial(self._seed, task, layer))
+        inputs = module.leaves if held.owed is not None or wants else []
+        if held.into is not None and held.into.requires_grad:
+            inputs.append(held.into)
+        if held.owed is not None:
+            return held, input_gradients(held.out, inputs, g, held.owed)
+        return held, [*gradients(held.out, inputs, g)]
 
     def _weights(self, work: Work) -> Pieces:
         for layer, found, owed in self.debts.pop(work.task):
@@ -378,23 +421,38 @@ class Passes:
         The backward would be whole, if it comes to one: what a decoupled one keeps for W would stay on the
         device.
         """
-        task, store, job, step = work.task, self.context.store, self.context.job, self.counters.step
+        task = work.task
         x, batch = self.redundant_forwards.taken(task), self._batch(task)
         calls = self._calls(task, batch)
-        # A whole backward, also in decoupled jobs: what is held for W would stay on the device, beside a
-        # GPU too, and the sums are the same bits. (D-policies-008)
         graph: Graph = []
         for index in task.layers.layers():
             into = None if x is None else x.detach().requires_grad_(index > 0)
-            layer = store.layers[index]
-            call = calls.get(index)
-            shared = tensors_of(call) if call is not None else ()
-            with self.context.released(), self.redundant_forwards.saving(task, into, layer.leaves, shared):
-                seed_layer(job.train.seed, step, task.route.micro_batch, index, store.device)
-                x = layer(into, batch, call)
+            with self.context.released():
+                x, held = self._redundant_layer(task, index, into, batch, calls.get(index))
+            self._note_routing(task, index)
             yield
-            graph.append((into, x, None))
+            graph.append(held)
         self._ran_redundant(task, graph)
+
+    def _redundant_layer(
+        self, task: Task, index: int, into: Tensor | None, batch: Batch | None, call: Call | None
+    ) -> tuple[Tensor, Held]:
+        """As ``_layer_forward``; what is held is counted."""
+        self._seed(task, index)
+        layer, forwards = self.context.store.layers[index], self.redundant_forwards
+        weight = self._weight(task)
+        if self._computes_again(index):
+            assert into is not None
+            # Its input alone, whatever is held of blocks here: what is made of it is wanted after a loss
+            # only. (D-recompute-003)
+            forwards.hold(task, into)
+            return computed(layer, into, call, weight)
+        shared = tensors_of(call) if call is not None else ()
+        # A whole backward, also in decoupled jobs: what is held for W would stay on the device, beside a
+        # GPU too, and the sums are the same bits. (D-policies-008)
+        with forwards.saving(task, into, layer.leaves, shared):
+            x = layer(into, batch, call, weight)
+        return x, LayerGraph(into, x, None)
 
     def _ran_redundant(self, task: Task, graph: Graph) -> None:
         self.redundant_forwards.measured(task)
@@ -416,9 +474,21 @@ class Passes:
     def _leaves(self, layer: int) -> list[Tensor]:
         return self.context.store.layers[layer].leaves
 
-    def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
-        if self.context.store.layers[layer].is_head:
-            self.reducer.losses[task.route.micro_batch] = out.detach()
+    def _note_routing(self, task: Task, layer: int) -> None:
+        """Keep what the router of ``layer``, which has just computed, told of the micro-batch, until its
+        gradients are there.
+        """
+        router = self.context.store.layers[layer].router
+        if router is not None and router.told is not None:
+            self.routed[layer, task.route.micro_batch] = router.told
+
+    def _note_told(self, task: Task, layer: int, out: Tensor) -> None:
+        """Hand on what is told of the micro-batch beside the gradients of ``layer``."""
+        what, micro_batch = self.context.store.layers[layer], task.route.micro_batch
+        if what.is_head:
+            self.reducer.losses[micro_batch] = out.detach()
+        if what.router is not None:
+            self.reducer.routed[layer, micro_batch] = self.routed[layer, micro_batch]
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
         """Add the gradients of all parameters of ``layer`` (float32, in the layer's order) to the sums."""
@@ -497,7 +567,12 @@ class Passes:
         if self.boundary_cache.has("F", task):
             return self.boundary_cache.get("F", task, self.context.store.device)
         assert graph is not None, "a decision counts on what was told to be there"
-        return self._out(graph)
+        return self._out(task, graph)
 
-    def _out(self, graph: Graph) -> Tensor:
-        return graph[-1][1].detach()
+    def _out(self, task: Task, graph: Graph) -> Tensor:
+        last, layer = graph[-1], task.layers.stop - 1
+        if isinstance(last, LayerGraph):
+            return last.out.detach()
+        with self.context.activity.doing("F", f"{task.position}F{task.route.micro_batch}"):
+            self._seed(task, layer)
+            return computed(self.context.store.layers[layer], last.into, last.call, last.weight)[0]

@@ -92,6 +92,17 @@ class RedundantForwards:
         self._inputs, self._aside, self._saved, self._counted = {}, {}, {}, {}
         self.held_bytes = 0
 
+    def hold(self, task: Task, tensor: Tensor) -> None:
+        """``tensor`` (batch, sequence, hidden) goes into a block of ``task`` that is computed again, and is
+        held until then. On a GPU it stays there, where the plan counts it.
+        """
+        counted = self._counted.setdefault(task, set())
+        if tensor.is_cuda or _address(tensor) in counted:
+            return
+        counted.add(_address(tensor))
+        self._saved[task] = self._saved.get(task, 0) + tensor.nbytes
+        self.held_bytes += tensor.nbytes
+
     @contextmanager
     def saving(
         self, task: Task, into: Tensor | None, params: Collection[Tensor], shared: Collection[Tensor] = ()

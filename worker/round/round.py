@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from oobleckd.planner.plan import Range
+from oobleckd.planner.plan import Range, Recompute
 from oobleckd.protocol.job import Job
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Owed
+from oobleckd.worker.recompute.block import Held
 from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.weights import WeightsOf
 from oobleckd.worker.round_machine.tasks import Kind, Task
@@ -25,7 +26,8 @@ from oobleckd.worker.runtime.timing import DeviceTimer, Moment
 from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
 
-Graph = list[tuple[Tensor | None, Tensor, Owed | None]]
+Graph = list[Held]
+"""Of the layers of a hop whose forward has run and that need a gradient, in order."""
 Debts = list[tuple[int, list[Tensor | None], Owed]]
 """Of the layers whose I has run, from the last to the first: (layer, gradients found, what W adds
 to them).
@@ -68,7 +70,9 @@ class RoundClock:
 
 @dataclass(frozen=True, slots=True)
 class ComputeContext:
-    """What a device has to compute with, the same in every round."""
+    """What a device has to compute with, the same in every round. ``redundant_bytes``: by what its blocks
+    compute again, layers -> what a forward pass through them took that was run ahead.
+    """
 
     device: str
     job: Job
@@ -79,5 +83,5 @@ class ComputeContext:
     faults: Faults
     activity: ActivityPage
     released: Released = nullcontext
-    redundant_bytes: dict[Range, int] = field(default_factory=dict)
+    redundant_bytes: dict[Recompute, dict[Range, int]] = field(default_factory=dict)
     timer: DeviceTimer = field(default_factory=DeviceTimer)

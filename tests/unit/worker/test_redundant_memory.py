@@ -56,8 +56,9 @@ def setup_of(world: World) -> Setup:
 def saved_bytes(graph: Graph, params: set[int]) -> int:
     """Of every tensor that the graph's nodes hold, storages once, parameters not."""
     found: dict[int, int] = {}
-    for into, out, _ in graph:
-        for tensor in (into, *(saved for node in nodes_of(out) for saved in saved_by(node))):
+    for held in graph:
+        saved = [tensor for node in nodes_of(held.out) for tensor in saved_by(node)]
+        for tensor in (held.into, *saved):
             if tensor is not None and tensor.untyped_storage().data_ptr() not in params:
                 found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return sum(found.values())

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
 from oobleckd.worker.models import FAMILIES, MASKED, Batch, ModelSpec, load_config, load_spec, tensors_of
-from oobleckd.worker.models.config import BY_MASK, JOINED_ONLY
+from oobleckd.worker.models.config import BY_MASK, EXPERTS, JOINED_ONLY
 from oobleckd.worker.models.separate import _masks, borders, first_position
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import all_layers, layered_step, small_config, small_job, some_batch, undivided
@@ -31,16 +31,18 @@ from tests.helpers.separate import (
 )
 
 SEPARATE = tuple(family for family in FAMILIES if family not in JOINED_ONLY)
-SOME = ("bert", "gemma3_text", "gpt2", "llama", "modernbert", "mpt", "opt")
+WITH_BITS = tuple(family for family in SEPARATE if family not in EXPERTS)
+"""A product of an expert is of the tokens of all documents that chose it, and rounds by how many they are."""
+SOME = ("bert", "gemma3_text", "gpt2", "gpt_oss", "llama", "modernbert", "mpt", "opt")
 """At least one of every kind of positions, masks and windows."""
 FEW = ("gemma3_text", "opt")
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 _NOT_ASKED = -100
 
 
-def of(chosen: Sequence[str]) -> pytest.MarkDecorator:
-    """Every family; all but the ``chosen`` are slow."""
-    marks = {family: () if family in chosen else pytest.mark.slow for family in SEPARATE}
+def of(chosen: Sequence[str], families: Sequence[str] = SEPARATE) -> pytest.MarkDecorator:
+    """Each of ``families``; all but the ``chosen`` are slow."""
+    marks = {family: () if family in chosen else pytest.mark.slow for family in families}
     return pytest.mark.parametrize("family", [pytest.param(each, marks=mark) for each, mark in marks.items()])
 
 
@@ -115,7 +117,7 @@ def _within_borders(both: Barrier) -> Tensor | None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@of(SOME)
+@of(SOME, WITH_BITS)
 def test_no_bit_of_a_document_depends_on_what_stands_beside_it(family: str, precision: str) -> None:
     """Neither on the tokens of the others, nor on where they begin, nor on the other rows: whatever the loss
     of the one asks for gives the same gradients.
@@ -138,7 +140,7 @@ def test_no_bit_of_a_document_depends_on_what_stands_beside_it(family: str, prec
     assert any(grad.any() for grad in grads.values())
 
 
-@of(FEW)
+@of(FEW, WITH_BITS)
 def test_a_row_without_borders_has_the_bits_that_it_has_beside_one_with_some(family: str) -> None:
     """Without a mask another kernel would compute it."""
     spec = separate_spec(family)

@@ -9,7 +9,7 @@ one, a folder is refused.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -23,15 +23,19 @@ from oobleckd.worker.runtime.errors import UserError
 try:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
+        Concatenate,
+        MergeModulelist,
+        Transpose,
         WeightConverter,
         WeightRenaming,
         dot_natural_key,
         rename_source_key,
+        revert_weight_conversion,
     )
 except ImportError as error:  # another version
     _lacks = str(error)
 else:
-    _lacks = ""
+    _lacks, _MOVES = "", {Concatenate, MergeModulelist, Transpose}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,11 @@ class Recipe:
     def names(self) -> tuple[str, ...]:
         """The stored tensors that it takes."""
         return tuple(name for _, name in self.sources)
+
+    @property
+    def moves_alone(self) -> bool:
+        """Whether no number is computed with: it may be cast before or after."""
+        return self.converter is None or all(type(each) in _MOVES for each in self.converter.operations)
 
     def made(self, values: Sequence[Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
         """The parameters by name, of the ``values`` of ``names``. Raises UserError where they do not fit."""
@@ -83,11 +92,7 @@ def mapped(model: PreTrainedModel, names: Iterable[str]) -> Mapped:
     """What the tensors called ``names`` are in ``model`` (on meta), as ``from_pretrained`` has it. Raises
     UserError.
     """
-    if _lacks:
-        raise UserError(
-            f"model.checkpoint: transformers {transformers.__version__} loads folders otherwise: {_lacks}",
-            "install the version of transformers in constraints.txt",
-        )
+    _check_version()
     state, prefix = model.state_dict(), model.base_model_prefix
     mapping = get_model_conversion_mapping(model)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
@@ -118,6 +123,18 @@ def mapped(model: PreTrainedModel, names: Iterable[str]) -> Mapped:
     return Mapped(tuple(recipes), unread, tuple(repeated))
 
 
+def saved(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors``, parameters and buffers of ``model`` by name, as ``save_pretrained`` names and divides
+    them; several may share memory. What one tensor of a file is made of has to be among them: of a layer,
+    all.
+    """
+    _check_version()
+    # As the hub has them, experts one by one: what serves or converts models reads those names alone.
+    # (D-models-013)
+    made: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
+    return made
+
+
 def told(model: PreTrainedModel, missing: Iterable[str], unread: Iterable[str]) -> tuple[set[str], set[str]]:
     """Of parameters that are missing and of names that are nothing to the model those that transformers would
     tell of.
@@ -125,6 +142,14 @@ def told(model: PreTrainedModel, missing: Iterable[str], unread: Iterable[str]) 
     info: Any = SimpleNamespace(missing_keys=set(missing), unexpected_keys=set(unread))
     model._adjust_missing_and_unexpected_keys(info)  # noqa: SLF001 - rules of its own for each family
     return info.missing_keys, info.unexpected_keys
+
+
+def _check_version() -> None:
+    if _lacks:
+        raise UserError(
+            f"model.checkpoint: transformers {transformers.__version__} loads folders otherwise: {_lacks}",
+            "install the version of transformers in constraints.txt",
+        )
 
 
 def in_order(names: Iterable[str]) -> list[str]:

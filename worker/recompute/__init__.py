@@ -1,0 +1,1 @@
+"""Blocks whose activations are not held from the forward to the backward, but computed again there."""
