@@ -28,6 +28,7 @@ from oobleckd.protocol.api import (
     NodeLogView,
     NodeView,
     PipelineView,
+    RouterView,
     Status,
     StepView,
     TemplateView,
@@ -186,6 +187,12 @@ class Client:
     def layers(self, job: str = "") -> tuple[LayerView, ...]:
         """Who holds each layer of ``job``, or of the job that is deployed."""
         return self._list("/v1/layers", LayerView, job=job)
+
+    def routers(self, job: str) -> tuple[RouterView, ...]:
+        """By layer what the routers of ``job`` came to in its newest step, with the tokens of each expert.
+        None of a model without routers.
+        """
+        return self._list(f"/v1/jobs/{quote(job, safe='')}/routers", RouterView)
 
     def schedules(self, job: str = "") -> SampledSteps:
         """The steps whose op times the daemon has."""

@@ -40,9 +40,14 @@ class JobPage(Page):
                 return found | places.above(rest, ("facts", 6), ("curves", 0), ("goodput", 5))
             case found_size:
                 low_rows = 13 if found_size == "wide" else 10
-                rows = places.above(rest, ("facts", jobfacts.ROWS + 2), ("curves", 0), ("low", low_rows))
+                facts = ("facts", jobfacts.rows(self.view) + 2)
+                rows = places.above(rest, facts, ("curves", 0), ("low", low_rows))
                 low = rows.pop("low", None)
                 return found | rows | (places.split(low, ("goodput", 3), ("times", 2)) if low else {})
+
+    def shape(self) -> object:
+        """How many lines the facts have."""
+        return jobfacts.rows(self.view)
 
     def wants(self) -> Wants:
         """Where the time went."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from oobleckd.console.model import ENDED, View
 from oobleckd.console.widgets.listing import nothing
+from oobleckd.draw import experts
 from oobleckd.draw.lines import Line, bar, clipped, flow
 from oobleckd.draw.times import dated, minute
 from oobleckd.protocol.api import JobView
@@ -13,7 +14,12 @@ from oobleckd.words import count, done, loss, many, noun, parameters, rate, seco
 
 DEPENDS = ("job", "link")
 ROWS = 5
-"""As many lines as it fills where there is room."""
+"""As many lines as it fills where there is room, of most jobs."""
+
+
+def rows(view: View) -> int:
+    """Of this one: a mixture of experts has a line more."""
+    return ROWS + bool(view.job is not None and view.job.routers)
 
 
 def paint(view: View, now: float, width: int, height: int) -> list[Line]:
@@ -25,6 +31,7 @@ def paint(view: View, now: float, width: int, height: int) -> list[Line]:
         *flow(_progress(job, view.clock(now), width), width),
         *flow(_speed(job), width),
         clipped(exactness(job), width),
+        *_experts(job, width),
         *flow(_kept(job, view.clock(now)), width),
     ]
     return lines[:height]
@@ -112,6 +119,16 @@ def left_of(job: JobView) -> float:
     return (job.steps - job.step) * job.step_s if job.step_s > 0 else -1.0
 
 
+def _experts(job: JobView, width: int) -> list[Line]:
+    """Of a mixture of experts, how evenly tokens go to them: a bar a layer."""
+    if not job.routers:
+        return []
+    words = experts.said(job.routers)
+    room = max(4, width - len(f"experts  {words}"))
+    drawn = experts.bars(job.routers, min(room, width // 3))
+    return [clipped((("experts ", "dim"), (drawn, "bar"), (" ", ""), (words, "")), width)]
+
+
 def _skipped(job: JobView) -> list[Line]:
     """Steps without an update, where there are any."""
     if not job.steps_skipped:
@@ -135,5 +152,5 @@ def _kept(job: JobView, now: float) -> list[Line]:
     if job.updates_early:
         taken = f", {job.updates_taken_back:,} taken back"
         fields.append((("updates before all votes ", "dim"), (f"{job.updates_early:,}{taken}", "")))
-    fields.append((("handed in ", "dim"), (dated(job.submitted_at, now), "")))
+    fields.append((("submitted ", "dim"), (dated(job.submitted_at, now), "")))
     return fields

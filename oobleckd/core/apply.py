@@ -370,4 +370,5 @@ def step_of(entry: StepEntry) -> Step:
         entry.at,
         entry.step_s,
         entry.why,
+        entry.routers,
     )

@@ -20,6 +20,7 @@ from oobleckd.core.entries import AnyEntry, JobStateChanged, as_shown, note
 from oobleckd.core.events import Announce, Command, MakePlan, Record, Tell
 from oobleckd.core.figures import Figures
 from oobleckd.core.membership import Membership
+from oobleckd.core.routers import RoutersTold
 from oobleckd.core.run import Run
 from oobleckd.core.samples import Samples
 from oobleckd.core.state import JobRecord, State
@@ -56,6 +57,7 @@ class Core:
     samples: Samples = field(default_factory=Samples)
     figures: Figures = field(default_factory=Figures)
     devices_told: DevicesTold = field(default_factory=DevicesTold)
+    routers: RoutersTold = field(default_factory=RoutersTold)
     outbox: list[Command] = field(default_factory=list)
     usable: Usable = field(init=False)
 

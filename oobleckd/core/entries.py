@@ -20,7 +20,15 @@ from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import Counters, EvalSum, JobCause, NodeCause, Outcome, SkipCause
+from oobleckd.protocol.parts import (
+    Counters,
+    EvalSum,
+    JobCause,
+    NodeCause,
+    Outcome,
+    RouterMeans,
+    SkipCause,
+)
 from oobleckd.protocol.text import all_visible, json_visible, visible
 
 DrainCause = Literal["", "operator", "evicted", "slow", "corruption"]
@@ -45,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, tag=True):
 class JobSubmitted(Entry, frozen=True):
     """A job was queued; its training starts at ``counters`` from ``source`` ("init" or a checkpoint folder).
 
-    ``knows_on_nan``: whether its ``spec`` says what follows skipped steps. One that was handed in before that
+    ``knows_on_nan``: whether its ``spec`` says what follows skipped steps. One that was submitted before that
     could be said goes on, as it did. ``folder``: the name of the one that it writes checkpoints into, which
     was made for it ("": by an older version, its id).
     """
@@ -179,7 +187,7 @@ class Detoured(Entry, frozen=True):
 
 class StepEntry(Entry, frozen=True):
     """A committed round. ``seq`` is that of the change that announced it, ``cause`` why it was skipped ("":
-    it was not, or by an earlier version, as not finite).
+    it was not, or by an earlier version, as not finite). ``routers``: of a mixture of experts.
     """
 
     job: str
@@ -195,6 +203,7 @@ class StepEntry(Entry, frozen=True):
     at: float
     seq: int
     cause: SkipCause = ""
+    routers: RouterMeans | None = None
 
     @property
     def why(self) -> SkipCause:

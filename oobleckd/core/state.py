@@ -21,7 +21,7 @@ from oobleckd.protocol.api import IncidentView, JobState, LostRecords
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.parts import Counters, JobCause, NodeCause, SkipCause
+from oobleckd.protocol.parts import Counters, JobCause, NodeCause, RouterMeans, SkipCause
 
 HISTORY = 5000
 RECENT_STEPS = 20
@@ -75,6 +75,7 @@ class Step(msgspec.Struct, frozen=True, gc=False, array_like=True):
     at: float
     step_s: float
     cause: SkipCause = ""
+    routers: RouterMeans | None = None
 
 
 class KeptCheckpoint(msgspec.Struct, frozen=True, gc=False):

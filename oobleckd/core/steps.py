@@ -23,7 +23,7 @@ from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of, standing_routes
 from oobleckd.protocol.changes import Change, EvalLoss, EvaluationDone, Level, LossDisputed, StepCommitted
 from oobleckd.protocol.messages import Ack, Held, OpTimes, StepDone
-from oobleckd.protocol.parts import SPIKES, EvalSum
+from oobleckd.protocol.parts import SPIKES, EvalSum, RouterMeans
 from oobleckd.words import SPIKED, loss, short
 
 
@@ -38,6 +38,7 @@ def on_step_done(core: Core, message: StepDone) -> None:
         checkpoints.ack(core, job, message.device)
         return
     corruption.settle(core, job, message)
+    core.routers.take(message, job.layout.num_layers)
     if message.counters.round >= job.counters.round:
         _in_order(core, job, message)
     elif message.outcome == "evaluated":
@@ -130,6 +131,7 @@ def _record_step(core: Core, job: JobRecord, message: StepDone) -> None:
         core.now,
         core.state.seq + 1,
         message.cause,
+        RouterMeans.over(message.routers.values()),
     )
     core.record(entry)
     core.outbox.append(Announce(_of_step(entry)))

@@ -35,6 +35,7 @@ from oobleckd.protocol.api import (
     NodeState,
     NodeView,
     PipelineView,
+    RouterView,
     SourceLoss,
     Status,
     StepView,
@@ -43,7 +44,7 @@ from oobleckd.protocol.api import (
 from oobleckd.protocol.canonical import canonical
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.parts import Spare
+from oobleckd.protocol.parts import RouterMeans, Spare
 from oobleckd.words import count, seconds, silence
 
 _SAID_S = 7 * 86400.0
@@ -269,6 +270,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         preparing=at_data,
         evaluation=evaluation,
         progress=progress_of(core, job, step_s, evaluation),
+        routers=router_views(core, job, tokens=False),
     )
 
 
@@ -322,6 +324,7 @@ def pipeline_views(job: JobRecord) -> list[PipelineView]:
             tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments),
             pipeline.micro_batches,
             tuple(s.device for s in pipeline.segments if s.device in gone),
+            {d: mode for d in pipeline.devices if (mode := job.plan.recompute.get(d)) is not None},
         )
         for index, pipeline in enumerate(job.plan.pipelines)
     ]
@@ -339,6 +342,7 @@ def template_views(job: JobRecord) -> list[TemplateView]:
             tuple(stage.memory_bytes for stage in template.stages),
             used[template.num_nodes],
             template.chunks,
+            tuple(modes) if set(modes := [stage.recompute for stage in template.stages]) != {"none"} else (),
         )
         for template in job.templates
     ]
@@ -370,6 +374,32 @@ def step_view(s: Step) -> StepView:
         s.at,
         s.step_s,
         s.cause,
+        *_of_routers(s.routers),
+    )
+
+
+def _of_routers(found: RouterMeans | None) -> tuple[float | None, float | None, float | None]:
+    if found is None:
+        return None, None, None
+    return _finite(found.aux_loss), _finite(found.z_loss), found.load
+
+
+def router_views(core: Core, job: JobRecord, *, tokens: bool) -> tuple[RouterView, ...]:
+    """By layer what its router came to; with the ``tokens`` of each expert."""
+    found = core.routers.of(job.id)
+    if found is None:
+        return ()
+    return tuple(
+        RouterView(
+            layer,
+            found.step + 1,
+            _finite(each.aux_loss),
+            _finite(each.z_loss),
+            each.load,
+            each.idle,
+            found.tokens.get(layer, ()) if tokens else (),
+        )
+        for layer, each in found.figures.items()
     )
 
 

@@ -72,6 +72,7 @@ def workload_of(job: Job, shape: Shape) -> Workload:
         separate=job.data.is_separate,
         chunked=bool(job.train.loss_chunk_size),
         slot_bytes=_slot_bytes(job.optimizer, shape),
+        selective=not job.train.compile,
         added_bytes_per_param=added_bytes(job.train.exact),
     )
 

@@ -161,6 +161,7 @@ def _of_jobs(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
     ):
         yield _gauge(name, text, {(job,): value for job, value in values.items()}, "job")
     yield from _of_evaluations(jobs)
+    yield from _of_routers(jobs)
     yield _counter(
         "oobleck_job_steps_skipped_total",
         "Steps without an update: their loss or a gradient was not finite, or they were spikes.",
@@ -261,6 +262,39 @@ def _of_evaluations(jobs: list[JobView]) -> Iterator[Metric]:
     yield _gauge("oobleck_job_eval_step", "Steps before the last evaluation.", steps, "job")
     took: Labelled = {(job,): found.seconds for job, found in last.items()}
     yield _gauge("oobleck_job_eval_seconds", "What the last evaluation took.", took, "job")
+
+
+def _of_routers(jobs: list[JobView]) -> Iterator[Metric]:
+    """Of each layer of mixtures of experts that are not over. The tokens of each expert would be a series
+    each, layers times experts of them: the API has them.
+    """
+    found = [(job.id, each) for job in jobs if job.finished_at is None for each in job.routers]
+    for name, text, value in (
+        (
+            "oobleck_job_router_aux_loss",
+            "Load-balancing loss of a layer's router in the last step, before its coefficient; 1: balanced.",
+            lambda each: each.aux_loss,
+        ),
+        (
+            "oobleck_job_router_z_loss",
+            "Z-loss of a layer's router in the last step, before its coefficient.",
+            lambda each: each.z_loss,
+        ),
+        (
+            "oobleck_job_expert_load_ratio",
+            "Tokens of a layer's expert with most in the last step, of those of the mean.",
+            lambda each: each.load,
+        ),
+        (
+            "oobleck_job_experts_idle",
+            "Experts of a layer without a token in the last step.",
+            lambda each: float(each.idle),
+        ),
+    ):
+        values: Labelled = {
+            (job, str(each.layer)): number for job, each in found if (number := value(each)) is not None
+        }
+        yield _gauge(name, text, values, "job", "layer")
 
 
 def _of_time(core: Core, jobs: list[JobView]) -> Iterator[Metric]:

@@ -89,6 +89,7 @@ OPERATIONS = (
         query={"bins": _BINS, "scale": _SCALE},
     ),
     Operation("get", "/v1/jobs/{job}/goodput", "Where the time of its devices went.", watch.GoodputView),
+    Operation("get", "/v1/jobs/{job}/routers", "What its routers came to, by layer.", api.RouterView, many=True),
     *(
         Operation("post", f"/v1/jobs/{{job}}/{act}", f"{act.capitalize()} a job.", api.Accepted,
                   query={"discard": _FLAG} if act == "cancel" else None)

@@ -62,6 +62,7 @@ class WatchApi:
             web.get("/v1/schedule", self.schedule),
             web.get("/v1/layers", self.layers),
             web.get("/v1/jobs/{job}/goodput", self.goodput),
+            web.get("/v1/jobs/{job}/routers", self.routers),
             web.get("/v1/impact", self.impact),
             web.get("/v1/blast", self.impact),  # its first name
             web.get("/v1/past", self.past),
@@ -133,6 +134,12 @@ class WatchApi:
         return paging.page(
             request, list(watching.layer_views(job)) if job is not None else [], lambda each: each
         )
+
+    async def routers(self, request: web.Request) -> web.StreamResponse:
+        """By layer what the job's routers came to in its newest step, and the tokens of each expert."""
+        job = answers.find_job(self._service, request.match_info["job"])
+        found = view.router_views(self._service.core, job, tokens=True)
+        return paging.page(request, list(found), lambda each: each)
 
     async def goodput(self, request: web.Request) -> web.StreamResponse:
         """Where the time of the job's devices went."""

@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from oobleckd.planner.plan import Recompute
 from oobleckd.planner.policy import Action, RejectionCause, Way
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.generation import Numbered
@@ -145,7 +146,7 @@ class LayerRange(msgspec.Struct, frozen=True):
 
 class PipelineView(msgspec.Struct, frozen=True):
     """One pipeline of the running plan. ``vacant``: devices of its stages that nobody has now; peers compute
-    for them.
+    for them. ``recompute``: device -> what its blocks compute again in the backward, where that is anything.
     """
 
     index: int
@@ -153,13 +154,15 @@ class PipelineView(msgspec.Struct, frozen=True):
     stages: tuple[LayerRange, ...]
     micro_batches: tuple[int, ...]
     vacant: tuple[str, ...] = ()
+    recompute: dict[str, Recompute] = {}
 
 
 class TemplateView(msgspec.Struct, frozen=True):
     """One template: layer split, modelled seconds of one micro-batch and per further one, instances now.
 
     With two ``chunks`` a device has two stages, as far from the beginning as from the end, and the memory is
-    that of both.
+    that of both. ``recompute``: stage by stage what blocks compute again in the backward; () where they
+    compute nothing again.
     """
 
     num_nodes: int
@@ -169,6 +172,7 @@ class TemplateView(msgspec.Struct, frozen=True):
     memory_bytes: tuple[int, ...]
     instances: int
     chunks: int = 1
+    recompute: tuple[Recompute, ...] = ()
 
 
 class PhaseView(msgspec.Struct, frozen=True):
@@ -511,6 +515,24 @@ class EvalSummary(msgspec.Struct, frozen=True):
     measured_share: float = 0.0
 
 
+class RouterView(msgspec.Struct, frozen=True):
+    """What the router of ``layer`` came to in ``step``, the newest that all devices have told of.
+
+    ``aux_loss`` and ``z_loss``: before their coefficients, means over micro-batches as they count, 0 where
+    the job does not ask for them, null where they are no finite number. ``load``: the tokens of the expert
+    with most, times those of the mean; ``idle``: experts without a token. ``tokens``: of each expert, all
+    micro-batches together; empty in a JobView, and while nobody has told them.
+    """
+
+    layer: int
+    step: int
+    aux_loss: float | None
+    z_loss: float | None
+    load: float
+    idle: int
+    tokens: tuple[int, ...] = ()
+
+
 class KeptView(msgspec.Struct, frozen=True):
     """A complete checkpoint of a job: the state after ``step`` steps, in ``directory``."""
 
@@ -537,7 +559,8 @@ class JobView(Numbered, frozen=True):
     it reads; ``checked_step``: up to the newest checkpoint of so many steps all who read have found
     afterwards that it was that (0: of none). ``start_step``: steps in the checkpoint that it was resumed
     from. ``preparing``: who prepares its data, and how far that is. ``evaluation``: how evaluating goes, of a
-    job that does. ``progress``: how far it is and how fast, once it has a plan.
+    job that does. ``progress``: how far it is and how fast, once it has a plan. ``routers``: of a mixture of
+    experts, by layer, without tokens.
     """
 
     id: str
@@ -584,6 +607,7 @@ class JobView(Numbered, frozen=True):
     preparing: PreparingView | None = None
     evaluation: EvalSummary | None = None
     progress: ProgressView | None = None
+    routers: tuple[RouterView, ...] = ()
 
 
 class StepView(Numbered, frozen=True):
@@ -591,7 +615,9 @@ class StepView(Numbered, frozen=True):
     (else it is null); ``loss_hex`` is its bits for people. ``outcome``: applied, or skipped: it made no
     update, for ``cause``.
 
-    ``at`` is when the daemon heard of it; ``step_s`` is how long a device took from the commit before it.
+    ``at`` is when the daemon heard of it; ``step_s`` is how long a device took from the commit before it. Of
+    a mixture of experts: ``router_aux_loss`` and ``router_z_loss``, means over its layers before coefficients
+    (null where they are no finite number, and in any other job), and ``expert_load``, the largest of a layer.
     """
 
     step: int
@@ -606,6 +632,9 @@ class StepView(Numbered, frozen=True):
     at: float
     step_s: float = 0.0
     cause: SkipCause = ""
+    router_aux_loss: float | None = None
+    router_z_loss: float | None = None
+    expert_load: float | None = None
 
 
 class LostRecords(msgspec.Struct, frozen=True):

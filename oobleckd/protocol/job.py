@@ -94,6 +94,23 @@ class Train(JobTable, frozen=True):
             "(docs/models.md).",
         ),
     ] = 0
+    router_aux_loss_coef: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="What the load-balancing loss of each router of a mixture of experts counts "
+            "(docs/experts.md), as Megatron's moe-aux-loss-coeff; 0: there is none. 0.01 is usual. That of "
+            "model.config is not used.",
+        ),
+    ] = 0.0
+    router_z_loss_coef: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="What the z-loss of each router counts, which keeps its logits small, as Megatron's "
+            "moe-z-loss-coeff; 0: there is none. 0.001 is usual.",
+        ),
+    ] = 0.0
     on_nan: Annotated[
         Literal["stop", "skip"],
         Meta(

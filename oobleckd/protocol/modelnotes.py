@@ -1,4 +1,4 @@
-"""What is to be said of a job before it is handed in: of the folder that its model starts from (what of it is
+"""What is to be said of a job before it is submitted: of the folder that its model starts from (what of it is
 not used, and what it lacks), and of its text.
 """
 
@@ -14,13 +14,18 @@ from oobleckd.words import count, noun
 _MAX_NAMES = 4
 
 
+FolderNoteKind = Literal["unread", "fresh", "apart", "router-loss"]
+
+
 class FolderNote(msgspec.Struct, frozen=True):
     """``count`` tensors of a folder, of which ``names`` are the first few. unread: nothing uses them. fresh:
     the model has them and the folder has not, so they begin as in a job without a folder. apart: the
     configuration ties them, but they are stored with different values, so they are trained as two.
+    router-loss: not of tensors, but of the configuration: a coefficient that is not used, where the job has
+    none of its own.
     """
 
-    kind: Literal["unread", "fresh", "apart"]
+    kind: FolderNoteKind
     count: int
     names: tuple[str, ...]
 
@@ -54,7 +59,7 @@ class Looked(msgspec.Struct, frozen=True):
     attention: dict[str, tuple[AttentionNote, ...]] = {}
 
 
-def note_of(kind: Literal["unread", "fresh", "apart"], names: Sequence[str]) -> FolderNote:
+def note_of(kind: FolderNoteKind, names: Sequence[str]) -> FolderNote:
     """A note about all of ``names``."""
     return FolderNote(kind, len(names), tuple(names[:_MAX_NAMES]))
 
@@ -66,6 +71,7 @@ def words(note: FolderNote) -> str:
         "fresh": f"{count(note.count, 'tensor')} {noun(note.count, 'is')} not in the folder and "
         f"{noun(note.count, 'begins')} fresh",
         "apart": "tied by the configuration, but stored with different values, and so trained apart",
+        "router-loss": "of the configuration not used, and train.router_aux_loss_coef is 0",
     }[note.kind]
     more = note.count - len(note.names)
     return f"{what}: {', '.join(note.names)}{f' and {more:,} more' if more else ''}"

@@ -5,7 +5,7 @@ alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -291,13 +291,46 @@ class EvalSum(msgspec.Struct, frozen=True):
             return math.inf
 
 
+class RouterFigures(msgspec.Struct, frozen=True, array_like=True):
+    """What the router of a layer came to in a step: the means over its micro-batches, as they count, of its
+    load-balancing loss and its z-loss (0: not asked for), each before its coefficient; ``load``, the tokens
+    of the expert with most, times those of the mean; and how many experts were ``idle``.
+    """
+
+    aux_loss: float
+    z_loss: float
+    load: float
+    idle: int
+
+
+class RouterMeans(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the routers of all layers came to in a step: the means over layers of both losses, and the largest
+    ``load`` of a layer.
+    """
+
+    aux_loss: float
+    z_loss: float
+    load: float
+
+    @staticmethod
+    def over(routers: Collection[RouterFigures]) -> RouterMeans | None:
+        """Of these layers; None where there are none."""
+        if not routers:
+            return None
+        return RouterMeans(
+            math.fsum(each.aux_loss for each in routers) / len(routers),
+            math.fsum(each.z_loss for each in routers) / len(routers),
+            max(each.load for each in routers),
+        )
+
+
 class Vote(msgspec.Struct, frozen=True):
     """What one device (or the union of several) knows of a round that it has fully reduced.
 
     ``norms``: bucket -> squared float64 gradient norm per key, in key order. ``losses``: micro-batch -> loss.
     ``nan``/``overflow``: seen in any contribution that went into the sums. ``digests``: bucket -> digest of
     its state before the round's update, in rounds whose step is compared (``fault_tolerance.check_every``).
-    ``compared``: whether norms must be equal, too.
+    ``compared``: whether norms must be equal, too. ``routers``: layer -> what its router came to.
     """
 
     norms: dict[int, tuple[float, ...]]
@@ -307,6 +340,7 @@ class Vote(msgspec.Struct, frozen=True):
     flags: Flags = Flags()
     digests: dict[int, int] = {}
     compared: bool = True
+    routers: dict[int, RouterFigures] = {}
 
     @staticmethod
     def union(votes: Iterable[Vote]) -> Vote:
@@ -316,16 +350,20 @@ class Vote(msgspec.Struct, frozen=True):
         norms: dict[int, tuple[float, ...]] = {}
         losses: dict[int, float] = {}
         digests: dict[int, int] = {}
+        routers: dict[int, RouterFigures] = {}
         nan = overflow = False
         flags = Flags()
         for vote in votes:
             norms, losses = vote.norms | norms, vote.losses | losses
-            digests = vote.digests | digests
+            digests, routers = vote.digests | digests, vote.routers | routers
             nan |= vote.nan
             overflow |= vote.overflow
             flags |= vote.flags
         norms, losses = dict(sorted(norms.items())), dict(sorted(losses.items()))
-        return Vote(norms, losses, nan, overflow, flags, dict(sorted(digests.items())))
+        return Vote(
+            norms, losses, nan, overflow, flags, dict(sorted(digests.items())),
+            routers=dict(sorted(routers.items())),
+        )  # fmt: skip
 
 
 def outcome_of(vote: Vote, *, evaluates: bool = False) -> Outcome:

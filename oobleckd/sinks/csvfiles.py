@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from oobleckd.sinks.base import EvaluationRecord, IncidentRecord, Record, StepRecord
-from oobleckd.sinks.figures import INCIDENT_FIGURES, STEP_FIGURES, evaluation_names
+from oobleckd.sinks.figures import INCIDENT_FIGURES, ROUTER_FIGURES, STEP_FIGURES, evaluation_names
 from oobleckd.sinks.textfiles import Read, TextSink
 
 
@@ -42,7 +42,10 @@ class CsvSink(TextSink):
         if kind is EvaluationRecord:
             return evaluation_names(self.run.spec)
         assert kind is StepRecord
-        return STEP_FIGURES
+        # Of a job that asks for losses of routers: files that others began keep their columns.
+        train = self.run.spec.train
+        has_routers = train.router_aux_loss_coef or train.router_z_loss_coef
+        return STEP_FIGURES + ROUTER_FIGURES if has_routers else STEP_FIGURES
 
 
 def _row(cells: Iterable[int | float | str]) -> str:

@@ -18,6 +18,8 @@ STEP_FIGURES = (
     "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "step_s", "skipped", "generation",
 )  # fmt: skip
 """Of a step. ``skipped``: 1 where it made no update. Rates are missing where its time is not known."""
+ROUTER_FIGURES = ("router_aux_loss", "router_z_loss", "expert_load")
+"""Of a step of a mixture of experts besides."""
 INCIDENT_FIGURES = ("total_s", "steps_lost", "generation")
 
 
@@ -28,6 +30,10 @@ def step_record(view: StepView, job: Job) -> StepRecord:
         rate = view.samples / view.step_s
         figures |= {"tokens_per_s": rate * job.train.sequence, "samples_per_s": rate, "step_s": view.step_s}
     figures |= {"skipped": int(view.outcome == "skipped"), "generation": view.epoch}
+    if view.expert_load is not None:
+        for name in ROUTER_FIGURES:
+            value = getattr(view, name)
+            figures[name] = math.nan if value is None else value
     return StepRecord(view.step, view.at, figures)
 
 

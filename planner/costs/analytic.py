@@ -7,6 +7,11 @@ a CPU has the same to within a few percent (tests/unit/worker/test_analytic.py).
 products at the share of the peak that the sheet says, and what is kept written and read once more at the
 memory's rate; a backward takes twice as long. No pass is quicker than its operations are started.
 
+A block that computes again what is cheap ("selective") keeps its input and what its matrix products and its
+attention make. Korthikanti et al. 2022 (Reducing Activation Recomputation in Large Transformer Models,
+section 5) compute attention's softmax and dropout again, which fused attention does by itself; what is left
+are norms, activation functions and residuals, which are bounded by the memory's rate and not by operations.
+
 Operations as counted by Narayanan et al. 2021 (Megatron-LM) and Korthikanti et al. 2022: two a weight and
 token, and ``4 * sequence * width`` a token for attention.
 """
@@ -178,8 +183,9 @@ class Workload(msgspec.Struct, frozen=True):
     """A micro-batch: ``sequences`` of ``length`` tokens, ``precision`` "fp32" or "bf16" (autocast over
     float32 weights). ``state_bytes_per_param``: everything that lives as long as a parameter, itself
     included, and two moments in float32; ``slot_bytes``: of each layer what the optimizer keeps in place of
-    these. ``added_bytes_per_param``: what adding a gradient to its sum moves. ``separate``: whether documents
-    of a sequence are kept apart, by a mask; ``chunked``: whether logits and loss are computed for some tokens at a time.
+    these. ``separate``: whether documents of a sequence are kept apart, by a mask; ``chunked``: whether
+    logits and loss are computed for some tokens at a time; ``selective``: whether blocks can compute again
+    what is cheap (compiled ones cannot). ``added_bytes_per_param``: what adding a gradient to its sum moves.
     """
 
     sequences: int
@@ -189,6 +195,7 @@ class Workload(msgspec.Struct, frozen=True):
     separate: bool = False
     chunked: bool = False
     slot_bytes: tuple[int, ...] | None = None
+    selective: bool = True
     added_bytes_per_param: int = added_bytes(exact=True)
 
     @property
@@ -226,6 +233,10 @@ def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profi
         _block(f"block {number}", shape.block(number), slot_bytes[number + 1], work, device)
         for number in range(shape.num_blocks)
     ]
+    if work.selective:
+        blocks = [
+            _with_selective(block, shape.block(number), work, device) for number, block in enumerate(blocks)
+        ]
     head_s = 2.0 * work.tokens * shape.hidden * shape.vocab / device.flops(work.precision)
     head = _layer(
         "head", shape.head_params, slot_bytes[-1], head_s, _head_bytes(shape, work), FULL,
@@ -302,6 +313,15 @@ def _with_gradients(head: LayerCost, device: DeviceSheet) -> LayerCost:
     return msgspec.structs.replace(head, forward_s=head.forward_s + head.backward_s, backward_s=scaled_s)
 
 
+def _with_selective(block: LayerCost, shape: Shape, work: Workload, device: DeviceSheet) -> LayerCost:
+    """``block`` with what it costs to keep its products alone: what it does not keep is written and read once
+    more, and its operations are started once more.
+    """
+    kept = min(block.activation_bytes, work.tokens * _selective_bytes(shape, work, device))
+    again_s = max(2 * (block.activation_bytes - kept) / device.memory_bytes_per_s, device.dispatch_s)
+    return msgspec.structs.replace(block, selective_bytes=kept, selective_s=min(again_s, block.forward_s))
+
+
 # --------------------------------------------------------------------------- bytes kept for the backward
 
 
@@ -375,6 +395,22 @@ def _attention_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
     if shape.sinks:  # probabilities, rounded ones, and where the largest was
         plain = shape.num_heads * ((FULL + (HALF if work.half else 0)) * work.length + FULL + NUMBER)
     return normed + plain + work.product_bytes * (product_inputs + heads)
+
+
+def _selective_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
+    """Of a token in a block that keeps its input and the results of its products and of attention, which are
+    as wide as the queries, with a number in float32 for each head. Attention that is no kernel of its own is
+    computed again.
+    """
+    products = shape.attention + 2 * shape.kv + shape.hidden  # q, k, v, and the output projection
+    attention = work.product_bytes * shape.attention + FULL * shape.num_heads
+    if (shape.attention_dropout and not device.fused_attention) or shape.sinks:
+        attention = 0
+    if shape.experts is not None:
+        mlp = shape.experts.product_bytes(shape.hidden, half=work.half)
+    else:  # gate and up, or up alone; down
+        mlp = work.product_bytes * ((2 if shape.gated else 1) * shape.ffn + shape.hidden)
+    return FULL * shape.hidden + work.product_bytes * products + attention + mlp
 
 
 def _head_bytes(shape: Shape, work: Workload) -> int:

@@ -84,6 +84,12 @@ class Experts(msgspec.Struct, frozen=True):
         shared = 4 * self.shared + self.shared_gate * (hidden + 1)
         return rows + router + product * (inputs * hidden + shared)
 
+    def product_bytes(self, hidden: int, *, half: bool) -> int:
+        """Of these the results of products."""
+        rows = self.per_token * FULL * (2 * self.ffn + hidden)
+        shared = 2 * self.shared + hidden if self.shared else 0
+        return rows + (HALF if half else FULL) * (self.num + shared)
+
     def _shared_weights(self, hidden: int) -> int:
         return 3 * hidden * self.shared + self.shared_gate * hidden
 

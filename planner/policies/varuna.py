@@ -21,6 +21,7 @@ from oobleckd.planner.policies.cases import Nodes, listed
 from oobleckd.planner.policies.oobleck import Oobleck, pipelines_of, steps_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Action, Proposal, Rejected, Setup, Situation, Way
 from oobleckd.planner.sizing.instantiate import split_micro_batches, too_few
+from oobleckd.planner.templates.fewest import fewest_recomputing
 from oobleckd.words import count, seconds, than
 
 SHAPES_SHOWN = 2
@@ -84,7 +85,7 @@ class Varuna:
         by_depth = {template.num_nodes: template for template in templates}
         nodes = tuple(sorted(set(situation.nodes)))
         if len(nodes) < min(by_depth):
-            raise too_few(len(nodes), min(by_depth))
+            raise too_few(len(nodes), min(by_depth), fewest_recomputing(setup, min(by_depth)))
         best = [
             min(of_depth, key=VarunaShape.rank)
             for of_depth in _shapes(setup, by_depth, situation, len(nodes))

@@ -54,11 +54,13 @@ def takes_over(layout: Layout, dead: Collection[str]) -> bool:
 
 def pass_bytes(profile: Profile, layer: int, recompute: Recompute = "none") -> int:
     """What a forward pass through ``layer``, run ahead, holds of a device's memory, besides what all layers
-    of its hop share. ``recompute``: what the device computes again; so it is with the passes of others.
+    of its hop share. Of a device that computes anything again it holds inputs alone.
 
     Beside a GPU what autograd saves lies in the host's memory, and the output of the layer alone stays.
     """
-    cost = recomputed(profile, recompute).profile.layers[layer]
+    # Of inputs alone where anything is computed again. (D-recompute-003)
+    mode: Recompute = "none" if recompute == "none" else "blocks"
+    cost = recomputed(profile, mode).profile.layers[layer]
     return cost.activation_bytes if on_host(profile) else cost.output_bytes
 
 

@@ -214,29 +214,13 @@ class _Search:
 
     def _devices(self, layers: Sequence[Range]) -> list[tuple[StageCosts, float]]:
         """The mode of least time that each device has room for, or else the last one, and its peak then."""
-        by_mode = [self._peaks(costs, layers) for costs in self.modes]
+        by_mode = [device_peaks(self.setup, costs, layers) for costs in self.modes]
         limit_bytes = self.setup.device_memory_bytes or inf
         found = []
         for device in range(self.num_devices):
             each = [(costs, peaks[device]) for costs, peaks in zip(self.modes, by_mode, strict=True)]
             found.append(next((fits for fits in each if fits[1] <= limit_bytes), each[-1]))
         return found
-
-    def _peaks(self, costs: StageCosts, layers: Sequence[Range]) -> list[float]:
-        """The peak of each device in that mode when whatever is ready runs, as it does after a loss
-        (``oobleckd.worker.round_machine.tasks``): then a stage has as many micro-batches in flight as stages
-        are left from it on, and the second chunk comes on top of the first.
-        """
-        held = self.setup.held
-        reserve = costs.reserve_bytes + held.device_bytes  # what a hop sent is kept; a device has two
-        peaks, once = [float(reserve)] * self.num_devices, [0.0] * self.num_devices
-        for place, part in enumerate(layers):
-            where = part.start, part.stop
-            in_flight = min(len(layers) - place, self.setup.num_micro_batches)
-            mine = min(place, len(layers) - 1 - place)
-            peaks[mine] += float(costs.state_bytes[where] + in_flight * costs.activation_bytes[where])
-            once[mine] = max(once[mine], float(costs.once_bytes[where]))
-        return [peak + more for peak, more in zip(peaks, once, strict=True)]
 
     def stages(self, layers: Sequence[Range]) -> tuple[Stage, ...]:
         """The stages of a template in two chunks; the memory is that of the device."""
@@ -246,6 +230,24 @@ class _Search:
             seconds = float(costs.time_s[part.start, part.stop])
             found.append(Stage(part, 1, seconds, int(np.ceil(peak)), costs.recompute))
         return tuple(found)
+
+
+def device_peaks(setup: Setup, costs: StageCosts, layers: Sequence[Range]) -> list[float]:
+    """The peak of each device of a pipeline in two chunks, all computed in the mode of ``costs``, when
+    whatever is ready runs, as it does after a loss (``oobleckd.worker.round_machine.tasks``): then a stage
+    has as many micro-batches in flight as stages are left from it on, and the second chunk comes on top of
+    the first.
+    """
+    num_devices = len(layers) // 2
+    reserve = costs.reserve_bytes + setup.held.device_bytes  # what a hop sent is kept; a device has two
+    peaks, once = [float(reserve)] * num_devices, [0.0] * num_devices
+    for place, part in enumerate(layers):
+        where = part.start, part.stop
+        in_flight = min(len(layers) - place, setup.num_micro_batches)
+        mine = min(place, len(layers) - 1 - place)
+        peaks[mine] += float(costs.state_bytes[where] + in_flight * costs.activation_bytes[where])
+        once[mine] = max(once[mine], float(costs.once_bytes[where]))
+    return [peak + more for peak, more in zip(peaks, once, strict=True)]
 
 
 def _device_sums(pipe: Pipe, by_stage: Sequence[float]) -> list[float]:

@@ -32,8 +32,8 @@ from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, Ordered, decoup
 from oobleckd.planner.templates.fold import folded
 from oobleckd.planner.templates.guarantee import n_max
 from oobleckd.planner.templates.refine import Bounds, refined
-from oobleckd.planner.templates.template import expected_share, templates_for
-from oobleckd.words import count
+from oobleckd.planner.templates.template import expected_share, templates_for, way_out
+from oobleckd.words import count, noun
 
 NEVER = -np.inf
 
@@ -48,7 +48,7 @@ def redundant_templates(setup: Setup) -> tuple[Template, ...]:
         raise PlanError("a plan needs at least one layer, one micro-batch and one device a node")
     room = Room(setup)
     num_layers = len(setup.profile.layers)
-    fitting = _fitting(setup, setup.device_memory_bytes)
+    fitting = fitting_redundant(setup, setup.device_memory_bytes)
     if not fitting:
         raise _nothing_fits(setup)
     sizes = range(fitting[0], n_max(fitting[0], setup.f, setup.max_nodes or num_layers, num_layers) + 1)
@@ -288,21 +288,28 @@ def _nothing_fits(setup: Setup) -> PlanError:
             f"lower resources.min_pipeline_nodes from {setup.min_nodes}",
         )
     low, high = 0, 1
-    while not _fitting(setup, high):
+    while not fitting_redundant(setup, high):
         low, high = high, 2 * high
     while low + 1 < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _fitting(setup, middle) else (middle, high)
-    nodes = _fitting(setup, high)[0]
+        low, high = (low, middle) if fitting_redundant(setup, middle) else (middle, high)
+    nodes = fitting_redundant(setup, high)[0]
     memory = f"raise resources.device_memory to at least {high:,} bytes"
+    again = _recomputing(setup)
     return PlanError(
         "with every device holding its successor's layers too the model fits no number of nodes: on "
         f"{nodes}, which need least, a device needs {high:,} bytes and the limit is "
         f"{setup.device_memory_bytes:,}",
-        f"{memory}, lower schedule.redundant_memory, train.micro_batch or train.sequence, or choose another "
-        "fault_tolerance.policy",
+        f"{again}{memory}, lower schedule.redundant_memory, train.micro_batch or train.sequence, or choose "
+        "another fault_tolerance.policy",
         memory,
     )
+
+
+def _recomputing(setup: Setup) -> str:
+    """The part of a hint that names recomputation, where it is enough."""
+    found = fitting_redundant(msgspec.structs.replace(setup, recompute="auto"), setup.device_memory_bytes)
+    return way_out(f"{count(found[0], 'node')} {noun(found[0], 'is')} enough then") if found else ""
 
 
 def decoupled_within(setup: Setup, plan: Plan, *, redundant: bool) -> tuple[Ordered, ...]:
@@ -319,7 +326,7 @@ def _nothing(_stages: Sequence[Range], _recompute: Sequence[Recompute]) -> Seque
     return ()
 
 
-def _fitting(setup: Setup, limit_bytes: int) -> list[int]:
+def fitting_redundant(setup: Setup, limit_bytes: int) -> list[int]:
     """The numbers of nodes that a limit is enough for."""
     room = Room(msgspec.structs.replace(setup, device_memory_bytes=limit_bytes))
     nodes = range(setup.min_nodes, len(setup.profile.layers) + 1)

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
+import msgspec
 import numpy as np
 
 from oobleckd.planner.costs.choice import costs_by_mode
@@ -25,7 +27,7 @@ from oobleckd.planner.policy import PlanError, Setup
 from oobleckd.planner.templates.guarantee import n_max
 from oobleckd.planner.templates.split import StageSplit, Wanted, fastest_splits
 from oobleckd.planner.templates.suffix import menu
-from oobleckd.words import count
+from oobleckd.words import count, noun
 
 
 def templates(setup: Setup) -> tuple[Template, ...]:
@@ -57,6 +59,18 @@ def templates_for(setup: Setup, wanted: Sequence[tuple[int, int]]) -> tuple[Temp
         if not model.fits(num_nodes):
             raise model.does_not_fit(num_nodes)
     return model.templates(wanted)
+
+
+def fewest_nodes(setup: Setup) -> int:
+    """The fewest nodes of a pipeline that hold the model of ``setup``; 0 where none do."""
+    model = _model(setup)
+    nodes = range(setup.min_nodes, len(setup.profile.layers) + 1)
+    return next((n for n in nodes if model.fits(n)), 0)
+
+
+def way_out(effect: str) -> str:
+    """The beginning of a hint, that recomputation has such an effect."""
+    return f'set schedule.recompute = "auto" ({effect}), '
 
 
 def node_stages(template: Template) -> tuple[int, ...]:
@@ -162,8 +176,11 @@ class _Model:
                 f"{count(self.costs[0].num_layers, 'layer')}, and memory is limited",
                 f"lower resources.min_pipeline_nodes from {self.setup.min_nodes}",
             )
-        stages = min(range(1, len(self.need_bytes)), key=lambda s: (self.need_bytes[s], s))
-        return self._too_large("the model fits no number of nodes", stages)
+        again, out = self._recomputing(), ""
+        if nodes := fewest_nodes(again.setup):
+            out = again.way_out(nodes, f"{count(nodes, 'node')} {noun(nodes, 'is')} enough then, with")
+        less = again.need_bytes[again.least()]
+        return self._too_large("the model fits no number of nodes", self.least(), out, less)
 
     def does_not_fit(self, num_nodes: int) -> PlanError:
         """The error for a model that ``num_nodes`` nodes do not hold."""
@@ -175,10 +192,27 @@ class _Model:
                 f"which has {count(stages, 'stage')} at least while the model has "
                 f"{count(num_layers, 'layer')}"
             )
-        return self._too_large(f"the model does not fit {nodes}", stages)
+        again = self._recomputing()
+        out = again.way_out(num_nodes, "it needs") if again.fits(num_nodes) else ""
+        return self._too_large(f"the model does not fit {nodes}", stages, out, again.need_bytes[stages])
 
-    def _too_large(self, problem: str, num_stages: int) -> PlanError:
-        """The error that names the stage which is too large even in the split that comes closest."""
+    def least(self) -> int:
+        """The number of stages with which a device needs least."""
+        return min(range(1, len(self.need_bytes)), key=lambda s: (self.need_bytes[s], s))
+
+    def _recomputing(self) -> _Model:
+        """The same model with stages that compute again what they have no room for."""
+        return _model(msgspec.structs.replace(self.setup, recompute="auto"))
+
+    def way_out(self, num_nodes: int, effect: str) -> str:
+        """The beginning of a hint: that it fits so many nodes, and what a device then needs."""
+        need = ceil(self.need_bytes[self.min_stages(num_nodes)])
+        return way_out(f"{effect} {need:,} bytes of a device")
+
+    def _too_large(self, problem: str, num_stages: int, out: str, less: float) -> PlanError:
+        """The error that names the stage which is too large even in the split that comes closest. ``out``:
+        the way out that recomputation is, or else ``less``: the bytes that would do with it.
+        """
         costs, profile, limit = self.largest, self.setup.profile, self.setup.device_memory_bytes
         num = self.setup.num_micro_batches
         bounds = smallest_memory_split(costs, num_stages, num)
@@ -193,10 +227,12 @@ class _Model:
             f"each of {count(costs[0].num_devices, 'device')}" if costs[0].num_devices > 1 else "a device"
         )
         raised = f"raise resources.device_memory to at least {sizes[worst]:,} bytes"
+        helps = not out and ceil(less) < sizes[worst]
+        besides = f' ({ceil(less):,} bytes with schedule.recompute = "auto")' if helps else ""
         return PlanError(
             f"{problem}: with {count(num_stages, 'stage')}, the split that needs least, {where} "
             f"needs {sizes[worst]:,} bytes of {devices} and the limit is {limit:,}",
-            f"{raised}, or lower train.micro_batch or train.sequence",
+            f"{out}{raised}{besides}, or lower train.micro_batch or train.sequence",
             raised,
         )
 

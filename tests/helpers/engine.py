@@ -29,7 +29,7 @@ from oobleckd.planner.schedules.dispatch import RULES, dispatch
 from oobleckd.planner.schedules.jobshop import shop_of, step_ops
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart, Deploy, FromWorker, Held, Progress, StepDone
-from oobleckd.protocol.parts import Counters, EvalSum, Flags
+from oobleckd.protocol.parts import Counters, EvalSum, Flags, RouterFigures
 from oobleckd.worker.data.corpus import Corpus, open_corpus
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.models import ModelSpec, load_spec
@@ -134,6 +134,8 @@ class World:
         self.late: list[tuple[str, TensorMessage]] = []
         self.fired: list[tuple[str, str]] = []
         self.losses: dict[int, float] = {}
+        self.routers: dict[int, dict[int, RouterFigures]] = {}
+        self.experts: dict[int, dict[int, tuple[int, ...]]] = {}
         self.ledgers: dict[int, str] = {}
         self.evaluations: dict[tuple[int, int], tuple[EvalSum, ...]] = {}
         self.redone = self.forwards_again = 0
@@ -339,6 +341,9 @@ class World:
                     step = message.counters.step
                     assert self.losses.setdefault(step, message.loss) == message.loss
                     assert self.ledgers.setdefault(step, message.ledger) == message.ledger
+                    assert self.routers.setdefault(step, message.routers) == message.routers
+                    for layer, tokens in message.experts.items():
+                        assert self.experts.setdefault(step, {}).setdefault(layer, tokens) == tokens
                 self.redone += message.layer_gradients
                 self.forwards_again += message.layer_forwards
             case Progress() if message.epoch == self.epoch:

@@ -137,7 +137,7 @@ def layered_step(
         call = calls.get(layer.index)
         if recompute != "none" and into is not None and not layer.is_head:
             keeps = recompute == "selective"
-            x, held = computed(layer, into, call, apart=layer.apart, keeps_products=keeps)
+            x, held = computed(layer, into, call, 1.0, apart=layer.apart, keeps_products=keeps)
             passes.append((layer, held))
             continue
         x, owed = layer.forward_apart(into, batch, call) if layer.apart else (layer(into, batch, call), None)

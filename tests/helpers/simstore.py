@@ -78,6 +78,12 @@ class SimSpec:
     def rounded(self, layer: int) -> frozenset[str]:
         return frozenset()
 
+    def num_experts(self, layer: int) -> int:
+        return 0
+
+    def num_told(self, layer: int) -> int:
+        return int(layer == self.num_layers - 1)
+
 
 class SimStore(Store):
     """Buckets without tensors; a layer is its number."""

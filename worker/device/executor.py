@@ -396,10 +396,19 @@ class Executor:
                 self.device, self.job_id, command.epoch, was, vote, command.outcome, (norm, lr),
                 self.corpus, self.weights_of(was.step), self.now.clock, self.context.timer, self.saving.due,
                 taken_back=self.now.clock.early and not command.early, cause=command.cause,
-                fingerprints=self.check.told(was.step, vote),
+                fingerprints=self.check.told(was.step, vote), experts=self._expert_tokens(),
             )
         )  # fmt: skip
         self.faults.reach("updated", was.round)
+
+    def _expert_tokens(self) -> dict[int, tuple[int, ...]]:
+        """By layer the tokens of its experts. One of its live holders tells them: they are many numbers."""
+        layout, live = self.machine.layout, self.machine.live
+        return {
+            layer: router.tokens
+            for layer, router in self.reducer.routers.items()
+            if self.device == min(live.intersection(layout.holders(layer)))
+        }
 
     def _tell_evaluated(self, command: CommitRound) -> None:
         """Tell of a round that evaluates."""

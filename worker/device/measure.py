@@ -258,7 +258,7 @@ def _selective(measured: _Measured, x: Tensor, forward: Callable[[], Tensor]) ->
     layer, device = measured.layer, x.device
 
     def first() -> BlockInput:
-        return computed(layer, x, measured.call, apart=layer.apart, keeps_products=True)[1]
+        return computed(layer, x, measured.call, 1.0, apart=layer.apart, keeps_products=True)[1]
 
     held = first()
     assert held.products is not None

@@ -36,10 +36,12 @@ def step_done(
     taken_back: bool,
     cause: SkipCause = "",
     fingerprints: Fingerprints | None = None,
+    experts: Mapping[int, tuple[int, ...]] | None = None,
 ) -> StepDone:
     """Of the round that ``counters`` begin, committed with ``vote``. ``rates``: gradient norm and learning
     rate; ``weights``: of the step's micro-batches; ``due``: what follows of checkpoints; ``taken_back``: an
-    early update was in vain; ``fingerprints``: where they were asked for.
+    early update was in vain; ``fingerprints``: where they were asked for; ``experts``: tokens of each, of the
+    layers that the device speaks for.
     """
     samples, ledger = ledger_digest(corpus, counters.step, vote.losses)
     return StepDone(
@@ -62,6 +64,8 @@ def step_done(
         skipped=due.skipped,
         fingerprints=fingerprints,
         cause=cause,
+        routers=vote.routers,
+        experts=dict(experts or {}),
     )
 
 

@@ -15,6 +15,7 @@ from torch.autograd.variable import Variable
 
 from oobleckd.worker.models.compiled import Compiled
 from oobleckd.worker.models.deferral import Deferral, Owed
+from oobleckd.worker.models.routers import BlockRouter
 from oobleckd.worker.models.separate import without_masks
 from oobleckd.worker.models.split import Call
 from oobleckd.worker.models.strict import WholeSums
@@ -78,7 +79,7 @@ class Layer:
     block of a job that keeps documents apart, which gets one with every micro-batch. ``apart``: whether
     ``forward_apart`` will be called. ``first_position``: the number of the position at which a row begins.
     ``compiled``: what is called in place of ``module`` (``compiled.compiled``), but by ``evaluate``; None
-    where that is called.
+    where that is called. ``router``: of a block that has one.
     """
 
     index: int
@@ -91,6 +92,7 @@ class Layer:
     apart: bool = False
     first_position: int = 0
     compiled: Compiled | None = None
+    router: BlockRouter | None = None
     deferral: Deferral = field(default_factory=Deferral)
 
     def __post_init__(self) -> None:
@@ -103,22 +105,31 @@ class Layer:
         return [leaf for _, _, leaf in self.params]
 
     def forward_apart(
-        self, x: Tensor | None, batch: Batch | None, call: Call | None = None
+        self, x: Tensor | None, batch: Batch | None, call: Call | None = None, weight: float = 1.0
     ) -> tuple[Tensor, Owed]:
         """As a call, for a decoupled backward: ``input_gradients`` makes I of it, and then ``Owed.complete``
         W.
         """
         self.deferral.owed = owed = Owed()
         try:
-            return self(x, batch, call), owed
+            return self(x, batch, call, weight), owed
         finally:
             self.deferral.owed = None
 
-    def __call__(self, x: Tensor | None, batch: Batch | None, call: Call | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor | None, batch: Batch | None, call: Call | None = None, weight: float = 1.0
+    ) -> Tensor:
         """The embedding takes ``batch``; a block takes ``x`` (batch, sequence, hidden), and ``call`` of the
         micro-batch in place of its own (``ModelSpec.calls``); the head takes ``x`` and ``batch`` and returns
-        the mean loss of the micro-batch, a float32 scalar.
+        the mean loss of the micro-batch, a float32 scalar. ``weight``: how much the micro-batch counts, with
+        which losses of a router come into the backward pass of its block.
         """
+        out = self._computed(x, batch, call)
+        if self.router is None or not self.module.training:
+            return out
+        return self.router.with_losses(out, weight)
+
+    def _computed(self, x: Tensor | None, batch: Batch | None, call: Call | None) -> Tensor:
         compiled = self.compiled if self.module.training else None
         with self._precision():
             if self.index == 0:

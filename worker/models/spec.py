@@ -21,11 +21,18 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
-from oobleckd.worker.models.experts import ShapesAlone, idle_params
+from oobleckd.worker.models.experts.grouped import ShapesAlone, idle_params
 from oobleckd.worker.models.folders.folder import Folder
 from oobleckd.worker.models.folders.names import saved
 from oobleckd.worker.models.heads.chunked import ChunkedHead
 from oobleckd.worker.models.layer import Batch, Layer
+from oobleckd.worker.models.routers import (
+    NUM_LOSSES,
+    BlockRouter,
+    Coefficients,
+    check_coefficients,
+    places_of,
+)
 from oobleckd.worker.models.separate import check_apart, record
 from oobleckd.worker.models.split import Call, CallRecorder, Split, split
 from oobleckd.worker.models.weights import fresh
@@ -59,8 +66,11 @@ class ModelSpec:
         self._check_loss()
         self._folder = self._open_folder()
         self.notes: tuple[FolderNote, ...] = () if self._folder is None else self._folder.notes
+        self.notes += self._router_notes()
         if self._folder is not None and self._folder.apart:
             self._untie(self._folder.apart)
+        self._routers = places_of(self._split.model, self._split.blocks)
+        check_coefficients(job.train, job.model.family, self._routers)
         self.buckets = _buckets(self._split)
         self._constants = self._split.constants()
         self._of_layer = tuple(
@@ -153,6 +163,20 @@ class ModelSpec:
         """The buckets that ``layer`` uses, ascending."""
         return self._of_layer[layer]
 
+    def num_experts(self, layer: int) -> int:
+        """Among how many experts the router of ``layer`` chooses; 0: it has none."""
+        place = self._routers[layer - 1] if 0 < layer < self.num_layers - 1 else None
+        return 0 if place is None else place.num_experts
+
+    def num_told(self, layer: int) -> int:
+        """How many numbers of each micro-batch are told of ``layer`` beside its gradients: of the head the
+        loss, of a block with a router what ``BlockRouter.told`` has.
+        """
+        if layer == self.num_layers - 1:
+            return 1
+        experts = self.num_experts(layer)
+        return NUM_LOSSES + experts if experts else 0
+
     def init(self, bucket: int, device: torch.device) -> list[Tensor]:
         """Weights of ``bucket`` before the first step, float32, in key order, each in memory of its own.
 
@@ -173,6 +197,7 @@ class ModelSpec:
         """
         meta = self._split.model
         real = {id(meta.get_parameter(key)): leaf for key, leaf in params.items()}
+        # Made anew they are zeros, with which a router chooses other experts. (D-models-015)
         stored = [name for name in self._constants if self.layer_of(name) == layer]
         real |= {id(meta.get_buffer(name)): self.constant(name).to(device) for name in stored}
         order = tuple(
@@ -195,7 +220,14 @@ class ModelSpec:
         apart = self.job.schedule.apart and not isinstance(module, ChunkedHead)
         eager = layer == 0 or not self.job.train.compile or isinstance(module, ChunkedHead)
         run = None if eager else compiled(module, device, is_head=is_head)
-        return Layer(layer, order, module, device, self._bf16, call, is_head, apart, first, run)
+        router = self._router(layer, module)
+        return Layer(layer, order, module, device, self._bf16, call, is_head, apart, first, run, router)
+
+    def _router(self, layer: int, module: nn.Module) -> BlockRouter | None:
+        place = self._routers[layer - 1] if self.num_experts(layer) else None
+        train = self.job.train
+        of_losses = Coefficients(train.router_aux_loss_coef, train.router_z_loss_coef)
+        return None if place is None else BlockRouter(module, place, of_losses)
 
     def _head(self, real: dict[int, Tensor], device: torch.device) -> nn.Module:
         size = self.job.train.loss_chunk_size
@@ -296,6 +328,13 @@ class ModelSpec:
         for root, names in by_root.items():
             values |= fresh(self._split.model, root, tuple(names), self.job.train.seed)
         return values
+
+    def _router_notes(self) -> tuple[FolderNote, ...]:
+        """Who goes on from a folder may expect the router loss that its configuration names."""
+        of_folder = getattr(self.config, "router_aux_loss_coef", None)
+        if self._folder is None or not of_folder or self.job.train.router_aux_loss_coef:
+            return ()
+        return (note_of("router-loss", [f"router_aux_loss_coef = {of_folder}"]),)
 
     def _open_folder(self) -> Folder | None:
         if not self.job.model.checkpoint:

@@ -29,7 +29,7 @@ from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentio
 
 from oobleckd.worker.models import light
 from oobleckd.worker.models.config import EXPERTS, MASKED
-from oobleckd.worker.models.experts import ShapesAlone, check_implementation
+from oobleckd.worker.models.experts.grouped import ShapesAlone, check_implementation
 from oobleckd.worker.models.products import product_parameters
 from oobleckd.worker.models.sizes import misfit
 from oobleckd.worker.models.strict import WholeSums
@@ -138,7 +138,7 @@ class Split:
         """Buffers that are saved with the model, on meta, by name: what a router adds to its scores, say. A
         folder may have other values of them than a fresh model (``initial``).
         """
-        found = {}
+        found: dict[str, Tensor] = {}
         for owner, module in self.model.named_modules():
             kept = module._buffers.keys() - module._non_persistent_buffers_set  # noqa: SLF001
             found |= {f"{owner}.{name}": b for name, b in module.named_buffers(recurse=False) if name in kept}

@@ -32,16 +32,16 @@ class LayerGraph:
 
 @dataclass(slots=True)
 class BlockInput:
-    """What is held of a block that is computed again: what it was called with, and ``products`` where these
-    are not to be made again. ``apart``: it was computed for a decoupled backward. ``out``: its output, where
-    somebody may ask for it.
+    """What is held of a block that is computed again: what it was called with, ``weight`` being that of the
+    micro-batch, and ``products`` where these are not to be made again. ``apart``: it was computed for a
+    decoupled backward.
     """
 
     into: Tensor
     call: Call | None
+    weight: float
     apart: bool
     products: Products | None
-    out: Tensor | None = None
 
     def again(self, layer: Layer, seed: Callable[[], None]) -> LayerGraph:
         """The block computed again, as it was. Once only: products are given away."""
@@ -54,10 +54,16 @@ Held = LayerGraph | BlockInput
 
 
 def computed(
-    layer: Layer, into: Tensor, call: Call | None, *, apart: bool = False, keeps_products: bool = False
+    layer: Layer,
+    into: Tensor,
+    call: Call | None,
+    weight: float,
+    *,
+    apart: bool = False,
+    keeps_products: bool = False,
 ) -> tuple[Tensor, BlockInput]:
     """The output of a block that is seeded, without a graph, and what to compute it again from."""
-    held = BlockInput(into, call, apart, Products(layer.device) if keeps_products else None)
+    held = BlockInput(into, call, weight, apart, Products(layer.device) if keeps_products else None)
     # With a graph, which is dropped at once: torch may choose another kernel of attention where no gradient
     # is asked for, which would show when the block is computed again with one. (D-recompute-001)
     with torch.enable_grad(), held.products.kept() if held.products is not None else nullcontext():
@@ -68,8 +74,8 @@ def computed(
 def _ran(layer: Layer, held: BlockInput) -> tuple[Tensor, Owed | None]:
     # Both times in the same way: with weights left out of the graph torch may choose another product.
     if held.apart:
-        return layer.forward_apart(held.into, None, held.call)
-    return layer(held.into, None, held.call), None
+        return layer.forward_apart(held.into, None, held.call, held.weight)
+    return layer(held.into, None, held.call, held.weight), None
 
 
 def recompute_of(job: Job, layout: Layout, device: str) -> Recompute:

@@ -20,6 +20,7 @@ from oobleckd.worker.models import Batch, Call, Owed, gradients, input_gradients
 from oobleckd.worker.recompute.block import BlockInput, Held, LayerGraph, computed
 from oobleckd.worker.round.batch_ahead import BatchAhead
 from oobleckd.worker.round.boundary_cache import BoundaryCache
+from oobleckd.worker.round.marks import Place
 from oobleckd.worker.round.op_times import Piece
 from oobleckd.worker.round.redundant_forward import RedundantForwards
 from oobleckd.worker.round.round import ComputeContext, Debts, Graph, Pieces, RoundClock, Work
@@ -38,8 +39,9 @@ class Passes:
     Activations between hops and their gradients are (batch, sequence, hidden), losses float32 scalars, weight
     gradients float32 of the parameters' shapes. ``returned``: messages that were taken for the round in vain.
     ``pieces``: what was done in it, and when; ``repaired``: attempts in it make up for a loss.
-    ``eval_numbers``: of its micro-batches in the evaluation, where it is a round of one. ``recompute``: what
-    blocks compute again in the backward.
+    ``routed``: what routers told in forward passes, by layer and micro-batch, which is the same in each of
+    them. ``eval_numbers``: of its micro-batches in the evaluation, where it is a round of one. ``recompute``:
+    what blocks compute again in the backward.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Passes:
         self.copies, self.reducer, self.recompute = copies, copies.reducer, recompute
         self.graphs: dict[Task, Graph] = {}
         self.debts: dict[Task, Debts] = {}
+        self.routed: dict[Place, Tensor] = {}
         self.under_way: Work | None = None
         self.halted: dict[tuple[Kind, Task], Work] = {}
         self.boundary_cache = BoundaryCache(context.job.schedule.boundary_bytes)
@@ -169,6 +172,7 @@ class Passes:
             into = None if x is None else x.detach().requires_grad_(layer > low)
             with self.context.released(), torch.set_grad_enabled(needed):
                 x, held = self._layer_forward(task, layer, into, batch, calls.get(layer))
+            self._note_routing(task, layer)
             yield
             if needed:
                 graph.append(held)
@@ -185,15 +189,17 @@ class Passes:
     ) -> tuple[Tensor, Held]:
         """What comes out of ``layer``, and what is held of it for the backward."""
         self._seed(task, layer)
-        module, apart = self.context.store.layers[layer], self.board.apart and task.route.wants(layer)
+        module, weight = self.context.store.layers[layer], self._weight(task)
+        apart = self.board.apart and task.route.wants(layer)
         if torch.is_grad_enabled() and self._computes_again(layer):
             assert into is not None
-            return computed(module, into, call, apart=apart, keeps_products=self.recompute == "selective")
+            keeps = self.recompute == "selective"
+            return computed(module, into, call, weight, apart=apart, keeps_products=keeps)
         owed: Owed | None = None
         if apart:
-            x, owed = module.forward_apart(into, batch, call)
+            x, owed = module.forward_apart(into, batch, call, weight)
         else:
-            x = module(into, batch, call)
+            x = module(into, batch, call, weight)
         return x, LayerGraph(into, x, owed)
 
     def _seed(self, task: Task, layer: int) -> None:
@@ -295,7 +301,7 @@ class Passes:
 
     def _weighed(self, task: Task, head: Held) -> Tensor:
         """What the backward pass of the loss, the mean over its micro-batch, begins with."""
-        assert head.out is not None
+        assert isinstance(head, LayerGraph), "a head is not computed again"
         return torch.full_like(head.out, self._weight(task))
 
     def _backward(self, work: Work) -> Pieces:
@@ -311,10 +317,10 @@ class Passes:
             through, owed = ran.into is not None and ran.into.requires_grad, ran.owed
             g = grads.pop() if through else None
             if owed is not None:
-                self._note_loss(work.task, layer, ran.out)
+                self._note_told(work.task, layer, ran.out)
                 debts.append((layer, grads, owed))
             elif work.task.route.wants(layer):
-                self._note_loss(work.task, layer, ran.out)
+                self._note_told(work.task, layer, ran.out)
                 self._add(work.task, layer, [grad for grad in grads if grad is not None])
                 # A report came while the gradients were added: it was told that they are in. The task halts
                 # behind the addition, or it would go on with a hop that may not be its own any more.
@@ -423,6 +429,7 @@ class Passes:
             into = None if x is None else x.detach().requires_grad_(index > 0)
             with self.context.released():
                 x, held = self._redundant_layer(task, index, into, batch, calls.get(index))
+            self._note_routing(task, index)
             yield
             graph.append(held)
         self._ran_redundant(task, graph)
@@ -433,21 +440,18 @@ class Passes:
         """As ``_layer_forward``; what is held is counted."""
         self._seed(task, index)
         layer, forwards = self.context.store.layers[index], self.redundant_forwards
+        weight = self._weight(task)
         if self._computes_again(index):
             assert into is not None
             # Its input alone, whatever is held of blocks here: what is made of it is wanted after a loss
             # only. (D-recompute-003)
             forwards.hold(task, into)
-            x, held = computed(layer, into, call)
-            if index + 1 == task.layers.stop:
-                held.out = x
-                forwards.hold(task, x)
-            return x, held
+            return computed(layer, into, call, weight)
         shared = tensors_of(call) if call is not None else ()
         # A whole backward, also in decoupled jobs: what is held for W would stay on the device, beside a
         # GPU too, and the sums are the same bits. (D-policies-008)
         with forwards.saving(task, into, layer.leaves, shared):
-            x = layer(into, batch, call)
+            x = layer(into, batch, call, weight)
         return x, LayerGraph(into, x, None)
 
     def _ran_redundant(self, task: Task, graph: Graph) -> None:
@@ -470,9 +474,21 @@ class Passes:
     def _leaves(self, layer: int) -> list[Tensor]:
         return self.context.store.layers[layer].leaves
 
-    def _note_loss(self, task: Task, layer: int, out: Tensor) -> None:
-        if self.context.store.layers[layer].is_head:
-            self.reducer.losses[task.route.micro_batch] = out.detach()
+    def _note_routing(self, task: Task, layer: int) -> None:
+        """Keep what the router of ``layer``, which has just computed, told of the micro-batch, until its
+        gradients are there.
+        """
+        router = self.context.store.layers[layer].router
+        if router is not None and router.told is not None:
+            self.routed[layer, task.route.micro_batch] = router.told
+
+    def _note_told(self, task: Task, layer: int, out: Tensor) -> None:
+        """Hand on what is told of the micro-batch beside the gradients of ``layer``."""
+        what, micro_batch = self.context.store.layers[layer], task.route.micro_batch
+        if what.is_head:
+            self.reducer.losses[micro_batch] = out.detach()
+        if what.router is not None:
+            self.reducer.routed[layer, micro_batch] = self.routed[layer, micro_batch]
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
         """Add the gradients of all parameters of ``layer`` (float32, in the layer's order) to the sums."""
@@ -551,9 +567,12 @@ class Passes:
         if self.boundary_cache.has("F", task):
             return self.boundary_cache.get("F", task, self.context.store.device)
         assert graph is not None, "a decision counts on what was told to be there"
-        return self._out(graph)
+        return self._out(task, graph)
 
-    def _out(self, graph: Graph) -> Tensor:
-        out = graph[-1].out
-        assert out is not None, "a hop that was run ahead has its output"
-        return out.detach()
+    def _out(self, task: Task, graph: Graph) -> Tensor:
+        last, layer = graph[-1], task.layers.stop - 1
+        if isinstance(last, LayerGraph):
+            return last.out.detach()
+        with self.context.activity.doing("F", f"{task.position}F{task.route.micro_batch}"):
+            self._seed(task, layer)
+            return computed(self.context.store.layers[layer], last.into, last.call, last.weight)[0]

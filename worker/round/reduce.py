@@ -32,7 +32,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.parts import Vote
+from oobleckd.protocol.parts import RouterFigures, Vote
 from oobleckd.worker import sums
 from oobleckd.worker.round import marks
 from oobleckd.worker.round.gather import Gathered, Gathering, key_of
@@ -46,11 +46,24 @@ from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
 
 
+class RouterTold(NamedTuple):
+    """Of one router in a step: the means of its losses, as micro-batches count, and the tokens of each expert
+    over all of them.
+    """
+
+    aux_loss: float
+    z_loss: float
+    tokens: tuple[int, ...]
+
+
 class ReadFigures(NamedTuple):
-    """Figures of a bucket and the losses that came with it by micro-batch, as numbers of the host."""
+    """Figures of a bucket and the losses that came with it by micro-batch, as numbers of the host; of layers
+    with a router what that told.
+    """
 
     figures: sums.BucketFigures
     losses: dict[int, float]
+    routers: dict[int, RouterTold] = {}  # noqa: RUF012 - nobody writes to it
 
 
 @dataclass(slots=True)
@@ -58,9 +71,9 @@ class Reduced:
     """What follows from the sums of a bucket over all replicas.
 
     ``grads``: mean gradients by key, float32, of the parameters' shapes; they mean nothing where ``told`` has
-    a NaN or an overflow. ``figures``: float64, on the device: those of ``sums.finish``, and behind them the
-    losses of all micro-batches of the step, where a use is the head. ``read``: what they say, once that is
-    known.
+    a NaN or an overflow. ``figures``: float64, on the device: those of ``sums.finish``, and behind them, use
+    by use, the losses of all micro-batches of the step, and the tokens of each expert. ``read``: what they
+    say, once that is known.
     """
 
     grads: list[Tensor]
@@ -79,7 +92,8 @@ class Reducer:
     ``released``: entered where sums are added to or copied, so that a report is answered meanwhile.
 
     ``parts``: (bucket, use) -> own sums. ``nan`` and ``overflow``: buckets with one in what was inherited; of
-    its own, the parts know. ``losses``: by micro-batch, on the device where they came out of it.
+    its own, the parts know. ``losses``: by micro-batch, on the device where they came out of it; ``routed``:
+    what a router told of a micro-batch (``BlockRouter``), by layer and micro-batch, on the device.
     ``inherited``: sums that are in the ledger, and added when the next epoch is entered.
     """
 
@@ -101,6 +115,7 @@ class Reducer:
         self.nan: set[int] = set()
         self.overflow: set[int] = set()
         self.losses: dict[int, float | Tensor] = {}
+        self.routed: dict[marks.Place, Tensor] = {}
         self.inherited: list[tuple[sums.Sum, Sequence[Tensor]]] = []
         self.gathered: dict[int, Gathered] = {}
         self.reduced: dict[int, Reduced] = {}
@@ -118,7 +133,7 @@ class Reducer:
         self.step = step
         for part in self.parts.values():
             part.zero_()
-        self.nan, self.overflow, self.losses, self.reduced = set(), set(), {}, {}
+        self.nan, self.overflow, self.losses, self.routed, self.reduced = set(), set(), {}, {}, {}
         self.inherited = []
 
     def enter(self) -> None:
@@ -150,7 +165,7 @@ class Reducer:
 
     def copied(self, layers: Sequence[int]) -> tuple[SumCopy, list[Tensor]]:
         """What is in the sums of ``layers`` by now, out of place and on the host: a tensor per key, by layer
-        and bucket.
+        and bucket, and behind them, of each layer with a router, what that told by micro-batch.
         """
         done = {layer: counted for layer, counted in self.exchange.ledger.counted(layers).items() if counted}
         uses = [(bucket, layer) for layer in done for bucket in self.store.spec.buckets_of(layer)]
@@ -159,7 +174,13 @@ class Reducer:
             nan, overflow = self._flags(uses)
             losses = {mb: float(self.losses[mb]) for mb in counted}
             what = SumCopy(done, tuple(sorted(nan)), tuple(sorted(overflow)), losses)
-            return what, [tensor for use in uses for tensor in self.parts[use].copy()]
+            copies = [tensor for use in uses for tensor in self.parts[use].copy()]
+            return what, copies + [torch.stack(told).cpu() for told in self._routed(done)]
+
+    def _routed(self, ledger: Mapping[int, Sequence[int]]) -> list[list[Tensor]]:
+        """What routers told of the micro-batches of a ``ledger``, by layer."""
+        layers = [layer for layer in ledger if self.store.spec.num_experts(layer)]
+        return [[self.routed[layer, micro_batch] for micro_batch in ledger[layer]] for layer in layers]
 
     def _flags(self, uses: Sequence[tuple[int, int]]) -> tuple[set[int], set[int]]:
         """Buckets of ``uses`` with NaN, and those with an overflow, in their sums."""
@@ -179,6 +200,10 @@ class Reducer:
                 # Not added yet: whoever asks what is here must not wait for it. Exact sums compose, so it
                 # does not matter when they are. (D-recovery-018)
                 self.inherited.append((self.parts[bucket, layer], [next(rest) for _ in shapes]))
+        for layer, micro_batches in what.done.items():
+            if self.store.spec.num_experts(layer):
+                told = next(rest).to(self.store.device).unbind()
+                self.routed |= zip(((layer, mb) for mb in micro_batches), told, strict=True)
         self.nan |= set(what.nan)
         self.overflow |= set(what.overflow)
         self.losses |= what.losses
@@ -272,12 +297,18 @@ class Reducer:
         return Vote(
             norms={bucket: each.figures.norms for bucket, each in told.items()},
             losses=losses,
+            routers={layer: _figures_of(router) for layer, router in self.routers.items()},
             # With infinite logits the gradients of cross-entropy can be finite, and the update would follow
             # a loss that says nothing. (D-training-002)
             nan=any(each.figures.nan for each in told.values())
             or not all(map(math.isfinite, losses.values())),
             overflow=any(each.figures.overflow for each in told.values()),
         )
+
+    @property
+    def routers(self) -> dict[int, RouterTold]:
+        """Of the layers held here that have a router, what that told in a step that was looked at."""
+        return {layer: told for part in self.reduced.values() for layer, told in part.told.routers.items()}
 
     @property
     def overflowed(self) -> list[int]:
@@ -298,19 +329,26 @@ class Reducer:
 
     def _own(self, bucket: int) -> tuple[Contribution, list[Tensor]]:
         ledger = self.exchange.counted(bucket)
-        head = self.store.spec.num_layers - 1
         if self.evaluates:
             return Contribution(ledger, {mb: float(loss) for mb, loss in self.losses.items()}), []
         what = Contribution(ledger)
         if what.is_empty:
             return what, []
         total = sums.total([self.parts[bucket, use].tensors for use in ledger if ledger[use]])
-        losses = [self.losses[micro_batch] for micro_batch in ledger.get(head, ())]
-        return what, [*total, self._marks(bucket, [use for use in ledger if ledger[use]], losses)]
+        told = [self._told_of(*place) for place in marks.places(ledger, self._widths(bucket))]
+        return what, [*total, self._marks(bucket, [use for use in ledger if ledger[use]], told)]
 
-    def _marks(self, bucket: int, uses: Sequence[int], losses: Sequence[float | Tensor]) -> Tensor:
+    def _widths(self, bucket: int) -> dict[int, int]:
+        """Of each use how many numbers each micro-batch has that are told of it."""
+        return {use: self.store.spec.num_told(use) for use in self.exchange.uses[bucket]}
+
+    def _told_of(self, use: int, micro_batch: int) -> float | Tensor:
+        is_head = use == self.store.spec.num_layers - 1
+        return self.losses[micro_batch] if is_head else self.routed[use, micro_batch]
+
+    def _marks(self, bucket: int, uses: Sequence[int], told: Sequence[float | Tensor]) -> Tensor:
         parts = [self.parts[bucket, use] for use in uses]
-        return marks.made(parts, losses, nan=bucket in self.nan, overflow=bucket in self.overflow)
+        return marks.made(parts, told, nan=bucket in self.nan, overflow=bucket in self.overflow)
 
     def _finish(self, bucket: int, gathered: Gathered) -> Reduced:
         """Of all contributions. Waits for nothing."""
@@ -320,18 +358,23 @@ class Reducer:
         if bucket in self.exchange.donors:
             (figures,) = beside.values()
             return Reduced(total, figures)
-        head, heard = self.store.spec.num_layers - 1, self.exchange.heard[bucket]
-        told = marks.joined([
-            (beside[source], heard[source].ledger.get(head, ()))
-            for source in gathered.sources
-            if source in beside
-        ])  # fmt: skip
+        widths, heard = self._widths(bucket), self.exchange.heard[bucket]
+        joined = marks.joined(
+            [
+                (beside[source], marks.places(heard[source].ledger, widths))
+                for source in gathered.sources
+                if source in beside
+            ],
+            widths,
+        )
         exponents, weight = self.store.buckets[bucket].exponents, self.weights_of(self.step).total
-        grads, figures = sums.finish(total, told[: sums.NUM_MARKS], exponents, weight, exact=self.exact)
-        return Reduced(grads, torch.cat((figures, told[sums.NUM_MARKS :])))
+        grads, figures = sums.finish(total, joined[: sums.NUM_MARKS], exponents, weight, exact=self.exact)
+        told = marks.added(joined[sums.NUM_MARKS :], widths, self.exchange.per_step)
+        return Reduced(grads, torch.cat((figures, told)))
 
     def _told(self, bucket: int, values: Sequence[float]) -> ReadFigures:
         shapes, device = self.store.spec.buckets[bucket].shapes, self.store.device
+        head = self.store.spec.num_layers - 1
         count = sums.num_figures(shapes, device, exact=self.exact)
         exponents, terms = (
             self.store.buckets[bucket].exponents,
@@ -342,7 +385,21 @@ class Reducer:
         # a block computes does not depend on what is done with it. (D-training-006)
         frozen = self.store.shape(bucket).frozen
         norms = tuple(0.0 if key in frozen else norm for key, norm in enumerate(found.norms))
-        return ReadFigures(found._replace(norms=norms), dict(enumerate(values[count:])))
+        told = marks.read(values[count:], self._widths(bucket), self.exchange.per_step)
+        losses = {mb: loss for mb, (loss, *_) in enumerate(told[head].losses)} if head in told else {}
+        routers = {use: self._router_told(of) for use, of in told.items() if of.integers}
+        return ReadFigures(found._replace(norms=norms), losses, routers)
+
+    def _router_told(self, told: marks.ToldOfUse) -> RouterTold:
+        # Beside the loss of the step and no part of it: that is what runs are compared by. (D-routers-002)
+        mean = self.weights_of(self.step).mean
+        aux_loss, z_loss = (mean(dict(enumerate(each))) for each in zip(*told.losses, strict=True))
+        return RouterTold(aux_loss, z_loss, told.integers)
+
+
+def _figures_of(told: RouterTold) -> RouterFigures:
+    mean = sum(told.tokens) / len(told.tokens)
+    return RouterFigures(told.aux_loss, told.z_loss, max(told.tokens) / mean, told.tokens.count(0))
 
 
 _NO_FIGURES = torch.empty(0, dtype=torch.float64)

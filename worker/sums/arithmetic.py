@@ -121,6 +121,8 @@ def next_exponents(
     as large as the whole sum then keeps ``HEADROOM_BITS`` below the overflow test. An exponent rises by at
     most 8 a step, since gradients that vanish for one step come back, and a key of zeros keeps its own.
     """
+    # All experts of a fused tensor together: one alone grows beyond the headroom in every few steps, the
+    # largest of them never did. (D-routers-003)
     wanted = min(SUM_BITS - (num_contributions - 1).bit_length(), TERM_BITS) - HEADROOM_BITS
     following = []
     for magnitude, exponent in zip(magnitudes, exponents, strict=True):

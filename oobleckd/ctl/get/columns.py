@@ -17,11 +17,12 @@ from oobleckd.protocol.api import (
     LayerRange,
     NodeView,
     PipelineView,
+    RouterView,
     StepView,
     TemplateView,
 )
 from oobleckd.protocol.watch import GoodputView, LayerView
-from oobleckd.words import layers, plain, rate, seconds, size
+from oobleckd.words import layers, loss, plain, rate, seconds, short, size
 
 Shown = TypeVar("Shown", bound=msgspec.Struct)
 
@@ -58,6 +59,10 @@ def exact(value: float | None) -> str:
     return "not finite" if value is None or not math.isfinite(value) else plain(value)
 
 
+def _figure(value: float | None) -> str:
+    return "not finite" if value is None else loss(value)
+
+
 def _held(node: NodeView) -> str:
     """What it computes, and in brackets what it holds for others."""
     computed, redundant = (
@@ -70,7 +75,8 @@ def _held(node: NodeView) -> str:
 def _stages(pipeline: PipelineView) -> str:
     def words(stage: LayerRange) -> str:
         vacant = " (vacant)" if stage.device in pipeline.vacant else ""
-        return f"{stage.device}: {layers(stage.start, stage.stop)}{vacant}"
+        again = f" ({pipeline.recompute[stage.device]} again)" if stage.device in pipeline.recompute else ""
+        return f"{stage.device}: {layers(stage.start, stage.stop)}{again}{vacant}"
 
     return ", ".join(map(words, pipeline.stages))
 
@@ -199,6 +205,17 @@ LAYER: tuple[Column[LayerView], ...] = (
     Column("LAYER", lambda layer: str(layer.layer)),
     Column("COPIES", lambda layer: str(layer.copies)),
     Column("DEVICES", lambda layer: ", ".join(layer.devices) or "-"),
+)
+
+ROUTER: tuple[Column[RouterView], ...] = (
+    Column("LAYER", lambda router: str(router.layer)),
+    Column("LOAD", lambda router: short(router.load)),
+    Column("IDLE", lambda router: str(router.idle)),
+    Column("EXPERTS", lambda router: str(len(router.tokens)) if router.tokens else "-"),
+    Column("AUX LOSS", lambda router: _figure(router.aux_loss)),
+    Column("Z LOSS", lambda router: _figure(router.z_loss)),
+    Column("STEP", lambda router: str(router.step)),
+    Column("TOKENS", lambda router: " ".join(map(str, router.tokens)) or "-", wide=True),
 )
 
 STEP: tuple[Column[StepView], ...] = (

@@ -20,6 +20,7 @@ from oobleckd.protocol.api import (
     JobView,
     NodeView,
     PipelineView,
+    RouterView,
     StepView,
     TemplateView,
 )
@@ -110,7 +111,7 @@ def _paces(found: GoodputView) -> str:
 
 KINDS: tuple[ListedKind, ...] = (
     ListedKind(
-        "jobs", "job", ("j",), "Job", "what was handed in",
+        "jobs", "job", ("j",), "Job", "what was submitted",
         lambda client, _: client.jobs(), lambda job: (job.id, job.name), JobView, columns.JOB,
     ),
     ListedKind(
@@ -146,6 +147,11 @@ KINDS: tuple[ListedKind, ...] = (
         lambda client, wanted: client.evaluations(_job(client, wanted), **wanted.part),
         lambda found: (str(found.step),), EvaluationView, columns.EVALUATION, of_job=True,
         rows=columns.sources_of, row_type=columns.EvaluatedSource,
+    ),
+    ListedKind(
+        "routers", "router", ("rt", "experts"), "Router", "load of experts in JOB's newest step",
+        lambda client, wanted: client.routers(_job(client, wanted)),
+        lambda router: (str(router.layer),), RouterView, columns.ROUTER, of_job=True,
     ),
     ListedKind(
         "goodput", "goodput", ("gp",), "Goodput", "where the time of JOB's devices went",

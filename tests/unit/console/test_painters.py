@@ -37,7 +37,8 @@ from oobleckd.console.widgets.listing import matches, rows, window
 from oobleckd.console.widgets.panel import Painter
 from oobleckd.draw.lines import Line, framed, length, plain
 from oobleckd.draw.times import minute
-from oobleckd.protocol.api import PhaseView, RejectedView
+from oobleckd.planner.plan import Recompute
+from oobleckd.protocol.api import PhaseView, RejectedView, RouterView
 from oobleckd.protocol.watch import LaneView, OpView, SampledSteps
 from tests.helpers.api_server import node_view
 from tests.helpers.fleet import Fleet
@@ -291,6 +292,22 @@ def test_the_chosen_template_shows_its_stages() -> None:
     assert " s2   layers 2" in text
 
 
+def test_stages_say_what_is_computed_again_where_anything_is() -> None:
+    chosen = templatetable.TemplateTableLook(cursor=1)
+    assert "again" not in said(templatetable.paint(LIVE, NOW, 90, 20, chosen))
+    modes: tuple[Recompute, ...] = ("blocks", "selective", "none")
+    again = [
+        msgspec.structs.replace(each, recompute=modes if each.num_nodes == 3 else ())
+        for each in LIVE.templates
+    ]
+    found = templatetable.paint(msgspec.structs.replace(LIVE, templates=again), NOW, 90, 20, chosen)
+    lines = [line for line in said(found).split("\n") if line.startswith(" s")]
+    assert [("blocks again" in line, "selective again" in line) for line in lines[:3]] == [
+        (True, False), (False, True), (False, False),
+    ]  # fmt: skip
+    assert all(len(line) <= 90 for line in lines)
+
+
 def test_phases_beside_the_median_of_earlier_ones_and_a_budget() -> None:
     slow = tuple(PhaseView(part.phase, part.start_s, 3 * part.duration_s) for part in incident().phases)
     three = (
@@ -495,6 +512,19 @@ def test_the_exactness_tick() -> None:
     assert "exact ✓ no step lost in 1 incident" in said(jobfacts.paint(LIVE, NOW, 120, 6))
     back = fold(LIVE, [fetched(jobs=(build.job(steps_lost=4),))])
     assert "exact ! went back 4 steps" in said(jobfacts.paint(back, NOW, 120, 6))
+
+
+def test_the_load_of_experts_has_a_line_where_there_are_any() -> None:
+    routers = tuple(RouterView(layer, 20, 1.25, 0.0, 1.0 + layer, 0) for layer in range(1, 4))
+    mixture = fold(LIVE, [fetched(jobs=(build.job(routers=routers),))])
+    lines = jobfacts.paint(mixture, NOW, 100, jobfacts.rows(mixture))
+    assert "experts ▃▆█ load 4 at most (layer 3), aux loss 1.25" in said(lines)
+    assert "handed in" in said(lines)
+    assert jobfacts.rows(mixture) == jobfacts.rows(LIVE) + 1
+    assert "experts" not in said(jobfacts.paint(LIVE, NOW, 100, 6))
+    many = tuple(RouterView(layer, 20, None, 0.0, 1.0, 0) for layer in range(1, 95))
+    narrow = fold(LIVE, [fetched(jobs=(build.job(routers=many),))])
+    assert all(len(plain(line)) <= 60 for line in jobfacts.paint(narrow, NOW, 60, 9))
 
 
 # --------------------------------------------------------------------------- what would follow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,8 @@ from oobleckd.core.state import JobRecord
 from oobleckd.daemon import metrics
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import Service, open_service
-from oobleckd.protocol.messages import PROTOCOL, Hello
-from oobleckd.protocol.parts import Counters, Notice, Outcome
+from oobleckd.protocol.messages import PROTOCOL, Hello, StepDone
+from oobleckd.protocol.parts import Counters, Notice, Outcome, RouterFigures
 from tests.helpers.simjobs import make_job
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "observability"
@@ -107,6 +108,28 @@ async def test_progress_of_a_job(tmp_path: Path) -> None:
     families = await rendered(service)
     assert families["oobleck_job_eta_seconds"].samples == []
     assert value(families["oobleck_job_elapsed_seconds"], job="job-1") == 20.0
+    await service.close()
+
+
+@pytest.mark.asyncio
+async def test_load_of_experts_by_layer(tmp_path: Path) -> None:
+    service = open_service(
+        Config(state_dir=str(tmp_path), curve=False, endpoint="tcp://127.0.0.1:0", replay_mb=0)
+    )
+    job = train(service)
+    figures = {1: RouterFigures(1.5, 2.0, 1.25, 0), 12: RouterFigures(math.nan, 4.0, 3.0, 2)}
+    done = StepDone(
+        "n1/0", "job-1", 1, Counters(39, 39, 39), "applied", 1.0, 1.0, 0.1, 8, "x", 0.1, 0.1,
+        routers=figures, experts={1: (5, 3), 12: (8, 0)},
+    )  # fmt: skip
+    service.machine.core.routers.take(done, 14)
+    families = await rendered(service)
+    assert value(families["oobleck_job_expert_load_ratio"], job="job-1", layer="1") == 1.25
+    assert value(families["oobleck_job_experts_idle"], layer="12") == 2.0
+    assert value(families["oobleck_job_router_z_loss"], layer="12") == 4.0
+    assert [s.labels["layer"] for s in families["oobleck_job_router_aux_loss"].samples] == ["1"]
+    job.state, job.finished_at = "done", 140.0
+    assert (await rendered(service))["oobleck_job_expert_load_ratio"].samples == []
     await service.close()
 
 

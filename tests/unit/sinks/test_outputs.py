@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from oobleckd.sinks.base import Sink
@@ -149,6 +150,21 @@ def test_steps_that_the_daemon_keeps_no_more_stay(start: Start, tmp_path: Path) 
     del history.all_steps[:-1], history.all_evaluations[:]
     catch_up(start("csv", history, tmp_path), history)
     assert read_steps("csv", tmp_path) == wanted
+
+
+def test_losses_of_routers_have_columns_where_the_job_asks_for_them(start: Start, tmp_path: Path) -> None:
+    for folder, coefficient in (("without", 0.0), ("with", 0.01)):
+        history = Committed("csv")
+        train = msgspec.structs.replace(history.spec.train, router_aux_loss_coef=coefficient)
+        history.spec = msgspec.structs.replace(history.spec, train=train)
+        history.commit(2)
+        routed = {"router_aux_loss": 1.25, "router_z_loss": None, "expert_load": 2.5}
+        history.all_steps = [msgspec.structs.replace(each, **routed) for each in history.all_steps]
+        catch_up(start("csv", history, tmp_path / folder), history)
+        header, first, _ = (tmp_path / folder / "steps.csv").read_text().splitlines()
+        said = dict(zip(header.split(","), first.split(","), strict=True))
+        wanted = {"router_aux_loss": "1.25", "router_z_loss": "nan", "expert_load": "2.5"}
+        assert {key: said[key] for key in wanted if key in said} == (wanted if coefficient else {})
 
 
 def test_incidents_in_csv_are_quoted(start: Start, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from oobleckd.worker.recompute.block import BlockInput, Held, LayerGraph, comput
 from oobleckd.worker.recompute.products import Products
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.round import Graph, Work
+from oobleckd.worker.round_machine.tasks import Task
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (
     STAGES,
@@ -272,7 +273,7 @@ def forward(layers: list[Layer], x: Tensor, recompute: Recompute) -> Graph:
             x = layer(into, None)
             graph.append(LayerGraph(into, x, None))
         else:
-            x, held = computed(layer, into, None, keeps_products=recompute == "selective")
+            x, held = computed(layer, into, None, 1.0, keeps_products=recompute == "selective")
             graph.append(held)
     return graph
 
@@ -355,13 +356,31 @@ def test_what_is_run_ahead_holds_inputs_alone(
     assert 0 < 2 * ran["none"] <= ran[recompute]
 
 
-def test_of_what_is_run_ahead_inputs_and_the_last_output_are_counted(deep: Reference, tmp_path: Path) -> None:
+def test_of_what_is_run_ahead_inputs_are_counted(deep: Reference, tmp_path: Path) -> None:
     world = again(deep, tmp_path, 1, {"a": [(0, 1), (1, 5), (5, 6)]}, redundant=True, recompute="blocks")
     ran_ahead(world)
     now = world.nodes["a0/0"].executor.now
     num_bytes = 2 * 16 * 16 * 4
     assert len(now.board.redundant_done) == 4
-    assert now.redundant_forwards.held_bytes == 4 * (4 + 1) * num_bytes
+    assert now.redundant_forwards.held_bytes == 4 * 4 * num_bytes
+
+
+def test_what_comes_out_of_a_pass_ahead_is_made_again_for_who_asks(
+    reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hop behind it has not got it, and who ran ahead holds inputs alone."""
+    out, made = Passes._out, []
+
+    def watched(self: Passes, task: Task, graph: Graph) -> Tensor:
+        made.append(isinstance(graph[-1], BlockInput))
+        return out(self, task, graph)
+
+    monkeypatch.setattr(Passes, "_out", watched)
+    world = again(reference, tmp_path, 3, redundant=True, recompute="blocks")
+    world.nodes["b1/0"].faults.arm("forward", 2)
+    world.run()
+    check(world, reference)
+    assert True in made
 
 
 # ---------------------------------------------------------------------- products
@@ -378,7 +397,7 @@ def test_products_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return func(*args, **(kwargs or {}))
 
     with Counting():
-        _, held = computed(layers[0], x, None, keeps_products=True)
+        _, held = computed(layers[0], x, None, 1.0, keeps_products=True)
         assert len(counted) >= 4
         counted.clear()
         held.again(layers[0], lambda: None)

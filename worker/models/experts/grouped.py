@@ -18,20 +18,19 @@ from oobleckd.worker.runtime.errors import UserError
 
 IMPLEMENTATION = "grouped_mm"
 _IMPLEMENTATIONS = ("experts_implementation", "_experts_implementation")
-_LOSSES = ("output_router_logits", "router_aux_loss_coef")
+_LOSS = "output_router_logits"
 GROUPED_MM: Callable[..., Tensor] = torch._grouped_mm  # noqa: SLF001 - what ``grouped_mm`` shows to a mode
 """The product of all experts of a block, as torch's modes see it."""
 
 
 def check_given(given: Mapping[str, Any]) -> None:
     """Raises UserError for what the fields of a job's model may not say of experts."""
-    for key in _LOSSES:
-        if key in given:
-            raise UserError(
-                f"model.config.{key}: transformers' loss of routers is one of all layers together, which no "
-                "device has",
-                "leave it out; train.router_aux_loss_coef sets one for each router",
-            )
+    if _LOSS in given:
+        raise UserError(
+            f"model.config.{_LOSS}: transformers' loss of routers is one of all layers together, which no "
+            "device has",
+            "leave it out; train.router_aux_loss_coef sets one for each router",
+        )
     for key in _IMPLEMENTATIONS:
         # The loop over experts asks the device how many tokens each has, so it waits for it in every block,
         # and sums in an order of its own. (D-models-014)
