@@ -1,7 +1,7 @@
-"""What pyproject.toml cannot say yet: the C file of the worker, compiled where there is a C compiler.
+"""What pyproject.toml cannot say yet: the C files of the worker, compiled where there is a C compiler.
 
-It is called by ctypes, and so needs no headers of Python. Where it cannot be compiled the installation goes
-on without it, and sums are added up by torch, to the same bits (D-kernels-001).
+They are called by ctypes, and so need no headers of Python. Where they cannot be compiled the installation
+goes on without them, and torch does what they would, to the same bits (D-kernels-001).
 """
 
 from setuptools import Extension, setup
@@ -13,6 +13,14 @@ setup(
             sources=["worker/sums/kernels.c"],
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off"],
             optional=True,
-        )
+        ),
+        Extension(
+            "oobleckd.worker.optimizers._update",
+            sources=["worker/optimizers/update.c"],
+            # A root that sets no errno is an instruction and not a call; its bits are the same.
+            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno"],
+            libraries=["m"],
+            optional=True,
+        ),
     ]
 )

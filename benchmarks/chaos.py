@@ -1,15 +1,18 @@
 """Chaos on a real cluster: random failures by seed, or the whole kill matrix; every run compared bit by bit.
 
-python benchmarks/chaos.py --seeds 50 50 seeds from 0 on python benchmarks/chaos.py --seed 17 one seed again
-python benchmarks/chaos.py --hows hang,sigstop only these kinds of failures python benchmarks/chaos.py
---devices 2 only on nodes of two devices (else every fourth seed) python benchmarks/chaos.py --matrix [--cell
-N] every phase x victim x one or two at once python benchmarks/chaos.py --matrix --every the same in every
-manner of training, some 2,100 cells python benchmarks/chaos.py --manner slipstream-decoupled-2-flushed only
-so (else as the seed or the cell has it) python benchmarks/chaos.py --policies oobleck,slipstream only cells,
-or seeds, that are theirs python benchmarks/chaos.py --points --seeds 30 deaths inside a backup, a validation
-and a copy, in all manners in turn python benchmarks/chaos.py --torn 20 a writer killed in the middle of a
-checkpoint file, 20 times python benchmarks/chaos.py --daemon --seeds 20 kill -9 of the daemon in the middle
-of training
+What ``python benchmarks/chaos.py`` can be told:
+
+    --seeds 50                        50 seeds from 0 on
+    --seed 17                         one seed again
+    --hows hang,sigstop               only these kinds of failures
+    --devices 2                       only on nodes of two devices (else every fourth seed)
+    --matrix [--cell N]               every phase x victim x one or two at once
+    --matrix --every                  the same in every manner of training, some 2,100 cells
+    --manner oobleck-fused-staggered  only so (else as the seed or the cell has it)
+    --policies oobleck,slipstream     only cells, or seeds, that are theirs
+    --points --seeds 30               deaths inside a backup, a validation and a copy, in all manners in turn
+    --torn 20                         a writer killed in the middle of a checkpoint file, 20 times
+    --daemon --seeds 20               kill -9 of the daemon in the middle of training
 """
 
 from __future__ import annotations

@@ -145,6 +145,14 @@ def many(value: float) -> str:
     return f"{short(value / 1e15)} P"
 
 
+def parameters(total: int, active: int = 0) -> str:
+    """``"163 M parameters"``, ``"46.7 B parameters, 12.9 B active"``; "" where nobody knows how many."""
+    if not total:
+        return ""
+    rest = f", {many(active)} active" if 0 < active < total else ""
+    return f"{many(total)} parameters{rest}"
+
+
 def tick(value: float) -> str:
     """A number beside an axis, in few cells: ``"0.002"``, ``"2.5"``, ``"12.5k"``, ``"20M"``."""
     if not math.isfinite(value):

@@ -77,6 +77,8 @@ Recompute = Literal["none", "selective", "blocks"]
 """What of a block's activations is not kept for the backward, but computed again there: nothing, what is
 cheap to compute, or all but its input. The bits are the same.
 """
+RecomputeWanted = Literal["none", "selective", "blocks", "auto"]
+"""As ``schedule.recompute`` has it: of all stages, or of each what its memory asks for."""
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -133,6 +135,11 @@ class Template(msgspec.Struct, frozen=True):
         if not self.redundant or len(held) < 2:
             return (Layers(),) * len(held)
         return (*held[1:], held[0])
+
+    @property
+    def recompute(self) -> tuple[Recompute, ...]:
+        """What the blocks of each of its devices, or of those that share a stage, compute again."""
+        return tuple(stage.recompute for stage in self.stages[: len(self.stages) // self.chunks])
 
     def time_s(self, num_micro_batches: int) -> float:
         """Modelled makespan in seconds of ``num_micro_batches`` micro-batches (0 for none)."""
@@ -233,7 +240,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     ``step_s`` is the modelled time of one step in seconds. ``vacant``: devices that segments name and that
     nobody has now; holders of the same layers in other pipelines compute what these would.
-    ``redundant``: device -> the layers that it holds besides those of its segments.
+    ``redundant``: device -> the layers that it holds besides those of its segments. ``recompute``: device ->
+    what its blocks compute again in the backward, where that is not "none".
     """
 
     pipelines: tuple[Pipeline, ...]
@@ -244,6 +252,16 @@ class Plan(msgspec.Struct, frozen=True):
     redundant: dict[str, Layers] = msgspec.field(
         default_factory=dict, name="shadows"
     )  # its name on disk and wire
+    recompute: dict[str, Recompute] = msgspec.field(default_factory=dict)
+
+    def modes_of(self, pipeline: Pipeline) -> tuple[Recompute, ...]:
+        """What the device of each of its segments computes again."""
+        return tuple(self.recompute.get(segment.device, "none") for segment in pipeline.segments)
+
+    def living_recompute(self) -> dict[str, Recompute]:
+        """``recompute`` without those of vacant places."""
+        gone = frozenset(self.vacant)
+        return {device: mode for device, mode in self.recompute.items() if device not in gone}
 
     def living_redundant(self) -> dict[str, Layers]:
         """``redundant`` without those of vacant places."""

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from oobleckd.planner.plan import Layers, Plan, Template, Transfer
+from oobleckd.planner.plan import Layers, Plan, RecomputeWanted, Template, Transfer
 from oobleckd.planner.profile import NOTHING, HeldBesides, Profile
 
 # A set of names: the daemon's loop needs the answer and does not import the policies, which import scipy.
@@ -89,7 +89,8 @@ class Setup(msgspec.Struct, frozen=True):
     ``chunks``: stages a device then has, 0: whichever number is faster; ``staggered``: updates are.
     ``nodes_now``: that could be used when the job was prepared (0: not known), whose number of micro-batches
     templates are made for. ``dealt``: micro-batches are dealt to the pipelines in turn, as the first ones of
-    a step are to be shared fairly by themselves (``batchramp``), and not in blocks.
+    a step are to be shared fairly by themselves (``batchramp``), and not in blocks. ``recompute``: what
+    blocks compute again in the backward, everywhere; "auto": in each stage as little as its memory allows.
     """
 
     profile: Profile
@@ -107,6 +108,7 @@ class Setup(msgspec.Struct, frozen=True):
     chunks: int = 0
     staggered: bool = False
     dealt: bool = False
+    recompute: RecomputeWanted = "none"
 
 
 class Situation(msgspec.Struct, frozen=True):

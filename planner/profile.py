@@ -90,8 +90,9 @@ class Profile(msgspec.Struct, frozen=True):
     ``b`` of the parameters (several for a tied weight). ``host_bytes_per_s``: from the host's memory to the
     device's (0: they are the same). ``shared_bytes``: what a micro-batch in flight holds besides on every
     device that computes layers of it, however many these are (the masks of separate documents).
-    ``flops_per_token``: of the model, forward and backward, by formula (``costs.flops``); 0: whoever measured
-    it did not say.
+    ``flops_per_token``: of the model, forward and backward, by formula (``costs.flops``). ``params``: of the
+    model, a tied weight once; ``active_params`` of them a token goes through, which are fewer where there are
+    experts. Of all three 0: whoever measured it did not say.
     """
 
     key: str
@@ -104,6 +105,8 @@ class Profile(msgspec.Struct, frozen=True):
     host_bytes_per_s: float = 0.0
     shared_bytes: int = 0
     flops_per_token: float = 0.0
+    params: int = 0
+    active_params: int = 0
 
     @property
     def copied_bytes(self) -> int:

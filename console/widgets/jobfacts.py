@@ -10,7 +10,7 @@ from oobleckd.draw import experts
 from oobleckd.draw.lines import Line, bar, clipped, flow
 from oobleckd.draw.times import dated, minute
 from oobleckd.protocol.api import JobView
-from oobleckd.words import count, done, loss, many, noun, rate, seconds, short, why_skipped
+from oobleckd.words import count, done, loss, many, noun, parameters, rate, seconds, short, why_skipped
 
 DEPENDS = ("job", "link")
 ROWS = 5
@@ -93,6 +93,8 @@ def _speed(job: JobView) -> list[Line]:
         passes = f", {short(progress.passes)} {noun(progress.passes, 'pass')}" if progress.passes else ""
         of = f" of {many(progress.total_tokens)}{passes}" if progress.total_tokens else passes
         fields.append((("tokens ", "dim"), (many(progress.tokens), "strong"), (of, "dim")))
+    if progress is not None and (size := parameters(progress.params, progress.active_params)):
+        fields.append(((size, ""),))
     if job.samples_per_s:
         fields.append(((rate(job.samples_per_s), "strong"), (" samples/s", "dim")))
         fields.append((("a step ", "dim"), (seconds(job.step_s), "")))
@@ -150,5 +152,5 @@ def _kept(job: JobView, now: float) -> list[Line]:
     if job.updates_early:
         taken = f", {job.updates_taken_back:,} taken back"
         fields.append((("updates before all votes ", "dim"), (f"{job.updates_early:,}{taken}", "")))
-    fields.append((("handed in ", "dim"), (dated(job.submitted_at, now), "")))
+    fields.append((("submitted ", "dim"), (dated(job.submitted_at, now), "")))
     return fields

@@ -16,7 +16,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     name of the journal, which stands in the folders of its jobs. ``look_s``: how finely the sleep of this
     process itself is told (``Membership.attend``); inf: it never sleeps. ``snapshot_every``: after so many
     entries of the journal it gets a snapshot of the state (0: never). ``figures_s``: how often agents tell of
-    their devices, where nodes are not very many (0: never).
+    their devices, where nodes are not very many (0: never). ``artifacts``: the daemon keeps what nodes
+    compile, and sends it to others.
     """
 
     daemon: str = ""
@@ -35,3 +36,4 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     look_s: float = 0.2
     snapshot_every: int = 8_000
     figures_s: float = 5.0
+    artifacts: bool = False

@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, tag=True):
 class JobSubmitted(Entry, frozen=True):
     """A job was queued; its training starts at ``counters`` from ``source`` ("init" or a checkpoint folder).
 
-    ``knows_on_nan``: whether its ``spec`` says what follows skipped steps. One that was handed in before that
+    ``knows_on_nan``: whether its ``spec`` says what follows skipped steps. One that was submitted before that
     could be said goes on, as it did. ``folder``: the name of the one that it writes checkpoints into, which
     was made for it ("": by an older version, its id).
     """

@@ -19,9 +19,17 @@ class KnownTimes(NamedTuple):
     times: StepTimes
 
 
+class KnownModel(NamedTuple):
+    """FLOPs of a token, and parameters, of which some are ``active``; 0: nobody said."""
+
+    flops_per_token: float = 0.0
+    params: int = 0
+    active: int = 0
+
+
 @dataclass(slots=True)
 class Figures:
-    """By job: ``flops`` of a token, where they are known, and ``times`` of steps."""
+    """By job: its ``models``, where they are known, and ``times`` of steps."""
 
-    flops: dict[str, float] = field(default_factory=dict)
+    models: dict[str, KnownModel] = field(default_factory=dict)
     times: dict[str, KnownTimes] = field(default_factory=dict)

@@ -112,8 +112,8 @@ def _in_place(question: LossQuestion, setup: Setup) -> ImpactView:
     plan = _without(question.plan, question.dead)
     around = {r.micro_batch: r for r in detour(question.layout, question.dead, question.layout.epoch)}
     routes = [around.get(route.micro_batch, route) for route in question.layout.routes]
-    before_s = busiest_s(question.layout.routes, setup.profile)
-    after_s = busiest_s(routes, setup.profile)
+    before_s = busiest_s(question.layout.routes, setup.profile, question.layout.recompute)
+    after_s = busiest_s(routes, setup.profile, question.layout.recompute)
     return ImpactView(
         job=question.job,
         nodes=question.nodes,
@@ -164,7 +164,7 @@ def _follows(
 
 def _redone_s(question: LossQuestion, setup: Setup) -> float:
     """What the survivors compute again: on average the loss comes in the middle of the step."""
-    busy = device_s(question.layout.routes, setup.profile)
+    busy = device_s(question.layout.routes, setup.profile, question.layout.recompute)
     fresh = frozenset(question.dead) - frozenset(question.before)
     lost_s = sum(seconds for device, seconds in busy.items() if device in fresh)
     left = sum(device not in question.dead for device in question.layout.holdings)

@@ -129,6 +129,7 @@ def prepare(core: Core, run: Run) -> None:
             held=held_besides(run.job.spec, profile),
             nodes_now=len(nodes),
             dealt=run.job.spec.batch_sizes.ramp_steps > 0,
+            recompute=run.job.spec.schedule.recompute,
         )
         run.asked = PlannerRequest(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
 

@@ -467,7 +467,8 @@ class Machine:
         heartbeat_s = max(config.heartbeat_s, len(core.members.nodes) * _HEARTBEAT_OF_NODE_S)
         figures_s = devicefigures.every(config.figures_s, len(core.members.nodes))
         welcome = Welcome(protocol, config.daemon, heartbeat_s, config.lease_s, incarnations)
-        core.tell(message.node, msgspec.structs.replace(welcome, figures_s=figures_s))
+        more = {"figures_s": figures_s, "artifacts": config.artifacts}
+        core.tell(message.node, msgspec.structs.replace(welcome, **more))
         if message.ready and not was_counted:
             core.joined_at = core.now
         self._expect(message.node)

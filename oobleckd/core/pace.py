@@ -11,8 +11,9 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from oobleckd.planner.plan import Layout, Range
-from oobleckd.planner.profile import LayerCost
+from oobleckd.planner.costs.recompute import recomputed
+from oobleckd.planner.plan import Layout, Range, Recompute
+from oobleckd.planner.profile import Profile
 
 _ROUNDS = 8  # whose median counts: one slow step is nothing
 # Before it is said: rounds of some ms pass in the time slice that another program takes.
@@ -39,17 +40,19 @@ class Paces:
     _slowest: tuple[dict[str, float] | None, str, float] = (None, "", 0.0)
 
     @classmethod
-    def of(cls, layout: Layout, layers: tuple[LayerCost, ...]) -> Paces:
+    def of(cls, layout: Layout, profile: Profile) -> Paces:
         """Paces for ``layout``, of which nothing is known yet."""
         work: dict[str, float] = {}
-        takes_s: dict[Range, float] = {}
+        takes_s: dict[tuple[Recompute, Range], float] = {}
         for route in layout.routes:
             for segment in route.segments:
-                if segment.layers not in takes_s:
-                    takes_s[segment.layers] = sum(
-                        layers[n].forward_s + layers[n].backward_s for n in segment.layers.layers()
+                key = layout.recompute.get(segment.device, "none"), segment.layers
+                if key not in takes_s:
+                    costs = recomputed(profile, key[0]).profile.layers
+                    takes_s[key] = sum(
+                        costs[n].forward_s + costs[n].backward_s for n in segment.layers.layers()
                     )
-                work[segment.device] = work.get(segment.device, 0.0) + takes_s[segment.layers]
+                work[segment.device] = work.get(segment.device, 0.0) + takes_s[key]
         working = {device: seconds for device, seconds in work.items() if seconds > 0.0}
         return cls(layout.epoch, len(layout.routes), working)
 

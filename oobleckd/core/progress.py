@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from oobleckd.core import room, watching
 from oobleckd.core.context import Core
-from oobleckd.core.figures import KnownTimes
+from oobleckd.core.figures import KnownModel, KnownTimes
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.costs import flops
 from oobleckd.planner.costs.devices import DeviceSheet, sheet_of
@@ -40,7 +40,7 @@ def progress_of(
     own = spec.tokens_before(job.counters.step) - spec.tokens_before(job.start.step)
     each = newest_batch(job) * spec.train.sequence
     tokens_per_s = _rate(own, elapsed_s) if job.final else each / step_s if step_s else 0.0
-    flops_per_token = _flops_per_token(core, job)
+    model = _model(core, job)
     peak_flops, peak_of = _peak(core, job, elapsed_s)
     return ProgressView(
         elapsed_s=elapsed_s,
@@ -49,14 +49,16 @@ def progress_of(
         total_tokens=before + spec.tokens_before(spec.train.steps) - spec.tokens_before(job.start.step),
         passes=_passes(job, before + own),
         tokens_per_s=tokens_per_s,
-        flops_per_token=flops_per_token,
+        flops_per_token=model.flops_per_token,
         peak_flops=peak_flops,
         peak_of=peak_of,
-        mfu=flops_per_token * tokens_per_s / peak_flops if peak_flops else 0.0,
+        mfu=model.flops_per_token * tokens_per_s / peak_flops if peak_flops else 0.0,
         # Bubbles are not taken off: that of a daemon that restarts is not known before a step is told.
         # (D-progress-004)
         goodput=watching.goodput_view(core, job).goodput,
         step_times=_step_times(core, job),
+        params=model.params,
+        active_params=model.active,
     )
 
 
@@ -183,12 +185,12 @@ def _passes(job: JobRecord, tokens: int) -> float:
 # ---------------------------------------------------------------------- FLOPs
 
 
-def _flops_per_token(core: Core, job: JobRecord) -> float:
+def _model(core: Core, job: JobRecord) -> KnownModel:
     """Of a job that is over and planned no more as it was last known."""
-    known = core.figures.flops.get(job.id, 0.0)
-    if not known and job.setup is not None:
-        known = core.figures.flops[job.id] = flops.of_profile(job.setup.profile)
-    return known
+    if job.id not in core.figures.models and job.setup is not None:
+        found = job.setup.profile
+        core.figures.models[job.id] = KnownModel(flops.of_profile(found), found.params, found.active_params)
+    return core.figures.models.get(job.id, KnownModel())
 
 
 def _peak(core: Core, job: JobRecord, elapsed_s: float) -> tuple[float, str]:

@@ -79,7 +79,7 @@ def _note_pace(core: Core, run: Run, message: StepDone) -> None:
             routes = standing_routes(layout, detours, detours.round)
             layout = msgspec.structs.replace(layout, epoch=run.job.epoch, routes=routes)
         layout = msgspec.structs.replace(layout, routes=layout.routes[:num])
-        run.paces = Paces.of(layout, setup.profile.layers).after(was, same_layout=same)
+        run.paces = Paces.of(layout, setup.profile).after(was, same_layout=same)
     news = run.paces.note(message.device, message.counters.round, message.busy_s, core.now)
     slow.tell(core, run, news)
 

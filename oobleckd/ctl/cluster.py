@@ -14,9 +14,9 @@ import click
 
 from oobleckd.client import SERVICE_STATE, Client, state_dir
 from oobleckd.ctl import processes
-from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.local import DAEMON, Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.names import bare, node_names
+from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import (
     FAILED,
     NOT_FOUND,

@@ -15,8 +15,8 @@ import click
 import msgspec
 
 from oobleckd.client import find_socket
-from oobleckd.ctl import connect
-from oobleckd.ctl.connect import CtlConfig, output_option, socket_option, wants_json
+from oobleckd.ctl import options
+from oobleckd.ctl.options import CtlConfig, output_option, socket_option, wants_json
 from oobleckd.ctl.output import USAGE, Failure, emit_json, emit_table
 from oobleckd.daemon.config import Config, load_config
 from oobleckd.host.settings import ConfigError, LoadedSettings, config_files
@@ -54,7 +54,7 @@ def show(origin: bool) -> None:
 
 def found_here() -> list[Setting]:
     """All settings, and where each comes from. Raises Failure where they cannot be used."""
-    return [*_of_ctl(connect.settings()), *_of_daemon(_daemon())]
+    return [*_of_ctl(options.settings()), *_of_daemon(_daemon())]
 
 
 def _daemon() -> LoadedSettings[Config]:

@@ -1,31 +1,22 @@
 """How a verb finds the daemon, and what its errors mean for the exit code.
 
-Owns the options that every verb has (``--socket``, ``-o``), oobleckctl's own settings (``[ctl]``) and the
-translation of client errors. Where a socket is looked for is the client's matter.
+Owns the translation of client errors. Where a socket is looked for is the client's matter, and what a verb
+can be told is ``options``'s.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-
-import click
-import msgspec
-from msgspec import Meta
+from typing import Any
 
 from oobleckd.client import TIMEOUT_S, Client, find_socket
-from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure, note
-from oobleckd.host.settings import ConfigError, LoadedSettings, config_files, load
+from oobleckd.ctl.options import output_option, settings, socket_option
+from oobleckd.ctl.output import FAILED, NOT_FOUND, REFUSED, UNREACHABLE, USAGE, Failure
 from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 
-OUTPUTS = ("table", "json", "yaml")
-"""How every verb can print data."""
 _CODES = {404: NOT_FOUND, 403: REFUSED, 409: REFUSED, 422: USAGE}
-_Verb = TypeVar("_Verb", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -39,67 +30,6 @@ def translated() -> Iterator[None]:
         raise Failure(error.problem, error.hint, _CODES.get(error.status, FAILED)) from error
     except ClientError as error:
         raise Failure(error.problem, error.hint) from error
-
-
-def _keep(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
-    def callback(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-        if value is not None:
-            ctx.ensure_object(dict)[name] = value
-
-    return callback
-
-
-def _keep_format(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    """What only some verbs print is to all others as good as a table, or JSON."""
-    if value is not None:
-        kept = ctx.ensure_object(dict)
-        kept["format"] = value
-        kept["output"] = value if value in OUTPUTS else "json" if value == "jsonl" else "table"
-
-
-def output_option(verb: _Verb, *more: str) -> _Verb:
-    """Give a verb ``-o``, with ``more`` formats than every verb has."""
-    return click.option(
-        "-o", "--output", type=click.Choice([*OUTPUTS, *more]), expose_value=False, callback=_keep_format,
-        help="How to print data.",
-    )(verb)  # fmt: skip
-
-
-def file_option(text: str, *, old: bool = False) -> Callable[[_Verb], _Verb]:
-    """Give a verb ``--to FILE`` as its argument ``file``. ``old``: its ``-o`` named the file once, and may
-    still; else ``-o`` may too, so that who is used to it is understood. See ``named_file``.
-    """
-
-    def keep(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
-        if value is None or value in OUTPUTS:
-            _keep_format(ctx, parameter, value)
-            return
-        ctx.ensure_object(dict)["file"] = value
-        if old:
-            note("-o FILE is --to FILE now: -o says how to print data, here as everywhere")
-
-    def decorate(verb: _Verb) -> _Verb:
-        to = click.option("--to", "file", type=click.Path(path_type=Path), metavar="FILE", help=text)
-        form = click.option(
-            "-o", "--output", *(("--out",) if old else ()), metavar="[table|json|yaml]", expose_value=False,
-            callback=keep, help="How to print data.",
-        )  # fmt: skip
-        return to(form(verb))
-
-    return decorate
-
-
-def named_file(file: Path | None) -> Path | None:
-    """What ``--to`` says, or ``-o`` where it names a file."""
-    said = _kept().get("file")
-    return file or (Path(str(said)) if said is not None else None)
-
-
-def socket_option(verb: _Verb) -> _Verb:
-    """Give a verb ``--socket``."""
-    return click.option(
-        "--socket", metavar="PATH", expose_value=False, callback=_keep("socket"), help="The daemon's socket."
-    )(verb)
 
 
 def connected(verb: Callable[..., None]) -> Callable[..., None]:
@@ -124,46 +54,3 @@ def connected_with(*more: str) -> Callable[[Callable[..., None]], Callable[..., 
 def client(timeout_s: float = TIMEOUT_S) -> Client:
     """A client for the daemon that this call of oobleckctl is about."""
     return Client(find_socket(settings().config.socket or None), timeout_s=timeout_s)
-
-
-def wants_json() -> bool:
-    """Whether data is for a program: documents, in JSON or in YAML."""
-    return settings().config.output != "table"
-
-
-def output_format() -> str:
-    """What ``-o`` says, else the setting."""
-    output = settings().config.output
-    return str(_kept().get("format", output))
-
-
-class CtlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of oobleckctl. No socket means: look where it usually is."""
-
-    socket: Annotated[
-        str,
-        Meta(
-            description="The daemon's socket; empty: the local cluster's, or the service's where only that "
-            "exists."
-        ),
-    ] = ""
-    output: Annotated[Literal["table", "json", "yaml"], Meta(description="How to print data.")] = "table"
-
-
-def settings() -> LoadedSettings[CtlConfig]:
-    """The settings of this call, read once. Raises Failure where a file or variable cannot be used."""
-    kept = _kept()
-    if "loaded" not in kept:
-        flags = {name: kept.get(name) for name in CtlConfig.__struct_fields__}
-        try:
-            kept["loaded"] = load(CtlConfig, "ctl", flags, os.environ, config_files(Path.home(), Path.cwd()))
-        except ConfigError as error:
-            raise Failure(str(error), error.hint, USAGE) from error
-    loaded: LoadedSettings[CtlConfig] = kept["loaded"]
-    return loaded
-
-
-def _kept() -> dict[str, Any]:
-    kept = click.get_current_context().ensure_object(dict)
-    assert isinstance(kept, dict)
-    return kept

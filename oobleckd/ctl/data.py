@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobfiles import read_job
+from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import (
     USAGE,
     emit_fields,
@@ -30,7 +30,6 @@ from oobleckd.ctl.output import (
     note,
 )
 from oobleckd.ctl.preparedjob import translated, with_prepared
-from oobleckd.ctl.samples import decoder_of, lines_of, samples_of
 from oobleckd.prepare.build import MadeFolder, PrepareProgress, prepare
 from oobleckd.prepare.pace import Pace
 from oobleckd.prepare.stats import DataStats, MixtureStats, mixture_stats, stats_of
@@ -161,6 +160,8 @@ def show(file: Path, step: int, source: str, micro_batch: int | None, *, evaluat
         fail(f"{file}: name a step, or --evaluation", "`--step 1`, for example", USAGE)
     if source and not evaluation:
         fail(f"{file}: --source is of an evaluation", "add --evaluation, or leave it out", USAGE)
+    from oobleckd.ctl.samples import decoder_of, lines_of, samples_of  # `prepare` starts no program of a node
+
     job = with_prepared(read_job(file), file)
     if step > job.train.steps:
         fail(f"{file}: the job has {count(job.train.steps, 'step')}, and no step {step:,}", "", USAGE)

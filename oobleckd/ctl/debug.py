@@ -23,8 +23,8 @@ from oobleckd import __version__
 from oobleckd.client import Client, socket_of, state_dir
 from oobleckd.ctl import config, doctor
 from oobleckd.ctl.connect import client as connect
-from oobleckd.ctl.connect import file_option, named_file, socket_option, wants_json
 from oobleckd.ctl.local import Home
+from oobleckd.ctl.options import file_option, named_file, socket_option, wants_json
 from oobleckd.ctl.output import FAILED, Failure, emit_json, emit_line, note
 from oobleckd.unixhttp import ClientError
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import click
 
 from oobleckd.client import Client
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.get.kinds import listed, means_kind
 from oobleckd.ctl.names import job_names
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import REFUSED, USAGE, Failure, emit_item, fail, note
 from oobleckd.ctl.waiting import FINAL
 from oobleckd.protocol.api import JobView

@@ -16,8 +16,9 @@ import click
 from oobleckd.client import Client, socket_of, state_dir
 from oobleckd.ctl import checkup, clustercheck, clustersize, gpucheck, limitcheck
 from oobleckd.ctl.checkup import CheckupItem
-from oobleckd.ctl.connect import client, output_option, settings, socket_option, wants_json
+from oobleckd.ctl.connect import client
 from oobleckd.ctl.local import Home
+from oobleckd.ctl.options import output_option, settings, socket_option, wants_json
 from oobleckd.ctl.output import FAILED, emit_json, emit_line, emit_page, note
 from oobleckd.daemon.config import Config
 from oobleckd.host import gpus

@@ -18,12 +18,13 @@ import msgspec
 from oobleckd.client import Client, state_dir
 from oobleckd.ctl.cluster import start_again
 from oobleckd.ctl.compare import Verdict
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.drillfile import Act, Drill, DrillError, load_drill, script_of
 from oobleckd.ctl.jobfiles import as_found, read_job
 from oobleckd.ctl.liveline import followed, live_line
 from oobleckd.ctl.local import Home
 from oobleckd.ctl.look import look
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_json, emit_line, fail, note
 from oobleckd.ctl.verify import judge
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views

@@ -15,13 +15,14 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.compare import CompareError, read_manifest
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.evalsources import untied, with_sources
 from oobleckd.ctl.jobfiles import as_found, read_job
 from oobleckd.ctl.jobs import until_over
 from oobleckd.ctl.liveline import followed
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_names
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import (
     CAUSES,
     FAILED,

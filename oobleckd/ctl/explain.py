@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from oobleckd.ctl import docs
-from oobleckd.ctl.connect import output_option, wants_json
+from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import (
     NOT_FOUND,
     USAGE,

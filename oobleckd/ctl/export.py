@@ -9,8 +9,9 @@ import click
 import msgspec
 
 from oobleckd.client import Client
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.jobs import new_checkpoint
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit_item, emit_line, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import FINAL, TimedOut

@@ -19,8 +19,10 @@ from oobleckd.core.evaluations import planned_s, planned_share
 from oobleckd.ctl.world import Loss, PlannedWorld
 from oobleckd.planner.costs.devices import DeviceSheet
 from oobleckd.planner.costs.makespan import busy_s, one_f_one_b_s
+from oobleckd.planner.costs.recompute import MODES, modes_for
 from oobleckd.planner.costs.work import stage_works
-from oobleckd.planner.plan import Pipeline, Plan
+from oobleckd.planner.plan import Pipeline, Plan, RecomputeWanted
+from oobleckd.planner.policy import PlanError
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.reroute.reroute import layout_of
 from oobleckd.planner.schedule import schedules
@@ -29,6 +31,7 @@ from oobleckd.planner.schedules.routed import device_s
 from oobleckd.planner.schedules.timeline import dry_run_plan
 from oobleckd.planner.sizing.instantiate import why_idle
 from oobleckd.planner.templates.guarantee import guarantee, losses_survived
+from oobleckd.planner.templates.needs import needed_by_mode
 from oobleckd.planner.templates.redundant import decoupled_within
 from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.protocol.forecast import (
@@ -38,6 +41,7 @@ from oobleckd.protocol.forecast import (
     LossForecast,
     OpForecast,
     PlanForecast,
+    RecomputeForecast,
     ScheduleForecast,
     StageForecast,
     TemplateForecast,
@@ -45,6 +49,7 @@ from oobleckd.protocol.forecast import (
 from oobleckd.protocol.job import Job
 from oobleckd.words import count
 
+SETTINGS: tuple[RecomputeWanted, ...] = (*MODES, "auto")
 PIPELINES_LISTED = 64
 EVERY_NODE = 16  # in a plan of so many nodes the loss of each is looked at, else one of each kind of pipeline
 DRAWN_A_STAGE = 2  # micro-batches: enough to see how a pipeline fills, runs and drains
@@ -55,6 +60,7 @@ MAX_DRAWN = 16
 class ForecastQuestion:
     """A job, what its layers cost, and the nodes in question. ``limit_bytes`` of a device, 0: none known.
     ``flops_per_token`` of its model, 0: not known; ``sheet``: of its devices, whose peak is known.
+    ``compares``: whether other settings of ``schedule.recompute`` are asked for, too.
     """
 
     job: Job
@@ -66,18 +72,22 @@ class ForecastQuestion:
     without: tuple[str, ...] = ()
     flops_per_token: float = 0.0
     sheet: DeviceSheet | None = None
+    compares: bool = False
+
+    def world(self, job: Job) -> PlannedWorld:
+        """Its nodes, with ``job``. Raises PlanError where the model fits no number of nodes."""
+        return PlannedWorld(job, self.profile, self.limit_bytes, self.num_nodes, self.devices_per_node)
 
 
 def forecast(question: ForecastQuestion) -> Forecast:
     """The answer to ``question``. Raises PlanError where there is no plan."""
     job = question.job
-    world = PlannedWorld(
-        job, question.profile, question.limit_bytes, question.num_nodes, question.devices_per_node
-    )
+    world = question.world(job)
     precision, sheet = job.train.precision, question.sheet
     of_peak = question.flops_per_token / sheet.peak(precision) if sheet is not None else 0.0
     teller = _Teller(job, world, of_peak)
     plan, change = world.start(), None
+    recomputations = compared(question) if question.compares else ()
     if question.without:
         loss = world.lose(plan, frozenset(question.without))
         change = teller.loss(loss, 1)
@@ -107,7 +117,36 @@ def forecast(question: ForecastQuestion) -> Forecast:
         change=change,
         flops_per_token=question.flops_per_token,
         peak_of=f"{sheet.name}, {precision}" if sheet is not None else "",
+        params=question.profile.params,
+        active_params=question.profile.active_params,
+        recompute=job.schedule.recompute,
+        recomputations=recomputations,
     )
+
+
+def compared(question: ForecastQuestion) -> tuple[RecomputeForecast, ...]:
+    """The job of ``question`` with each setting of ``schedule.recompute`` whose costs are known."""
+    known = (*modes_for(question.profile, "auto"), "auto")
+    return tuple(_with_setting(question, wanted) for wanted in SETTINGS if wanted in known)
+
+
+def _with_setting(question: ForecastQuestion, wanted: RecomputeWanted) -> RecomputeForecast:
+    job = question.job
+    schedule = msgspec.structs.replace(job.schedule, recompute=wanted)
+    try:
+        world = question.world(msgspec.structs.replace(job, schedule=schedule))
+        if len(world.nodes) < world.n0:
+            return RecomputeForecast(wanted, world.n0)
+        plan = world.start()
+    except PlanError:
+        return RecomputeForecast(wanted, 0)
+    return RecomputeForecast(wanted, world.n0, plan.step_s, _most_bytes(world, plan))
+
+
+def _most_bytes(world: PlannedWorld, plan: Plan) -> int:
+    """The most that a device of ``plan`` holds."""
+    sizes = {len(pipeline.nodes) for pipeline in plan.pipelines}
+    return max(stage.memory_bytes for size in sizes for stage in world.by_size[size].stages)
 
 
 def _listed(index: int, pipeline: Pipeline, vacant: Collection[str]) -> PipelineView:
@@ -144,8 +183,17 @@ class _Teller:
             TemplateForecast(
                 num_nodes=template.num_nodes,
                 stages=tuple(
-                    StageForecast(stage.layers.start, stage.layers.stop, stage.time_s, stage.memory_bytes)
-                    for stage in template.stages
+                    StageForecast(
+                        stage.layers.start,
+                        stage.layers.stop,
+                        stage.time_s,
+                        stage.memory_bytes,
+                        stage.recompute,
+                        needed,
+                    )
+                    for stage, needed in zip(
+                        template.stages, needed_by_mode(self.world.setup, template), strict=True
+                    )
                 ),
                 fill_s=template.fill_s,
                 period_s=template.period_s,
@@ -157,9 +205,6 @@ class _Teller:
 
     def plan(self, plan: Plan) -> PlanForecast:
         """``plan`` by kinds of pipelines."""
-        by_size = self.world.by_size
-        sizes = {len(pipeline.nodes) for pipeline in plan.pipelines}
-        largest = max(stage.memory_bytes for size in sizes for stage in by_size[size].stages)
         groups = groups_of(plan)
         samples_per_s = self.job.train.global_batch / plan.step_s
         tokens_per_s = samples_per_s * self.job.train.sequence
@@ -174,7 +219,7 @@ class _Teller:
             samples_per_s=samples_per_s,
             tokens_per_s=tokens_per_s,
             bubble=self._bubble(groups) if not plan.vacant else self._bubble_around(plan),
-            memory_bytes=largest,
+            memory_bytes=_most_bytes(self.world, plan),
             evaluation_s=evaluation_s,
             evaluation_share=planned_share(rounds, evaluation_s, plan.step_s),
             mfu=self.of_peak * tokens_per_s / (len(plan.holdings()) or 1),
@@ -226,8 +271,8 @@ class _Teller:
     def _bubble_around(self, plan: Plan) -> float:
         """Share of waiting over all devices, where peers compute for vacant places."""
         profile = self.world.setup.profile
-        routes = layout_of(plan, 1, len(profile.layers)).routes
-        working_s = sum(device_s(routes, profile).values())
+        layout = layout_of(plan, 1, len(profile.layers))
+        working_s = sum(device_s(layout.routes, profile, layout.recompute).values())
         return max(0.0, 1 - working_s / (plan.step_s * len(plan.holdings())))
 
     def _bubble(self, groups: Sequence[Group]) -> float:
@@ -236,7 +281,10 @@ class _Teller:
         for group in groups:
             template = self.world.by_size[group.num_nodes]
             stages = [stage.layers for stage in template.stages]
-            works = stage_works(stages, self.world.setup.profile, chunks=template.chunks)
+            works = stage_works(
+                stages, self.world.setup.profile, chunks=template.chunks,
+                recompute=[stage.recompute for stage in template.stages],
+            )  # fmt: skip
             decoupled = self.world.setup.decoupled
             alone_s = template.time_s if decoupled else partial(one_f_one_b_s, works)
             took_s = max(took_s, alone_s(group.micro_batches))
@@ -256,7 +304,9 @@ def _schedule(world: PlannedWorld, plan: Plan) -> ScheduleForecast:
     deepest, setup = max(plan.pipelines, key=lambda pipeline: len(pipeline.devices)), world.setup
     names, share = deepest.devices, len(deepest.micro_batches)
     drawn = min(share, max(2, DRAWN_A_STAGE * len(names)), MAX_DRAWN)
-    first = Plan((msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),))
+    first = Plan(
+        (msgspec.structs.replace(deepest, micro_batches=tuple(range(drawn))),), recompute=plan.recompute
+    )
     redundant = bool(plan.redundant)
     ordered = decoupled_within(setup, first, redundant=redundant) if setup.decoupled else ()
     ops = ops_of(first, ordered) if ordered else schedules(first)

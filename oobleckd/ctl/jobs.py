@@ -13,13 +13,14 @@ from msgspec import UNSET
 
 from oobleckd.client import Client
 from oobleckd.ctl.branch import LATEST, Origin, check, origin_of
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.evaluations import when_evaluated
 from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job, set_option
 from oobleckd.ctl.liveline import followed, live_line, silent
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.nodes import told
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import (
     CAUSES,
     FAILED,
@@ -80,7 +81,7 @@ def submit(
 ) -> None:
     """Hand in the job of FILE, a job.toml (-: stdin), or of --resume JOB. Prints the job's id.
 
-    A process of its own looks at model and data first, as a node would. Then the job is handed in, and this
+    A process of its own looks at model and data first, as a node would. Then the job is submitted, and this
     waits until it is planned or queued: exit 2, with the reason, if it cannot be planned. Data that is not
     prepared yet is prepared by a node first; where that takes longer, this does not wait.
     """
@@ -97,7 +98,7 @@ def submit(
         _check_compilers(client, job, file)
         _show_plan(job, file)
         return
-    answer = _handed_in(client, job, origin, resume, file)
+    answer = _submitted(client, job, origin, resume, file)
     if wait_:
         note(f"{job.name}: {answer.message or answer.id}")
         _end_with(followed(answer.id, lambda: until_over(client, answer.id)))
@@ -118,7 +119,7 @@ def _asked_for(file: Path | None, origin: Origin | None, changes: Sequence[str])
     return as_found(read_job(file, changes), file), file
 
 
-def _handed_in(client: Client, job: Job, origin: Origin | None, resume: str, file: Path) -> Accepted:
+def _submitted(client: Client, job: Job, origin: Origin | None, resume: str, file: Path) -> Accepted:
     if origin is not None:
         with held(Path(origin.place)):  # till a job is there that begins from it, which keeps it, too
             return client.submit(job, resume=origin.place)
@@ -142,7 +143,7 @@ def _alike(one: Job, other: Job) -> bool:
 
 
 def _go_by(client: Client, here: JobView, *, wait_: bool | None) -> None:
-    """As if ``here`` had just been handed in."""
+    """As if ``here`` had just been submitted."""
     message = f"{here.id} is the same job, and {being(here.state)}"
     if wait_:
         note(message)
@@ -168,11 +169,11 @@ def until_over(client: Client, job: str) -> JobView:
 
 
 def _say_planned(job: str, view: JobView | None) -> None:
-    """How far a job has come that was handed in; None: nobody says."""
+    """How far a job has come that was submitted; None: nobody says."""
     if view is None:
         note(f"nobody says yet how {job} is planned: `oobleckctl describe job {job}`")
     elif view.state == "failed":
-        # As if it had been refused at once: what was handed in cannot run. (D-service-018)
+        # As if it had been refused at once: what was submitted cannot run. (D-service-018)
         fail(f"{view.id} cannot be trained: {view.reason}", "mend that, and submit it again", USAGE)
     elif view.state == "cancelled":
         fail(f"{view.id} is cancelled", view.reason, FAILED)

@@ -124,7 +124,6 @@ class Home:
             "--server-key", str(self.keys / "server.key"),
             "--devices", str(cluster.devices), "--kind", cluster.kind,
             "--spare" if cluster.spares else "--no-spare", "--run-dir", str(self.run / node),
-            "--compiled-dir", str(self.state / "compiled"),
         ]  # fmt: skip
         if base.is_wanted():
             started = self.base.start(node, command, self.run, self.logs, ONE_THREAD)

@@ -19,10 +19,11 @@ from oobleckd.client import Client, state_dir
 from oobleckd.ctl import nodelog
 from oobleckd.ctl.cluster import state_option
 from oobleckd.ctl.connect import client as connect
-from oobleckd.ctl.connect import output_option, settings, socket_option, translated, wants_json
+from oobleckd.ctl.connect import translated
 from oobleckd.ctl.get.kinds import bare_name
 from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.ctl.names import logged_names
+from oobleckd.ctl.options import output_option, settings, socket_option, wants_json
 from oobleckd.ctl.output import NOT_FOUND, emit_json, emit_line, fail, when
 from oobleckd.ctl.traininglog import print_log
 from oobleckd.protocol.api import NodeLogView

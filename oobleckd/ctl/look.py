@@ -1,4 +1,4 @@
-"""A look at a job before it is handed in, or planned: whether a node would take its model and its text.
+"""A look at a job before it is submitted, or planned: whether a node would take its model and its text.
 
 Owns the question alone, and the process that answers it: what is wrong with a job, and what is to be said of
 it, the worker knows (``oobleckd.worker.tools.look``).

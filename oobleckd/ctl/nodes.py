@@ -8,8 +8,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from oobleckd.client import Client
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.names import bare, node_names
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import emit_item, note
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import Accepted

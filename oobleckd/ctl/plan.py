@@ -7,6 +7,7 @@ numpy, so they are imported when there is something to plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,9 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem
 
-from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobfiles import loaded, set_option
 from oobleckd.ctl.look import look
+from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail, note
 from oobleckd.ctl.ownrule import knowable
 from oobleckd.ctl.parameters import show_parameters
@@ -70,8 +71,9 @@ def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
     help="List each parameter's group, rule and bytes instead (docs/optimizers.md).",
 )  # fmt: skip
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Say what computes attention, too (it is in the JSON always)."
-)
+    "-v", "--verbose", is_flag=True,
+    help="Say what computes attention (it is in the JSON always), and what recomputation would change, too.",
+)  # fmt: skip
 @set_option
 @output_option
 def plan(
@@ -104,6 +106,8 @@ def plan(
     lost = _known(without, num_nodes)
     found = look(knowable(job), file, attention=verbose or wants_json())
     question = _question(job, num_nodes, devices_per_node, device, profile, lost)
+    compares = verbose or job.schedule.recompute != "none"
+    question = replace(question, compares=compares)
     try:
         answer = forecast(question)
     except PlanError as error:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from oobleckd.ctl.output import emit_fields, emit_line, emit_page, emit_table
 from oobleckd.draw.lines import plain
 from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
+from oobleckd.planner.costs.recompute import MODES
+from oobleckd.planner.plan import RecomputeWanted
 from oobleckd.planner.schedule import parse_op
 from oobleckd.protocol.forecast import (
     Forecast,
@@ -19,11 +21,12 @@ from oobleckd.protocol.forecast import (
     LossForecast,
     OpForecast,
     PlanForecast,
+    RecomputeForecast,
     ScheduleForecast,
     TemplateForecast,
 )
 from oobleckd.protocol.modelnotes import AttentionNote
-from oobleckd.words import count, layers, rate, seconds, size
+from oobleckd.words import count, layers, parameters, rate, seconds, size
 
 _TEMPLATES_SHOWN = 8
 _STAGES_SHOWN = 8
@@ -42,6 +45,8 @@ def show(found: Forecast) -> None:
     emit_table(
         ("NODES", "STAGES", "FILL", "PERIOD", "IN PLAN", "LAYERS", "MEMORY"), _templates(found.templates)
     )
+    if found.recomputations:
+        _recomputation(found)
     _title("plan")
     emit_fields(_plan(found))
     if found.pipelines:
@@ -74,6 +79,7 @@ def _headline(found: Forecast) -> dict[str, str]:
     return {
         "job": f"{found.job}: {count(found.num_layers, 'layer')}, "
         f"{_micro_batches(found.micro_batches)} a step",
+        **({"model": model} if (model := parameters(found.params, found.active_params)) else {}),
         "nodes": f"{found.num_nodes:,} of {count(found.devices_per_node, 'device')}",
         "device": f"{found.device}, times {how}",
         "memory": limit,
@@ -103,6 +109,45 @@ def _template(template: TemplateForecast) -> Sequence[str]:
         _by_stage([layers(stage.start, stage.stop) for stage in stages]),
         _by_stage([size(stage.memory_bytes) for stage in stages]),
     )  # fmt: skip
+
+
+def _recomputation(found: Forecast) -> None:
+    """What each setting asks for, and each stage of the plan."""
+    _title("recomputation")
+    emit_table(
+        ("RECOMPUTE", "FEWEST NODES", "STEP", "MEMORY"),
+        [_setting(each, found.recompute) for each in found.recomputations],
+    )
+    stages = [
+        (template, number, stage)
+        for template in found.templates
+        if template.instances
+        for number, stage in enumerate(template.stages)
+    ]
+    modes = [each for each in MODES if all(each in stage.needed_bytes for _, _, stage in stages)]
+    emit_line()
+    emit_table(
+        ("NODES", "STAGE", "LAYERS", "COMPUTES AGAIN", *(f"MEMORY WITH {mode.upper()}" for mode in modes)),
+        [
+            (
+                str(template.num_nodes) if number == 0 else "",
+                str(number),
+                layers(stage.start, stage.stop),
+                stage.recompute,
+                *(size(stage.needed_bytes[mode]) for mode in modes),
+            )
+            for template, number, stage in stages
+        ],
+    )
+
+
+def _setting(found: RecomputeForecast, job: RecomputeWanted) -> Sequence[str]:
+    name = found.recompute + (" (the job's)" if found.recompute == job else "")
+    if not found.n0:
+        return name, "fits none", _NONE, _NONE
+    if not found.step_s:
+        return name, str(found.n0), _NONE, _NONE
+    return name, str(found.n0), seconds(found.step_s), size(found.memory_bytes)
 
 
 def _num_stages(template: TemplateForecast) -> str:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from oobleckd.client import Client
-from oobleckd.ctl.connect import connected_with, output_format, wants_json
+from oobleckd.ctl.connect import connected_with
 from oobleckd.ctl.made import check_free, usual_file, write_made
 from oobleckd.ctl.names import job_names
+from oobleckd.ctl.options import output_format, wants_json
 from oobleckd.ctl.output import FAILED, NOT_FOUND, USAGE, emit_json, emit_line, fail
 from oobleckd.protocol.watch import CurveMark, CurveView, Scale
 from oobleckd.words import count

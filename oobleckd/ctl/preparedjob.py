@@ -1,6 +1,6 @@
 """A job with the folders of its prepared data, as far as they are here.
 
-Owns how they are found, and what is said where they are not. A job that is handed in without them has a node
+Owns how they are found, and what is said where they are not. A job that is submitted without them has a node
 prepare them.
 """
 

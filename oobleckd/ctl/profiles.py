@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -71,41 +72,67 @@ def workload_of(job: Job, shape: Shape) -> Workload:
         separate=job.data.is_separate,
         chunked=bool(job.train.loss_chunk_size),
         slot_bytes=_slot_bytes(job.optimizer, shape),
+        selective=not job.train.compile,
     )
 
 
-def _slot_bytes(optimizer: Optimizer, shape: Shape) -> tuple[int, int, int] | None:
-    """What the optimizer keeps of embedding, block and head, as if none were frozen; None where that is two
-    float32 moments, or taken for them (of a rule that nobody here knows).
+def _slot_bytes(optimizer: Optimizer, shape: Shape) -> tuple[int, ...] | None:
+    """What the optimizer keeps of each layer, as if nothing were frozen; None where that is two float32
+    moments, or taken for them (of a rule that nobody here knows).
     """
     if optimizer.kept == ():
         return None
-    hidden = shape.hidden
-    square, narrow = (hidden, shape.attention), (hidden, shape.kv)
-    matrices = [square, square, narrow, narrow, *[(hidden, shape.ffn)] * (3 if shape.gated else 2)]
-    vectors = (shape.block_params - shape.projections,)
-    tables = [(number, hidden) for number in (shape.vocab, shape.positions) if number]
-    head = [(shape.vocab, hidden), (shape.norm,)]
+    tables = [(number, shape.hidden) for number in (shape.vocab, shape.positions) if number]
+    head = [(shape.vocab, shape.hidden), (shape.norm + shape.head_bias * shape.vocab,)]
+    blocks = [shape.block(number) for number in range(shape.num_blocks)]
+    kinds = list(dict.fromkeys(blocks))
+    hidden = [[*kind.attention_matrices, *kind.mlp_tensors] for kind in kinds]
+    vectors = [
+        (kind.block_params - sum(map(prod, of_kind)),) for kind, of_kind in zip(kinds, hidden, strict=True)
+    ]
     rule = RULES.get(optimizer.name)
     if rule is None:
-        return _of_own(optimizer, tables, [*matrices, vectors], head)
+        parts = [[*of_kind, each] for of_kind, each in zip(hidden, vectors, strict=True)]
+        told = _of_own(optimizer, tables, *parts, head)
+    else:
+        told = _of_rule(optimizer, rule, tables, list(zip(hidden, vectors, strict=True)), head)
+    if told is None:
+        return None
+    of_kinds = dict(zip(kinds, told[1:-1], strict=True))
+    return told[0], *(of_kinds[block] for block in blocks), told[-1]
+
+
+_Shapes = Sequence[tuple[int, ...]]
+
+
+def _of_rule(
+    optimizer: Optimizer,
+    rule: RuleSheet,
+    tables: _Shapes,
+    blocks: Sequence[tuple[_Shapes, tuple[int, ...]]],
+    head: _Shapes,
+) -> tuple[int, ...]:
+    """Of embedding, each kind of block (its tensors, and all that is a vector as one), and head."""
     rest = RULES[rule.rest] if rule.rest else rule
     knobs, bf16 = knobs_of(optimizer, optimizer.name), optimizer.state == "bf16"
 
     def kept(by: RuleSheet, *shapes: tuple[int, ...]) -> int:
         return sum(slot.num_bytes(bf16=bf16) for each in shapes for slot in by.slots(each, knobs))
 
-    return kept(rest, *tables), kept(rule, *matrices) + kept(rest, vectors), kept(rest, *head)
+    def of_block(shapes: _Shapes) -> int:
+        return sum(kept(rule if len(each) == 2 else rest, each) for each in shapes)
+
+    of_blocks = (of_block(shapes) + kept(rest, vectors) for shapes, vectors in blocks)
+    return kept(rest, *tables), *of_blocks, kept(rest, *head)
 
 
-def _of_own(optimizer: Optimizer, *parts: Sequence[tuple[int, ...]]) -> tuple[int, int, int] | None:
+def _of_own(optimizer: Optimizer, *parts: _Shapes) -> tuple[int, ...] | None:
     """The same of a rule of an installed package: of parameters of these shapes in each part."""
     told = slot_bytes(optimizer, [shape for part in parts for shape in part])
     if told is None:
         return None
     rest = iter(told)
-    embedding, block, head = (sum(islice(rest, len(part))) for part in parts)
-    return embedding, block, head
+    return tuple(sum(islice(rest, len(part))) for part in parts)
 
 
 def device_sheet(name: str) -> DeviceSheet:

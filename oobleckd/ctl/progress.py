@@ -5,7 +5,7 @@ the daemon's.
 from __future__ import annotations
 
 from oobleckd.protocol.api import JobView, ProgressView, StepTimes
-from oobleckd.words import count, many, noun, rate, seconds, short, short_age
+from oobleckd.words import count, many, noun, parameters, rate, seconds, short, short_age
 
 _NOTHING = ProgressView()
 
@@ -33,6 +33,7 @@ def facts(job: JobView) -> dict[str, str]:
     return {
         "progress": _far(job, found) if job.progress is not None else "",
         "tokens": _tokens(found),
+        "model": parameters(found.params, found.active_params),
         "throughput": _speed(job, found),
         "MFU": _mfu(found),
         "goodput": f"{found.goodput:.1%} of its devices' time" if found.goodput else "",

@@ -13,9 +13,10 @@ import msgspec
 
 from oobleckd import __version__
 from oobleckd.client import Client
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.made import check_free, usual_file, write_made
 from oobleckd.ctl.names import job_names
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import emit_json, emit_line, note
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import table_of

@@ -15,7 +15,8 @@ import msgspec
 
 from oobleckd.ctl.output import USAGE, Failure, note
 from oobleckd.ctl.programs import run_worker
-from oobleckd.prepare.tokenizer import file_of, opened
+from oobleckd.prepare.opening import opened
+from oobleckd.prepare.tokenizer import file_of
 from oobleckd.protocol.job import Job, table_of
 from oobleckd.protocol.samplerows import Border, SampleRow, SampleRows
 from oobleckd.protocol.text import visible

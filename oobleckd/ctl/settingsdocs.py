@@ -16,9 +16,9 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from oobleckd.ctl.connect import CtlConfig
 from oobleckd.ctl.docs import default, explain
 from oobleckd.ctl.main import main as ctl
+from oobleckd.ctl.options import CtlConfig
 from oobleckd.ctl.programs import run_worker
 from oobleckd.daemon.app import main as daemon
 from oobleckd.daemon.config import Config
@@ -31,7 +31,7 @@ RELOADED = ("log_level",)
 _HEAD = """\
 # Settings
 
-Generated from `oobleckd/ctl/connect.py`, `oobleckd/daemon/config.py` and `worker/agent/main.py` by `make docs`; do not edit.
+Generated from `oobleckd/ctl/options.py`, `oobleckd/daemon/config.py` and `worker/agent/main.py` by `make docs`; do not edit.
 
 What programs do is set here; what a job does is in [job.toml](job-toml.md).
 

@@ -7,10 +7,12 @@ Everything else a worker measures.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from oobleckd.ctl.configfields import Fields, dividing
+from oobleckd.ctl.expertshapes import DEFAULTS as MIXTURES
+from oobleckd.ctl.expertshapes import mixture_shape
 from oobleckd.host import anyfile
 from oobleckd.planner.costs.analytic import Shape
 from oobleckd.protocol.job import Job
@@ -43,13 +45,15 @@ _ELSE = "let a cluster measure it once and name its journal with --profile, or p
 def shape_of(job: Job) -> Shape:
     """The shape of the model of ``job``. Raises JobError naming the key that is wrong, or not known."""
     family = job.model.family
-    if family not in _DEFAULTS:
-        known = ", ".join(sorted(_DEFAULTS))
+    if family not in _DEFAULTS and family not in MIXTURES:
+        known = ", ".join(sorted((*_DEFAULTS, *MIXTURES)))
         raise JobError("model.family", f"{family!r} has no analytic profile ({known} have)", _ELSE)
     given = _stored(job) | job.model.config
+    if family in MIXTURES:
+        return mixture_shape(family, given)
     if family == "gpt2":
-        return _gpt2(_Fields(_GPT2, {_ALIASES.get(key, key): value for key, value in given.items()}))
-    return _llama(_Fields(_DEFAULTS[family], given), qkv_bias=family == "qwen2")
+        return _gpt2(Fields(_GPT2, {_ALIASES.get(key, key): value for key, value in given.items()}))
+    return _llama(Fields(_DEFAULTS[family], given), qkv_bias=family == "qwen2")
 
 
 def _stored(job: Job) -> dict[str, Any]:
@@ -72,46 +76,13 @@ def _stored(job: Job) -> dict[str, Any]:
     return stored
 
 
-class _Fields:
-    """Fields of a configuration over a family's defaults, each checked when it is asked for."""
-
-    def __init__(self, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        self._given = given
-        self._defaults = defaults
-
-    def count(self, key: str, default: int = 0) -> int:
-        """A whole number above 0; ``default`` where the field is null."""
-        value = self._value(key)
-        if value is None and default:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise JobError(
-                f"model.config.{key}", f"{value!r} is no whole number above 0", "see docs/models.md"
-            )
-        return value
-
-    def share(self, key: str) -> float:
-        """A number from 0 to below 1."""
-        value = self._value(key) or 0.0
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise JobError(f"model.config.{key}", f"{value!r} is not in [0, 1)", "0 switches dropout off")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        """Yes or no."""
-        return bool(self._value(key))
-
-    def _value(self, key: str) -> Any:
-        return self._given.get(key, self._defaults[key])
-
-
-def _gpt2(fields: _Fields) -> Shape:
+def _gpt2(fields: Fields) -> Shape:
     hidden = fields.count("n_embd")
     return Shape(
         num_blocks=fields.count("n_layer"),
         hidden=hidden,
         ffn=fields.count("n_inner", 4 * hidden),
-        num_heads=_dividing(fields, "n_head", "n_embd"),
+        num_heads=dividing(fields, "n_head", "n_embd"),
         attention=hidden,
         kv=hidden,
         vocab=fields.count("vocab_size"),
@@ -124,8 +95,8 @@ def _gpt2(fields: _Fields) -> Shape:
     )
 
 
-def _llama(fields: _Fields, *, qkv_bias: bool) -> Shape:
-    hidden, num_heads = fields.count("hidden_size"), _dividing(fields, "num_attention_heads", "hidden_size")
+def _llama(fields: Fields, *, qkv_bias: bool) -> Shape:
+    hidden, num_heads = fields.count("hidden_size"), dividing(fields, "num_attention_heads", "hidden_size")
     head = fields.count("head_dim", hidden // num_heads)
     everywhere = fields.flag("attention_bias")
     return Shape(
@@ -138,15 +109,7 @@ def _llama(fields: _Fields, *, qkv_bias: bool) -> Shape:
         vocab=fields.count("vocab_size"),
         gated=True,
         qkv_bias=qkv_bias or everywhere,
+        output_bias=everywhere,
         tied=fields.flag("tie_word_embeddings"),
         attention_dropout=fields.share("attention_dropout"),
     )
-
-
-def _dividing(fields: _Fields, key: str, whole: str) -> int:
-    number, width = fields.count(key), fields.count(whole)
-    if width % number:
-        raise JobError(
-            f"model.config.{key}", f"{number} does not divide {whole} = {width}", "change one of the two"
-        )
-    return number

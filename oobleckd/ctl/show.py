@@ -10,10 +10,11 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl import devicefigures, evaluations, progress
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.get import columns
 from oobleckd.ctl.get.kinds import bare_name, listed
 from oobleckd.ctl.names import described_names
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import (
     NOT_FOUND,
     USAGE,

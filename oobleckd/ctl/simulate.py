@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oobleckd.ctl.connect import output_option, wants_json
 from oobleckd.ctl.jobfiles import loaded
 from oobleckd.ctl.look import look
+from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import (
     FAILED,
     USAGE,

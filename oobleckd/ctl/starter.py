@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from oobleckd.ctl.connect import file_option, named_file, wants_json
 from oobleckd.ctl.evalsources import kind_of
+from oobleckd.ctl.options import file_option, named_file, wants_json
 from oobleckd.ctl.output import USAGE, Failure, emit_json, emit_line, emit_page, fail, note
 from oobleckd.host.durable import write_whole
 from oobleckd.prepare.objects import is_url

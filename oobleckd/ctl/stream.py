@@ -6,7 +6,8 @@ import click
 import msgspec
 
 from oobleckd.client import Client
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import NOT_FOUND, emit_item, emit_page, fail, note, when
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.text import visible

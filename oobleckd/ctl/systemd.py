@@ -17,7 +17,7 @@ import click
 
 from oobleckd.client import SERVICE_STATE
 from oobleckd.ctl import units
-from oobleckd.ctl.connect import output_option, wants_json
+from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import FAILED, REFUSED, USAGE, emit_json, emit_table, fail, note
 from oobleckd.ctl.units import DAEMON_UNIT, SOCKET_UNIT, TARGET, WORKER_UNIT, UnitAccount
 

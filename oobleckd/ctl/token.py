@@ -9,7 +9,7 @@ from typing import get_args
 import click
 
 from oobleckd.ctl.cluster import usual_keys
-from oobleckd.ctl.connect import output_option, wants_json
+from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import FAILED, USAGE, emit_json, emit_line, fail, note
 from oobleckd.daemon.tokens import Role, TokenError, drop_token, make_token, tokens_path
 

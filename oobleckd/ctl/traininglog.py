@@ -10,8 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from oobleckd.client import Client
-from oobleckd.ctl.connect import wants_json
 from oobleckd.ctl.get.watching import happening
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import emit_item, emit_line, note, when
 from oobleckd.ctl.waiting import FINAL
 from oobleckd.protocol.api import EvaluationView, IncidentView, JobView, StepView

@@ -11,8 +11,9 @@ import click
 from oobleckd.client import Client
 from oobleckd.ctl import reference
 from oobleckd.ctl.compare import CompareError, RunEvidence, Verdict, compare, inputs_of
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.names import job_argument
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, emit_line, fail, note
 from oobleckd.protocol.api import JobView
 from oobleckd.protocol.inputs import differing

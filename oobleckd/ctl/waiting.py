@@ -14,9 +14,10 @@ from typing import get_args
 import click
 
 from oobleckd.client import Client
-from oobleckd.ctl.connect import connected, wants_json
+from oobleckd.ctl.connect import connected
 from oobleckd.ctl.liveline import followed, live_line
 from oobleckd.ctl.names import job_argument
+from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item, fail, note
 from oobleckd.host.program import Seconds
 from oobleckd.protocol.api import JobState, JobView

@@ -16,8 +16,9 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import client as connect
-from oobleckd.ctl.connect import connected, file_option, named_file, socket_option, translated, wants_json
+from oobleckd.ctl.connect import connected, translated
 from oobleckd.ctl.names import bare, incident_names, job_names
+from oobleckd.ctl.options import file_option, named_file, socket_option, wants_json
 from oobleckd.ctl.output import (
     FAILED,
     NOT_FOUND,

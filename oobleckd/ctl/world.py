@@ -11,12 +11,21 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from oobleckd.core.memory import held_besides
-from oobleckd.planner.placement.transfer import copy_s, redundant_on, segments_on
+from oobleckd.planner.placement.transfer import copy_s, recompute_on, redundant_on, segments_on
 from oobleckd.planner.plan import Pipeline, Plan, Transfer, node_of
 from oobleckd.planner.policies import adapt, prepare
-from oobleckd.planner.policy import ROLLING_BACK, Action, Setup, Situation, Way
+from oobleckd.planner.policy import (
+    ROLLING_BACK,
+    WITH_REDUNDANT_LAYERS,
+    Action,
+    PlanError,
+    Setup,
+    Situation,
+    Way,
+)
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few
+from oobleckd.planner.templates.fewest import fewest_recomputing
 from oobleckd.planner.templates.guarantee import lost_layers, max_pipelines
 from oobleckd.protocol.job import Job
 
@@ -72,6 +81,7 @@ class PlannedWorld:
             held=held_besides(job, profile),
             nodes_now=num_nodes,
             dealt=job.batch_sizes.ramp_steps > 0,
+            recompute=job.schedule.recompute,
         )
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)
@@ -96,6 +106,8 @@ class PlannedWorld:
         nodes = self._wanted(self.nodes, ())
         if self.rolls_back:
             return adapt(self._policy, self.setup, self.templates, Situation(nodes, {})).plan
+        if len(nodes) < self.n0:
+            raise self._too_few(len(nodes))
         found = instantiate(self.templates, len(nodes), self.setup.f, self.setup.num_micro_batches)
         placed, first = [], 0
         for size in found.sizes:
@@ -111,7 +123,7 @@ class PlannedWorld:
         held = {device: layers for device, layers in plan.holdings().items() if node_of(device) not in dead}
         missing = lost_layers(held.values(), len(self.setup.profile.layers))
         if len(alive) < self.n0:
-            why = f"waits: {too_few(len(alive), self.n0).problem}"
+            why = f"waits: {self._too_few(len(alive)).problem}"
             return Loss(named, None, missing, (), 0.0, 0, why, "wait")
         if self.rolls_back:
             found = adapt(self._policy, self.setup, self.templates, Situation(alive, {}))
@@ -156,7 +168,7 @@ class PlannedWorld:
         """The plan that follows ``loss``. Raises PlanError where there is none."""
         if loss.plan is None:
             left = len(self.nodes) - len(loss.nodes)
-            raise too_few(left, self.n0)
+            raise self._too_few(left)
         return loss.plan
 
     def heaviest_node(self, pipeline: Pipeline) -> str:
@@ -166,6 +178,10 @@ class PlannedWorld:
             layers = self.setup.profile.layers[segment.layers.start : segment.layers.stop]
             held[node_of(segment.device)] += sum(layer.state_bytes for layer in layers)
         return max(pipeline.nodes, key=lambda node: held[node])
+
+    def _too_few(self, num_nodes: int) -> PlanError:
+        redundant = self._policy in WITH_REDUNDANT_LAYERS
+        return too_few(num_nodes, self.n0, fewest_recomputing(self.setup, self.n0, redundant=redundant))
 
     def _wanted(self, nodes: Sequence[str], working: Collection[str]) -> tuple[str, ...]:
         """As many of ``nodes`` as the job wants, those at work before those that stand by."""
@@ -205,5 +221,9 @@ class PlannedWorld:
             pipelines.append(Pipeline(nodes, segments_on(template, nodes), block))
             first += share
         return Plan(
-            tuple(pipelines), tuple(idle), slowest_s(members, shares), redundant=redundant_on(members, placed)
+            tuple(pipelines),
+            tuple(idle),
+            slowest_s(members, shares),
+            redundant=redundant_on(members, placed),
+            recompute=recompute_on(members, placed),
         )

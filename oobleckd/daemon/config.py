@@ -98,6 +98,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "them for ever.",
         ),
     ] = 90
+    artifacts_mb: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="MiB of what nodes compiled (train.compile) kept for other nodes; 0 keeps none, and "
+            "each node compiles for itself.",
+        ),
+    ] = 1024
     metrics: Annotated[
         str,
         Meta(

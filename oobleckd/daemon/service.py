@@ -27,6 +27,7 @@ from oobleckd.core.events import FolderFound, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import keys, place
+from oobleckd.daemon.artifacts import Artifacts
 from oobleckd.daemon.callers import Callers
 from oobleckd.daemon.clock import Clock
 from oobleckd.daemon.config import Config
@@ -47,7 +48,7 @@ from oobleckd.daemon.verifying import Verifying
 from oobleckd.host import sd, semaphores
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import DaemonTrouble
-from oobleckd.protocol.messages import FromWorker, LogTold
+from oobleckd.protocol.messages import FromWorker, GetArtifact, LogTold, NoArtifact, PutArtifact, WantArtifact
 
 SERVER_KEY = "oobleck.server.key_secret"
 """The credential that holds the daemon's key pair, where systemd keeps it."""
@@ -78,6 +79,7 @@ class Service:
     callers: Callers
     folders: Folders
     node_logs: NodeLogs
+    artifacts: Artifacts
     sinking: Sinking
     recorder: Recorder | None = None
     traces: Traces | None = None
@@ -93,7 +95,8 @@ class Service:
     def start(self) -> asyncio.Task[None]:
         """Listen to agents, and warm the planner beside it. The task ends with a fault of the core alone."""
         self.running = asyncio.create_task(self.loop.run(), name="loop")
-        self.hub.start(self._heard, self.loop.lost)
+        self.artifacts.start()
+        self.hub.start(self._heard, self._lost)
         self.planning.warm()
         self.looking = asyncio.create_task(self._look_at_folders(), name="folders")
         verifying = Verifying(self.journal, self.kept_for_long_enough, self._damaged)
@@ -106,8 +109,14 @@ class Service:
     def _heard(self, node: str, message: FromWorker) -> None:
         if isinstance(message, LogTold):
             self.node_logs.heard(node, message)
+        elif isinstance(message, WantArtifact | GetArtifact | PutArtifact | NoArtifact):
+            self.artifacts.heard(node, message)
         else:
             self.loop.heard(node, message)
+
+    def _lost(self, node: str) -> None:
+        self.artifacts.lost(node)
+        self.loop.lost(node)
 
     def reload(self, config: Config) -> None:
         """Take over what may change in an incarnation: allow-list, tokens and log level. Raises KeyFileError,
@@ -180,6 +189,7 @@ class Service:
             await asyncio.wait({self.running})
         self.planning.close()
         self.hub.close()
+        await self.artifacts.close()
         await asyncio.to_thread(self.sinking.close)
 
 
@@ -271,6 +281,7 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
     service = Service(
         config, clock, clock.now(), journal, machine, history, planning, hub, made, callers, folders,
         NodeLogs(hub.tell),
+        Artifacts(config.state_path / "artifacts", config.artifacts_mb * 2**20, hub.tell),
         Sinking(orders_of(config)),
     )  # fmt: skip
     if config.replay_mb:
@@ -330,4 +341,5 @@ def _for_core(config: Config, endpoint: str, secret: str, journal: str) -> core_
         heartbeat_s=config.heartbeat_s,
         lease_s=config.lease_s,
         grace_s=config.grace_s,
+        artifacts=config.artifacts_mb > 0,
     )

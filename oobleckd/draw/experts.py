@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from oobleckd.draw.lines import LEVELS
-from oobleckd.protocol.api import RouterView
 from oobleckd.words import short
 
 _UNEVEN = 2.0
 """A load up to which bars stay small: what is balanced looks even."""
 
 
-def said(routers: Sequence[RouterView]) -> str:
+class RoutedLayer(Protocol):
+    """What the router of a layer came to in a step."""
+
+    @property
+    def layer(self) -> int:
+        """Its number."""
+
+    @property
+    def load(self) -> float:
+        """The tokens of the expert with most, times those of the mean."""
+
+    @property
+    def idle(self) -> int:
+        """Experts without a token."""
+
+    @property
+    def aux_loss(self) -> float | None:
+        """0 where the job does not ask for it, None where it is no finite number."""
+
+    @property
+    def z_loss(self) -> float | None:
+        """The same."""
+
+
+def said(routers: Sequence[RoutedLayer]) -> str:
     """``"load 1.31 at most (layer 4), 2 idle, aux loss 1.02"``; "" where there are none. Losses are means
     over layers, those that the job asks for.
     """
@@ -26,7 +50,7 @@ def said(routers: Sequence[RouterView]) -> str:
     return ", ".join(words)
 
 
-def bars(routers: Sequence[RouterView], width: int) -> str:
+def bars(routers: Sequence[RoutedLayer], width: int) -> str:
     """A bar for the load of each layer, from 1 on, or for the largest of neighbours where there is less room
     than layers.
     """

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -25,9 +24,9 @@ import numpy.typing as npt
 
 from oobleckd import __version__
 from oobleckd.prepare.chats import ChatSetup, RowText, reader_of
+from oobleckd.prepare.opening import see_all_characters
 from oobleckd.prepare.rows import RowProblem, SourceRow, rows_of
 from oobleckd.prepare.sources import Kind, Part, TextPiece
-from oobleckd.prepare.tokenizer import see_all_characters
 from oobleckd.tokens.asked import AskedWriter
 from oobleckd.tokens.dtypes import NAMED
 from oobleckd.tokens.manifest import MAX_BAD_ROWS
@@ -35,7 +34,7 @@ from oobleckd.tokens.manifest import MAX_BAD_ROWS
 if TYPE_CHECKING:
     from oobleckd.prepare.chat_template import Span
 
-_BATCH_ROWS, _BATCH_CHARS = 512, 4 << 20
+_BATCH_ROWS, _BATCH_CHARS = 64, 1 << 18  # what is known of their tokens stays in the cache
 
 
 class PieceSetup(msgspec.Struct, frozen=True):
@@ -170,7 +169,9 @@ def _whole(target: Path) -> Iterator[IO[bytes]]:
 
 @cache
 def _versions() -> tuple[str, str]:
-    return version("tokenizers"), __version__
+    import tokenizers  # not where a folder is only looked for
+
+    return tokenizers.__version__, __version__
 
 
 def _seen(part: Part) -> tuple[int, int]:

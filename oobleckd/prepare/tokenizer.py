@@ -3,25 +3,24 @@ chat template.
 
 Owns where these are looked for: in ``tokenizer_config.json`` and the files beside ``tokenizer.json``, as
 transformers does, and of numbers among the names that are in use where nothing is said.
-``tokenizers`` itself is loaded when a tokenizer is opened.
+It is opened by ``opening``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oobleckd.prepare.opening import HINT, opened
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobdata import FROM_CHECKPOINT
 from oobleckd.tokens.errors import DataError
 from oobleckd.words import count
 
 FILE = "tokenizer.json"
-_HINT = "name a folder with tokenizer.json, or such a file"
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json")
 _USUAL = {
     "eos": ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>"),
@@ -50,16 +49,16 @@ def file_of(job: Job) -> Path:
     if text in {"", FROM_CHECKPOINT}:
         key, text = "model.checkpoint", job.model.checkpoint
     if not text:
-        raise DataError(f"data.tokenizer: is missing, and data.source = {job.data.source!r} needs it", _HINT)
+        raise DataError(f"data.tokenizer: is missing, and data.source = {job.data.source!r} needs it", HINT)
     path = Path(text).expanduser()
     if path.is_file():
         return path
     if (path / FILE).is_file():
         return path / FILE
     if not path.exists():
-        raise DataError(f"{key}: {path} does not exist", _HINT)
+        raise DataError(f"{key}: {path} does not exist", HINT)
     others = [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (path / name).is_file()]
-    hint = f"make it of {others[0]}: AutoTokenizer.from_pretrained(…).save_pretrained(…)" if others else _HINT
+    hint = f"make it of {others[0]}: AutoTokenizer.from_pretrained(…).save_pretrained(…)" if others else HINT
     raise DataError(f"{key}: {path} has no {FILE}", hint)
 
 
@@ -70,37 +69,13 @@ def tokenizer_of(job: Job) -> TokenizerOf:
     numbers = tokenizer.get_vocab(with_added_tokens=True)
     size = max(numbers.values(), default=-1) + 1
     if not size:
-        raise DataError(f"data.tokenizer: {file} has no tokens", _HINT)
+        raise DataError(f"data.tokenizer: {file} has no tokens", HINT)
     ends = [
         _number_of(kind, file, numbers) if wanted else NONE
         for kind, wanted in (("eos", job.data.writes_eos), ("bos", job.data.bos))
     ]
     _check_vocabulary(job, size)
     return TokenizerOf(file, hashlib.sha256(file.read_bytes()).hexdigest(), size, *ends)
-
-
-def opened(file: Path) -> Any:
-    """The tokenizer of ``file``, which cuts nothing off and fills nothing up. Raises DataError."""
-    # A process tokenizes on one core: there are as many processes as there are to be.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no other kind
-        raise DataError(f"data.tokenizer: {file} cannot be read: {error}", _HINT) from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-def see_all_characters(tokenizer: Any) -> None:
-    """Make it say of each token where all its characters were."""
-    # Llama 3's, and others, leave blanks out of what a token covers, so the indents of an answer's code would
-    # be part of nothing. What else a post-processor does, adding tokens, nobody asks for. (D-data-024)
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1", special_tokens=[])
 
 
 def special_of(file: Path) -> tuple[str, ...]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from oobleckd.prepare.opening import opened
 from oobleckd.prepare.piece import Bad, PieceReport, PieceSetup, UnusableRow, make
 from oobleckd.prepare.sources import TextPiece
-from oobleckd.prepare.tokenizer import opened
 from oobleckd.tokens.errors import DataError
 
 NO_ROOM = "make room there, or set data.cache to another folder; what is done stays"

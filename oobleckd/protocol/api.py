@@ -307,7 +307,9 @@ class ProgressView(msgspec.Struct, frozen=True):
     data. ``tokens_per_s``: of late. ``flops_per_token``: forward and backward, by the formula of its model's
     shape; ``peak_flops`` a second: of all devices of the plan, by the data sheet of ``peak_of`` (such as
     "h100-sxm, bf16"); ``mfu``: model FLOPs utilisation, what is done of that. ``goodput``: the share of
-    its devices' time since it began that was not lost; a bubble is not, nor is what evaluates.
+    its devices' time since it began that was not lost; a bubble is not, nor is what evaluates. ``params`` of
+    the model, of which a token goes through ``active_params``: fewer where there are experts, and what FLOPs
+    are counted of.
     """
 
     elapsed_s: float = 0.0
@@ -322,6 +324,8 @@ class ProgressView(msgspec.Struct, frozen=True):
     mfu: float = 0.0
     goodput: float = 0.0
     step_times: StepTimes | None = None
+    params: int = 0
+    active_params: int = 0
 
 
 class DeviceFigures(msgspec.Struct, frozen=True):

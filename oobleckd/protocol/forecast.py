@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import msgspec
 
+from oobleckd.planner.plan import Recompute, RecomputeWanted
 from oobleckd.planner.policy import Action, Way
 from oobleckd.protocol.api import API_VERSION, PipelineView
 from oobleckd.protocol.modelnotes import AttentionNote
 
 
 class StageForecast(msgspec.Struct, frozen=True):
-    """Layers of one device: forward and backward of a micro-batch, and the most that the device holds."""
+    """Layers of one device: forward and backward of a micro-batch, and the most that the device holds.
+
+    ``recompute``: what its blocks compute again in the backward. ``needed_bytes``: what the device would hold
+    with each setting of that, as far as costs are known.
+    """
 
     start: int
     stop: int
     time_s: float
     memory_bytes: int
+    recompute: Recompute = "none"
+    needed_bytes: dict[Recompute, int] = {}
 
 
 class TemplateForecast(msgspec.Struct, frozen=True):
@@ -108,6 +115,18 @@ class GuaranteeForecast(msgspec.Struct, frozen=True):
     rolls_back: bool = False
 
 
+class RecomputeForecast(msgspec.Struct, frozen=True):
+    """The job with ``schedule.recompute`` as it says. ``n0``: the fewest nodes that hold the model (0: none
+    do). ``step_s`` of the plan on all nodes, and the most that a device of it holds; 0 where they are too
+    few.
+    """
+
+    recompute: RecomputeWanted
+    n0: int
+    step_s: float = 0.0
+    memory_bytes: int = 0
+
+
 class OpForecast(msgspec.Struct, frozen=True):
     """A forward (``0F3``: stage 0, micro-batch 3), backward or part of one, from ``start_s`` to
     ``stop_s``.
@@ -140,8 +159,10 @@ class Forecast(msgspec.Struct, frozen=True):
     ``measured``: whether the times were measured on a device, or follow from its data sheet. ``without``:
     nodes that are taken to have died together; what ``change`` says of that, and the plan after it.
     ``pipelines`` are left out where there are many. ``standby``: nodes beyond those that the job wants at
-    most. ``flops_per_token`` and ``peak_of``: of ``mfu``, as in ``ProgressView``. ``attention``: the kernels
+    most. ``flops_per_token`` and ``peak_of``: of ``mfu``, and ``params``, ``active_params``,
+    as in ``ProgressView``. ``attention``: the kernels
     that compute it, as torch would choose on such a device; () where nobody asked, or could look.
+    ``recompute``: as the job has it, and ``recomputations``: each setting of it; () where nobody asked.
     """
 
     job: str
@@ -164,4 +185,8 @@ class Forecast(msgspec.Struct, frozen=True):
     flops_per_token: float = 0.0
     peak_of: str = ""
     attention: tuple[AttentionNote, ...] = ()
+    params: int = 0
+    active_params: int = 0
+    recompute: RecomputeWanted = "none"
+    recomputations: tuple[RecomputeForecast, ...] = ()
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect

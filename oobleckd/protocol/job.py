@@ -409,11 +409,6 @@ class Schedule(JobTable, frozen=True):
         return self.backward == "decoupled"
 
     @property
-    def measures_selective(self) -> bool:
-        """Whether somebody asks what it costs to compute again what is cheap."""
-        return self.recompute in {"selective", "auto"}
-
-    @property
     def num_chunks(self) -> int:
         """``chunks`` as a number, 0 for auto."""
         return 0 if self.chunks == "auto" else self.chunks
@@ -583,6 +578,13 @@ class Job(JobTable, frozen=True):
         return skipped_in_row >= MAX_SKIPPED and bool(self.max_skipped or self.max_spiked)
 
     @property
+    def measures_selective(self) -> bool:
+        """Whether somebody asks what a block costs that computes again what is cheap: not of a compiled one,
+        which cannot.
+        """
+        return self.schedule.recompute in {"selective", "auto"} and not self.train.compile
+
+    @property
     def costs_depend_on(self) -> tuple[object, ...]:
         """What of a job decides what a layer costs on a device: jobs that agree in it share a profile."""
         train = self.train
@@ -590,7 +592,7 @@ class Job(JobTable, frozen=True):
         switches = {
             "separate": self.data.is_separate,
             "compiled": train.compile,
-            "selective": self.schedule.measures_selective and not train.compile,
+            "selective": self.measures_selective,
         }
         said = (name for name, on in switches.items() if on)
         kept = self.optimizer.kept

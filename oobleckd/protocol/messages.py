@@ -135,8 +135,38 @@ class TakePlace(Message, frozen=True):
     before: dict[str, str] = {}
 
 
-class LoadCompiler(Message, frozen=True):
-    """The agent tells its spare that the device whose place it may take compiles (``train.compile``)."""
+class LoadLayers(Message, frozen=True):
+    """The agent tells its spare that devices of the node have the compiled layers of ``spec`` by now
+    (``train.compile``), which the spare is to load.
+    """
+
+    spec: Job
+
+
+class LayersLoaded(Message, frozen=True):
+    """A spare has loaded so many ``kinds`` of layers of what it was told last. It never travels to the
+    daemon.
+    """
+
+    kinds: int
+
+
+class ArtifactMade(Message, frozen=True):
+    """A device tells its agent that what ``key`` names is in the file ``path``, which is the agent's from now
+    on. It never travels to the daemon.
+    """
+
+    key: str
+    path: str
+
+
+class ArtifactHere(Message, frozen=True):
+    """The agent's answer to ``WantArtifact`` of a device: it is in the file ``path``, which is the device's
+    from now on; "": the device is to compile it. The daemon never says so.
+    """
+
+    key: str
+    path: str
 
 
 class DeviceStopped(Message, frozen=True):
@@ -481,6 +511,44 @@ class LogTold(Message, frozen=True):
     complete: bool = False
 
 
+class WantArtifact(Message, frozen=True):
+    """Who has the artifact ``key`` (``protocol.artifacts``)? Of a device to its agent, and of that to the
+    daemon, which answers with ``ArtifactKept`` when it is there, or when the asker is to make it.
+
+    ``making``: the node was told so by an earlier daemon or on an earlier connection, and is at it.
+    ``damaged``: bytes that came with this checksum are not those that it is of.
+    """
+
+    key: str
+    making: bool = False
+    damaged: str = ""
+
+
+class GetArtifact(Message, frozen=True):
+    """Send ``ArtifactPart`` of ``key`` from ``offset`` on."""
+
+    key: str
+    offset: int
+
+
+class PutArtifact(Message, frozen=True):
+    """Bytes of an artifact that the node has made, ``num_bytes`` in all, from ``offset`` on; the next ones
+    follow ``ArtifactTaken``.
+    """
+
+    key: str
+    num_bytes: int
+    sha256: str
+    offset: int
+    data: bytes
+
+
+class NoArtifact(Message, frozen=True):
+    """Who was to make the artifact ``key`` does not."""
+
+    key: str
+
+
 class Goodbye(Message, frozen=True):
     """The agent leaves in order (SIGTERM). ``overdue``: its notice's time is up, and it was not let go."""
 
@@ -517,8 +585,9 @@ ToDecideBy = (
     | PrepareFailed
     | Goodbye
 )
-"""What the core may decide by; the rest is for who watches."""
-FromWorker = ToDecideBy | FiguresTold | LogTold
+"""What the core may decide by; the rest is for who watches, and for who compiles."""
+OfArtifacts = WantArtifact | GetArtifact | PutArtifact | NoArtifact
+FromWorker = ToDecideBy | FiguresTold | LogTold | OfArtifacts
 
 
 # --------------------------------------------------------------------------- daemon -> worker
@@ -531,7 +600,8 @@ class Welcome(Message, frozen=True):
     them, what comes for its device is meant for the incarnation before it, and the agent drops it.
     ``datagrams``: how the node may send heartbeats while it is idle, until the next Welcome or the end of the
     connection; None: over the connection alone. ``figures_s``: how often it is to tell of its devices, in
-    seconds (0: never, as a daemon that does not know ``FiguresTold``).
+    seconds (0: never, as a daemon that does not know ``FiguresTold``). ``artifacts``: the daemon keeps what
+    nodes compile, and sends it to others.
     """
 
     protocol: int
@@ -541,6 +611,7 @@ class Welcome(Message, frozen=True):
     incarnations: tuple[str, ...] = msgspec.field(default=(), name="lives")
     datagrams: DatagramSession | None = None
     figures_s: float = 0.0
+    artifacts: bool = False
 
 
 class Refused(Message, frozen=True):
@@ -576,6 +647,33 @@ class TellLog(Message, frozen=True):
 
     ticket: str
     num_lines: int
+
+
+class ArtifactKept(Message, frozen=True):
+    """There is an artifact ``key``, of ``num_bytes`` with this checksum; 0: there is none, and the node that
+    asked is to make it.
+    """
+
+    key: str
+    num_bytes: int = 0
+    sha256: str = ""
+
+
+class ArtifactPart(Message, frozen=True):
+    """Bytes of the artifact ``key`` from ``offset`` on, ``protocol.artifacts.PART_BYTES`` at most (none: it
+    is not there any more).
+    """
+
+    key: str
+    offset: int
+    data: bytes
+
+
+class ArtifactTaken(Message, frozen=True):
+    """Of the artifact ``key`` all up to ``offset`` is here: go on from there; -1: no more of it is wanted."""
+
+    key: str
+    offset: int
 
 
 class Measure(Message, frozen=True):
@@ -768,6 +866,10 @@ ToWorker = (
     | EndStopped
     | Wake
     | TellLog
+    | ArtifactHere
+    | ArtifactKept
+    | ArtifactPart
+    | ArtifactTaken
     | Measure
     | Identify
     | PreCopy

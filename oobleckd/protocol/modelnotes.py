@@ -1,4 +1,4 @@
-"""What is to be said of a job before it is handed in: of the folder that its model starts from (what of it is
+"""What is to be said of a job before it is submitted: of the folder that its model starts from (what of it is
 not used, and what it lacks), and of its text.
 """
 

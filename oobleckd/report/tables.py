@@ -15,7 +15,7 @@ from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.watch import GoodputView
 from oobleckd.report.axes import exact, written
 from oobleckd.report.svg import Bar, BarPart
-from oobleckd.words import being, count, loss, rate, seconds, size
+from oobleckd.words import being, count, loss, parameters, rate, seconds, size
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 MOST_ROWS = 200
@@ -74,6 +74,7 @@ def summary(job: JobView, goodput: GoodputView | None) -> list[tuple[str, str]]:
             "Elapsed": seconds(progress.elapsed_s) if progress.elapsed_s else "",
             "Left": seconds(progress.left_s) if progress.left_s > 0 else "",
             "Tokens seen": f"{progress.tokens:,} of {progress.total_tokens:,}" if progress.tokens else "",
+            "Model": parameters(progress.params, progress.active_params),
             "Throughput": f"{rate(progress.tokens_per_s)} tokens/s" if progress.tokens_per_s else "",
             "MFU": f"{progress.mfu:.1%} ({progress.peak_of})" if progress.mfu else "",
         }

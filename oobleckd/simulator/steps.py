@@ -16,11 +16,22 @@ from math import isinf
 
 import msgspec
 
-from oobleckd.planner.plan import BACKWARD, FORWARD, Detours, Layers, Layout, Plan, Route, standing_routes
+from oobleckd.planner.costs.recompute import recomputed
+from oobleckd.planner.plan import (
+    BACKWARD,
+    FORWARD,
+    Detours,
+    Layers,
+    Layout,
+    Plan,
+    Recompute,
+    Route,
+    standing_routes,
+)
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.schedules.jobshop import shop_of
-from oobleckd.planner.schedules.routed import MAX_HOPS, device_s, ready_first_s
+from oobleckd.planner.schedules.routed import MAX_HOPS, NOTHING_AGAIN, device_s, ready_first_s
 from oobleckd.protocol.job import Job
 from oobleckd.simulator.sums import sums_bytes
 
@@ -33,7 +44,7 @@ class Steps:
     """Times of steps by the timelines, each shape's once. ``longer``: the share by which all are longer."""
 
     longer: float = 0.0
-    _known: dict[Shape, float] = field(default_factory=dict)
+    _known: dict[tuple[Shape, tuple[Recompute, ...]], float] = field(default_factory=dict)
 
     def planned_s(self, plan: Plan) -> float:
         """A step of ``plan`` as it was deployed."""
@@ -47,8 +58,8 @@ class Steps:
         holdings = {d: layers for d, layers in layout.holdings.items() if d not in dead}
         standing = msgspec.structs.replace(layout, holdings=holdings, routes=routes)
         if sum(len(route.segments) for route in routes) > MAX_HOPS:
-            return self.planned_s(plan) * _slower(layout.routes, routes, setup.profile)
-        shape = _shape(routes)
+            return self.planned_s(plan) * _slower(layout, routes, setup.profile)
+        shape = _shape(routes), _modes(routes, layout.recompute)
         if shape not in self._known:
             self._known[shape] = ready_first_s(shop_of(standing, setup), staggered=setup.staggered)
         return self._known[shape] * (1 + self.longer)
@@ -93,9 +104,10 @@ class Besides:
         return most / self.bytes_per_s
 
 
-def _slower(before: Sequence[Route], after: Sequence[Route], profile: Profile) -> float:
+def _slower(before: Layout, after: Sequence[Route], profile: Profile) -> float:
     """How many times as much the busiest device has to do."""
-    was, is_now = device_s(before, profile), device_s(after, profile)
+    was = device_s(before.routes, profile, before.recompute)
+    is_now = device_s(after, profile, before.recompute)
     return max(1.0, max(is_now.values()) / max(was.values()))
 
 
@@ -111,6 +123,14 @@ def _shape(routes: Sequence[Route]) -> Shape:
     )
 
 
+def _modes(routes: Sequence[Route], recompute: Mapping[str, Recompute]) -> tuple[Recompute, ...]:
+    """What devices compute again, in the order of ``_shape``; nothing where all compute nothing again."""
+    if not recompute:
+        return ()
+    devices = dict.fromkeys(hop.device for route in routes for hop in route.segments)
+    return tuple(recompute.get(device, "none") for device in devices)
+
+
 def mended_at(
     decided_at: float,
     begun_at: float,
@@ -121,21 +141,22 @@ def mended_at(
     dead: Collection[str],
     profile: Profile,
     besides_s: float = 0.0,
+    recompute: Mapping[str, Recompute] = NOTHING_AGAIN,
 ) -> float:
     """When the interrupted round is committed, in the seconds of ``decided_at``.
 
     Pipelines that were not hit have gone on, and end when they would have. Every device has besides what is
     left of its own work, of which it has done a ``share``, what the new attempts give it; and no attempt is
     done before the decision and one way through its hops. ``besides_s``: of ``step_s`` what follows the last
-    pass, and follows that of an attempt as well.
+    pass, and follows that of an attempt as well. ``recompute``: as in ``Layout``.
     """
     left: defaultdict[str, float] = defaultdict(float)
-    own = device_s([route for route in standing if not route.touches(dead)], profile)
+    own = device_s([route for route in standing if not route.touches(dead)], profile, recompute)
     for device, busy_s in own.items():
         left[device] += (1.0 - share) * busy_s
     way_s = 0.0
     for route in attempts:
-        hops = _hops_s(route, profile)
+        hops = _hops_s(route, profile, recompute)
         way_s = max(way_s, sum(hops))
         for segment, seconds in zip(route.segments, hops, strict=True):
             left[segment.device] += seconds
@@ -143,18 +164,18 @@ def mended_at(
     return max(begun_at + step_s, decided_at + again_s + besides_s)
 
 
-def _hops_s(route: Route, profile: Profile) -> tuple[float, ...]:
+def _hops_s(route: Route, profile: Profile, recompute: Mapping[str, Recompute]) -> tuple[float, ...]:
     """Seconds that each hop of an attempt has still to do."""
     found = []
     for position, segment in enumerate(route.segments):
         reached, seconds = route.reached_at(position), 0.0
+        costs = recomputed(profile, recompute.get(segment.device, "none")).profile.layers
         for layer in segment.layers.layers():
-            cost = profile.layers[layer]
+            cost = costs[layer]
             seconds += cost.forward_s if reached < FORWARD else 0.0
             if reached < BACKWARD:
-                seconds += (
-                    cost.backward_s if route.wants(layer) else cost.backward_s - _weights_s(cost.backward_s)
-                )
+                of_weights = _weights_s(profile.layers[layer].backward_s)
+                seconds += cost.backward_s if route.wants(layer) else cost.backward_s - of_weights
         found.append(seconds)
     return tuple(found)
 

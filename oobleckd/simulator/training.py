@@ -351,6 +351,7 @@ class Training:
                 self.machine.dead,
                 self.profile,
                 self.world.besides_s(),
+                self.layout.recompute,
             )
         self.world.account.spend(now, "round")
 

@@ -50,6 +50,10 @@ from oobleckd.protocol.jobeval import Eval
 from oobleckd.protocol.jobparts import parts_of
 from oobleckd.protocol.messages import (
     Ack,
+    ArtifactHere,
+    ArtifactKept,
+    ArtifactPart,
+    ArtifactTaken,
     Decide,
     Deploy,
     Dismiss,
@@ -266,7 +270,17 @@ class World:
             case Welcome() | Ack() | Dismiss() | Identify() | StopPreparing():
                 # That all are released shows in the record of it; a node that may leave stays until its time.
                 pass
-            case Refused() | Inject() | EndStopped() | Wake() | TellLog():
+            case (
+                Refused()
+                | Inject()
+                | EndStopped()
+                | Wake()
+                | TellLog()
+                | ArtifactHere()
+                | ArtifactKept()
+                | ArtifactPart()
+                | ArtifactTaken()
+            ):
                 raise AssertionError(f"nobody asked for it: {message}")
             case _:
                 assert_never(message)

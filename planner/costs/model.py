@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from oobleckd.planner.costs.recompute import recomputed
+from oobleckd.planner.plan import Recompute
 from oobleckd.planner.profile import NOTHING, HeldBesides, LayerCost, Profile
 
 Floats = NDArray[np.float64]
@@ -19,12 +21,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """Costs of every possible stage of a model on ``num_devices`` devices of one node each.
+    """Costs of every possible stage of a model on ``num_devices`` devices of one node each, all of whose
+    blocks compute again what ``recompute`` says.
 
     ``time_s``: forward and backward of one micro-batch. ``cut_s[i]``: one way of the tensor between
     layers i-1 and i (0 at both ends). ``period_s``: time plus both cuts, what the stage takes of every
     micro-batch in the steady phase. ``state_bytes``, ``activation_bytes`` (one micro-batch in flight)
-    are those of the whole stage, of which each device has its share.
+    and ``once_bytes`` (while a block is computed again) are those of the whole stage, of which each device
+    has its share.
     """
 
     num_devices: int
@@ -33,7 +37,9 @@ class StageCosts:
     period_s: Floats
     state_bytes: Floats
     activation_bytes: Floats
+    once_bytes: Floats
     reserve_bytes: int
+    recompute: Recompute = "none"
 
     @property
     def num_layers(self) -> int:
@@ -45,38 +51,51 @@ class StageCosts:
         last).
         """
         in_flight = min(from_end, num_micro_batches)
-        return (self.state_bytes + in_flight * self.activation_bytes) / self.num_devices + self.reserve_bytes
+        held = self.state_bytes + in_flight * self.activation_bytes + self.once_bytes
+        return held / self.num_devices + self.reserve_bytes
 
     def deepest(self, num_micro_batches: int, limit_bytes: float) -> Floats:
         """The largest ``from_end`` at which every stage fits ``limit_bytes``: 0 where it fits nowhere,
         inf where it fits everywhere.
         """
-        room = self.num_devices * (limit_bytes - self.reserve_bytes) - self.state_bytes
+        room = self.num_devices * (limit_bytes - self.reserve_bytes) - self.state_bytes - self.once_bytes
         with np.errstate(divide="ignore", invalid="ignore"):
             index = np.where(room < 0, 0, room // self.activation_bytes)
         return np.where(room >= num_micro_batches * self.activation_bytes, np.inf, index)
 
 
-def stage_costs(profile: Profile, num_devices: int = 1, held: HeldBesides = NOTHING) -> StageCosts:
+def stage_costs(
+    profile: Profile,
+    num_devices: int = 1,
+    held: HeldBesides = NOTHING,
+    recompute: Recompute = "none",
+    *,
+    apart: bool = False,
+) -> StageCosts:
     """The cost model of ``profile`` with ``num_devices`` devices a stage and ``held`` besides; every cut
-    is charged the profile's link, in a node too.
+    is charged the profile's link, in a node too. ``apart``: its backward is decoupled.
     """
     layers = profile.layers
+    again = recomputed(profile, recompute, apart=apart)
+    costs = again.profile.layers
     cut_s = np.zeros(len(layers) + 1)
     cut_s[1:-1] = [profile.link_latency_s + c.output_bytes / profile.link_bytes_per_s for c in layers[:-1]]
     allreduce_s = [dict(c.allreduce_s)[num_devices] if num_devices > 1 else 0.0 for c in layers]
-    compute_s = [(c.forward_s + c.backward_s) / num_devices for c in layers]
+    compute_s = [(c.forward_s + c.backward_s) / num_devices for c in costs]
+    passes = 2 + np.array([recompute == "blocks" and 0 < n < len(layers) - 1 for n in range(len(layers))])
     # To the picosecond: equal stages get equal times, whatever lies before them.
-    time_s = np.round(_between(np.array(compute_s) + 2 * np.array(allreduce_s)), 12)
+    time_s = np.round(_between(np.array(compute_s) + passes * np.array(allreduce_s)), 12)
     return StageCosts(
         num_devices=num_devices,
         time_s=time_s,
         cut_s=cut_s,
         period_s=np.round(time_s + cut_s[:, None] + cut_s[None, :], 12),
         state_bytes=_between(np.array([float((1 + held.state_copies) * c.state_bytes) for c in layers])),
-        activation_bytes=_between(np.array([float(c.activation_bytes) for c in layers]))
+        activation_bytes=_between(np.array([float(c.activation_bytes) for c in costs]))
         + profile.shared_bytes,
+        once_bytes=_largest(np.array(again.again_bytes or np.zeros(len(layers)), dtype=np.float64)),
         reserve_bytes=profile.reserve_bytes + held.device_bytes,
+        recompute=recompute,
     )
 
 
@@ -98,6 +117,15 @@ def device_counts(profile: Profile, devices_per_node: int, max_count: int) -> tu
 def copy_bytes(layer: LayerCost) -> int:
     """What copying the training state of ``layer`` moves, in bytes: gradient sums do not travel."""
     return min(layer.state_bytes, layer.copied_bytes)
+
+
+def _largest(values: Floats) -> Floats:
+    """Entry [i, j]: the largest of ``values[i:j]``."""
+    found = np.zeros((len(values) + 1, len(values) + 1))
+    if values.any():
+        for first in range(len(values)):
+            found[first, first + 1 :] = np.maximum.accumulate(values[first:])
+    return found
 
 
 def _between(values: Floats) -> Floats:

@@ -10,18 +10,12 @@ from math import ceil
 
 import msgspec
 
+from oobleckd.planner.costs.apart import kept_bytes, weight_s
 from oobleckd.planner.costs.model import stage_costs
-from oobleckd.planner.plan import Plan, Range
-from oobleckd.planner.profile import NOTHING, HeldBesides, LayerCost, Profile
+from oobleckd.planner.costs.recompute import recomputed
+from oobleckd.planner.plan import Plan, Range, Recompute
+from oobleckd.planner.profile import NOTHING, HeldBesides, Profile
 from oobleckd.planner.schedule import Op, ScheduleError
-
-# For profiles that measured the backward whole. In a prototype, weight gradients deferred in linear layers
-# took
-# four tenths of it over five families of models, and held 0.47 to 0.77 of the activations until they ran.
-INPUT_SHARE = 0.6
-# The most of five families: too much memory asked for costs some bubble, too little ends the device.
-# (D-schedules-002)
-KEPT_SHARE = 0.77
 
 
 class StageWork(msgspec.Struct, frozen=True):
@@ -109,6 +103,9 @@ def stage_works(
     chunks: int = 1,
     besides: Sequence[int] = (),
     held: HeldBesides = NOTHING,
+    recompute: Sequence[Recompute] = (),
+    *,
+    apart: bool = False,
 ) -> tuple[StageWork, ...]:
     """The work of a pipeline of ``stages``, of which a device has as many as ``chunks``, and so much memory
     (0: unlimited).
@@ -116,13 +113,20 @@ def stage_works(
     With two the pipeline has the shape of a V: the stages in its middle are neighbours on one device, between
     which nothing is sent; what the runtime takes counts for the first of a device. ``besides``: bytes that a
     stage's device holds of others (as a redundant holder); ``held``: what it keeps besides its stages.
+    ``recompute``: what each stage computes again (none: nothing), of which a device does one block at a time;
+    that is in its B, or its I. ``apart``: as much is held from F on as from I on, at least (``recomputed``).
     """
     costs = stage_costs(profile)
+    nothing: Recompute = "none"
+    modes = recompute or (nothing,) * len(stages)
+    by_mode = {mode: recomputed(profile, mode, apart=apart) for mode in modes}
+    once = [by_mode[mode].once_bytes(part.layers()) for part, mode in zip(stages, modes, strict=True)]
     works = []
     middle = stages[len(stages) // 2].start if chunks > 1 else -1
     for place, part in enumerate(stages):
         second = chunks > 1 and place >= len(stages) // 2
-        layers = [profile.layers[layer] for layer in part.layers()]
+        in_mode = by_mode[modes[place]].profile
+        layers = [in_mode.layers[layer] for layer in part.layers()]
         backward_s = sum(layer.backward_s for layer in layers)
         of_weights = sum(map(weight_s, layers))
         works.append(
@@ -132,10 +136,11 @@ def stage_works(
                 weight_s=of_weights,
                 send_s=float(costs.cut_s[part.stop]) if part.stop != middle else 0.0,
                 return_s=float(costs.cut_s[part.start]) if part.start != middle else 0.0,
-                activation_bytes=profile.activation_bytes(part.layers()),
+                activation_bytes=in_mode.activation_bytes(part.layers()),
                 kept_bytes=sum(map(kept_bytes, layers)),
                 base_bytes=ceil((1 + held.state_copies) * sum(layer.state_bytes for layer in layers))
                 + (not second) * profile.reserve_bytes
+                + (0 if second else max(once[place], once[-1 - place] if chunks > 1 else 0))
                 + held.device_bytes
                 + (besides[place] if besides else 0),
                 limit_bytes=device_memory_bytes,
@@ -144,24 +149,15 @@ def stage_works(
     return tuple(works)
 
 
-def weight_s(layer: LayerCost) -> float:
-    """What W takes of the backward of ``layer``, measured or taken for it."""
-    return layer.weight_s if layer.kept_bytes else (1 - INPUT_SHARE) * layer.backward_s
-
-
-def kept_bytes(layer: LayerCost) -> int:
-    """What is held between I and W of ``layer``, measured or taken for it."""
-    return layer.kept_bytes or round(KEPT_SHARE * layer.activation_bytes)
-
-
 def plan_works(plan: Plan, profile: Profile, device_memory_bytes: int = 0) -> dict[str, DeviceWork]:
     """Device -> its work, for every device of ``plan``."""
-    made: dict[tuple[tuple[Range, ...], int], tuple[StageWork, ...]] = {}
+    made: dict[tuple[tuple[Range, ...], int, tuple[Recompute, ...]], tuple[StageWork, ...]] = {}
     works: dict[str, DeviceWork] = {}
     for pipeline in plan.pipelines:
-        key = tuple(segment.layers for segment in pipeline.segments), pipeline.chunks
+        stages = tuple(segment.layers for segment in pipeline.segments)
+        key = stages, pipeline.chunks, plan.modes_of(pipeline)
         if key not in made:
-            made[key] = stage_works(key[0], profile, device_memory_bytes, key[1])
+            made[key] = stage_works(stages, profile, device_memory_bytes, key[1], recompute=key[2])
         for stage, (segment, work) in enumerate(zip(pipeline.segments, made[key], strict=True)):
             works.setdefault(segment.device, DeviceWork({})).stages[stage] = work
     return works

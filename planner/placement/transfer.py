@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 
 from oobleckd.planner.costs.model import copy_bytes
 from oobleckd.planner.placement.spread import Copy, spread
-from oobleckd.planner.plan import Layers, Segment, Template, Transfer, device_name, node_of
+from oobleckd.planner.plan import Layers, Recompute, Segment, Template, Transfer, device_name, node_of
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.templates.template import node_stages
 
@@ -23,6 +24,8 @@ Holdings = Mapping[str, Layers]
 Place = tuple[Layers, ...]  # what the devices of one node hold, by index
 
 NOTHING = Layers()
+
+T = TypeVar("T")
 
 
 def places(template: Template) -> tuple[Place, ...]:
@@ -38,8 +41,8 @@ def computed(template: Template) -> tuple[Place, ...]:
     return _by_node(template, template.held)
 
 
-def _by_node(template: Template, held: Iterable[Layers]) -> tuple[Place, ...]:
-    by_device = iter(held)
+def _by_node(template: Template, of_devices: Iterable[T]) -> tuple[tuple[T, ...], ...]:
+    by_device = iter(of_devices)
     return tuple(tuple(next(by_device) for _ in range(count)) for count in node_stages(template))
 
 
@@ -68,6 +71,19 @@ def redundant_on(members: Sequence[Template], placed: Sequence[Sequence[str]]) -
         for node, place in zip(nodes, _by_node(template, template.redundant_layers), strict=True)
         for index, layers in enumerate(place)
         if layers.ranges
+    }
+
+
+def recompute_on(members: Sequence[Template], placed: Sequence[Sequence[str]]) -> dict[str, Recompute]:
+    """Device -> what its blocks compute again, where that is anything, of pipelines of the templates
+    ``members`` on the nodes ``placed``.
+    """
+    return {
+        device_name(node, index): mode
+        for template, nodes in zip(members, placed, strict=True)
+        for node, modes in zip(nodes, _by_node(template, template.recompute), strict=True)
+        for index, mode in enumerate(modes)
+        if mode != "none"
     }
 
 

@@ -14,7 +14,16 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
-from oobleckd.planner.placement.transfer import Place, computed, copy_s, places, redundant_on, transfers
+from oobleckd.planner.costs.recompute import in_mode
+from oobleckd.planner.placement.transfer import (
+    Place,
+    computed,
+    copy_s,
+    places,
+    recompute_on,
+    redundant_on,
+    transfers,
+)
 from oobleckd.planner.placement.zones import same_zone
 from oobleckd.planner.plan import Layers, Layout, Plan, Route, Template, Transfer, device_name, node_of
 from oobleckd.planner.policies.cases import Nodes
@@ -104,10 +113,12 @@ class Grid:
         each number of hops left may have as many micro-batches in flight
         (``oobleckd.worker.round_machine.tasks``). What runs ahead for others comes on top.
         """
-        setup, profile = self.setup, self.setup.profile
+        setup, recompute = self.setup, self.layout.recompute
+        by_mode = {mode: in_mode(setup, mode).profile for mode in ("none", *recompute.values())}
         flying: dict[str, dict[int, list[int]]] = {}
         for route in self.routes:
             for position, segment in enumerate(route.segments):
+                profile = by_mode[recompute.get(segment.device, "none")]
                 activations = profile.activation_bytes(segment.layers.layers())
                 left = len(route.segments) - position
                 flying.setdefault(segment.device, {}).setdefault(left, []).append(activations)
@@ -115,7 +126,8 @@ class Grid:
         found = {}
         for device, held in self.plan.holdings().items():
             most = sum(sum(sorted(each)[-left:]) for left, each in flying.get(device, {}).items())
-            found[device] = base_bytes(setup, held) + most + ahead.get(device, 0)
+            base = base_bytes(setup, held, recompute.get(device, "none"))
+            found[device] = base + most + ahead.get(device, 0)
         return found
 
     @property
@@ -164,6 +176,7 @@ class Grid:
             pipelines_of(self.members, self.named, shares, dealt=self.setup.dealt),
             vacant=tuple(sorted(vacant)),
             redundant=redundant_on(self.members, self.named),
+            recompute=recompute_on(self.members, self.named),
         )
 
     @cached_property
@@ -216,7 +229,8 @@ class Grid:
             # Estimated from the whole plan's step: the busiest device's work alone is a bound from below
             # (no filling, no draining, no waiting), and whoever compares that stays too often.
             # (D-schedules-017)
-            return self._whole_s * max(1.0, self.busiest_s / busiest_s(whole.routes, self.setup.profile))
+            whole_s = busiest_s(whole.routes, self.setup.profile, whole.recompute)
+            return self._whole_s * max(1.0, self.busiest_s / whole_s)
         return self._crossing[0].step_s
 
     @cached_property
@@ -238,7 +252,7 @@ class Grid:
     @cached_property
     def busiest_s(self) -> float:
         """Seconds that the busiest device works in a step."""
-        return busiest_s(self.routes, self.setup.profile)
+        return busiest_s(self.routes, self.setup.profile, self.layout.recompute)
 
     @cached_property
     def min_busy_s(self) -> float:

@@ -13,13 +13,22 @@ from dataclasses import dataclass
 
 import msgspec
 
-from oobleckd.planner.placement.transfer import copy_s, holds, place, redundant_on, segments_on, transfers
+from oobleckd.planner.placement.transfer import (
+    copy_s,
+    holds,
+    place,
+    recompute_on,
+    redundant_on,
+    segments_on,
+    transfers,
+)
 from oobleckd.planner.placement.zones import apart
 from oobleckd.planner.plan import Pipeline, Plan, Template, Transfer
 from oobleckd.planner.policies.cases import Nodes, phrase, pipeline_actions
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
 from oobleckd.planner.sizing.shares import blocks_of, dealt_out
+from oobleckd.planner.templates.fewest import fewest_recomputing
 from oobleckd.planner.templates.fold import folded
 from oobleckd.planner.templates.guarantee import losses_survived, max_pipelines
 from oobleckd.planner.templates.refine import refined
@@ -92,7 +101,9 @@ class _Moment:
         self.nodes = tuple(sorted(set(situation.nodes)))
         self.n0 = min(by_size)
         if len(self.nodes) < self.n0:
-            raise too_few(len(self.nodes), self.n0)
+            redundant = any(template.redundant for template in by_size.values())
+            fewer = fewest_recomputing(setup, self.n0, redundant=redundant)
+            raise too_few(len(self.nodes), self.n0, fewer)
         self.min_pipelines = max_pipelines(len(self.nodes), self.n0, setup.f)
         usable = frozenset(self.nodes)
         self.intact = tuple(
@@ -170,6 +181,7 @@ class _Moment:
             idle=tuple(node for node in free if node not in used),
             step_s=slowest_s(members, shares),
             redundant=redundant_on(members, placed),
+            recompute=recompute_on(members, placed),
         )
         copies = transfers(plan.holdings(), holdings, profile)
         return _Candidate(

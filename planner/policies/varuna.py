@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import msgspec
 
 from oobleckd.planner.costs.model import copy_bytes
+from oobleckd.planner.placement.transfer import recompute_on
 from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies.cases import Nodes, listed
 from oobleckd.planner.policies.oobleck import Oobleck, pipelines_of, steps_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Action, Proposal, Rejected, Setup, Situation, Way
 from oobleckd.planner.sizing.instantiate import split_micro_batches, too_few
+from oobleckd.planner.templates.fewest import fewest_recomputing
 from oobleckd.words import count, seconds, than
 
 SHAPES_SHOWN = 2
@@ -83,7 +85,7 @@ class Varuna:
         by_depth = {template.num_nodes: template for template in templates}
         nodes = tuple(sorted(set(situation.nodes)))
         if len(nodes) < min(by_depth):
-            raise too_few(len(nodes), min(by_depth))
+            raise too_few(len(nodes), min(by_depth), fewest_recomputing(setup, min(by_depth)))
         best = [
             min(of_depth, key=VarunaShape.rank)
             for of_depth in _shapes(setup, by_depth, situation, len(nodes))
@@ -158,7 +160,8 @@ def _working(setup: Setup, by_depth: Mapping[int, Template], situation: Situatio
 def _plan(setup: Setup, template: Template, placed: tuple[Nodes, ...]) -> Plan:
     members = [template] * len(placed)
     shares = split_micro_batches(members, setup.num_micro_batches)
-    return Plan(pipelines_of(members, placed, shares, dealt=setup.dealt))
+    pipelines = pipelines_of(members, placed, shares, dealt=setup.dealt)
+    return Plan(pipelines, recompute=recompute_on(members, placed))
 
 
 # ---------------------------------------------------------------------- what is said of it

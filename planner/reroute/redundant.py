@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from math import inf
 
-from oobleckd.planner.plan import Layers, Layout, Range, Route
+from oobleckd.planner.costs.recompute import recomputed
+from oobleckd.planner.plan import Layers, Layout, Range, Recompute, Route
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 
@@ -51,13 +52,15 @@ def takes_over(layout: Layout, dead: Collection[str]) -> bool:
     )
 
 
-def pass_bytes(profile: Profile, layer: int) -> int:
+def pass_bytes(profile: Profile, layer: int, recompute: Recompute = "none") -> int:
     """What a forward pass through ``layer``, run ahead, holds of a device's memory, besides what all layers
-    of its hop share.
+    of its hop share. Of a device that computes anything again it holds inputs alone.
 
     Beside a GPU what autograd saves lies in the host's memory, and the output of the layer alone stays.
     """
-    cost = profile.layers[layer]
+    # Of inputs alone where anything is computed again. (D-recompute-003)
+    mode: Recompute = "none" if recompute == "none" else "blocks"
+    cost = recomputed(profile, mode).profile.layers[layer]
     return cost.activation_bytes if on_host(profile) else cost.output_bytes
 
 
@@ -71,9 +74,10 @@ def graphs_of(layout: Layout, setup: Setup) -> dict[str, int]:
     held = dict.fromkeys(layout.redundant, 0)
     for route in layout.routes:
         for device in sorted({segment.device for segment in route.segments} & held.keys()):
+            mode = layout.recompute.get(device, "none")
             for position in ahead(route, device, layout.redundant[device]):
                 layers = route.segments[position].layers.layers()
-                held[device] += sum(pass_bytes(setup.profile, layer) for layer in layers)
+                held[device] += sum(pass_bytes(setup.profile, layer, mode) for layer in layers)
                 held[device] += setup.profile.shared_bytes
     limit = max_bytes(setup)
     return {device: int(min(limit, num_bytes)) for device, num_bytes in held.items()}

@@ -6,7 +6,8 @@ what (the worker walks its tasks ready-first).
 
 A route covers every layer, because the forward pass must reach the loss; only the layers in its mask
 add weight gradients. Work is counted in layer passes: 1 for a forward, 1 for the gradient that flows
-through (from the lowest missing layer upwards), 1 for the weight gradients (missing layers).
+through (from the lowest missing layer upwards), 1 for the weight gradients (missing layers); where a device
+computes its blocks again before their gradients, 1 more for each.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ class Rerouting:
         self._layout, self._lost = layout, lost
         self._own = {route.micro_batch: route for route in layout.routes} if layout.redundant else {}
         self._depth = max((len(route.segments) for route in layout.routes), default=1)
-        self.load = _standing_load(layout, lost)
+        self._again = frozenset(d for d, mode in layout.recompute.items() if mode == "blocks")
+        self.load = {device: 0 for device in sorted(layout.holdings) if device not in lost}
+        for route in layout.routes:
+            if not route.touches(lost):
+                self.carry(route.segments, 1)
         self._ways: dict[tuple[Range, frozenset[str]], Ways] = {}
 
     def heir(self, route: Route, layers: Range) -> str | None:
@@ -88,7 +93,11 @@ class Rerouting:
         if not ways.whole:
             return None
         work = _work_before(self._layout.num_layers, mask)[layers.start : layers.stop + 1]
-        hops = ways.best(self.load, work, self._depth)
+        if self._again:
+            more = _again_before(self._layout.num_layers, mask[0])[layers.start : layers.stop + 1]
+            hops = ways.best(self.load, work, self._depth, self._again, more)
+        else:
+            hops = ways.best(self.load, work, self._depth)
         shift = layers.start
         return tuple(Segment(h.device, Range(h.layers.start + shift, h.layers.stop + shift)) for h in hops)
 
@@ -118,7 +127,20 @@ class Rerouting:
     def charge(self, segment: Segment, mask: tuple[int, ...]) -> None:
         """``segment`` will be computed by its device."""
         work = _work_before(self._layout.num_layers, mask)
-        self.load[segment.device] += work[segment.layers.stop] - work[segment.layers.start]
+        passes = work[segment.layers.stop] - work[segment.layers.start]
+        self.load[segment.device] += passes + self._repeated(segment, mask[0])
+
+    def carry(self, segments: Sequence[Segment], sign: int) -> None:
+        """Add (or take off) one micro-batch with all its passes."""
+        for segment in segments:
+            self.load[segment.device] += sign * (FULL_PASS * len(segment.layers) + self._repeated(segment, 0))
+
+    def _repeated(self, segment: Segment, lowest: int) -> int:
+        """Passes that its device does again for gradients of layers from ``lowest`` on."""
+        if segment.device not in self._again:
+            return 0
+        more = _again_before(self._layout.num_layers, lowest)
+        return more[segment.layers.stop] - more[segment.layers.start]
 
 
 def detour(layout: Layout, dead: Collection[str], attempt: int) -> tuple[Route, ...]:
@@ -171,11 +193,11 @@ def _patched(rerouting: Rerouting, routes: Sequence[Route]) -> Chosen:
     load = rerouting.load
     alive = [[segment for segment in route.segments if segment.device in load] for route in routes]
     for segments in alive:
-        _carry(load, segments, 1)
+        rerouting.carry(segments, 1)
     for route, segments in zip(routes, alive, strict=True):
         found = rerouting.around(route.segments, lambda segment: segment.device not in load)
-        _carry(load, segments, -1)
-        _carry(load, found, 1)
+        rerouting.carry(segments, -1)
+        rerouting.carry(found, 1)
         yield route.micro_batch, found
 
 
@@ -210,24 +232,18 @@ def _improve(rerouting: Rerouting, routes: dict[int, Route]) -> bool:
         if route.segments in tried or not route.touches([busiest]):
             continue
         tried.add(route.segments)
-        _carry(load, route.segments, -1)
+        rerouting.carry(route.segments, -1)
         for segments in (
             rerouting.around(route.segments, lambda segment: segment.device == busiest),
             rerouting.around(route.segments, lambda _segment: True),
         ):
-            _carry(load, segments, 1)
+            rerouting.carry(segments, 1)
             if sorted(load.values(), reverse=True) < began:
                 routes[micro_batch] = Route(micro_batch, route.attempt, segments)
                 return True
-            _carry(load, segments, -1)
-        _carry(load, route.segments, 1)
+            rerouting.carry(segments, -1)
+        rerouting.carry(route.segments, 1)
     return False
-
-
-def _carry(load: dict[str, int], segments: Sequence[Segment], sign: int) -> None:
-    """Add (or take off) one micro-batch with all its passes."""
-    for segment in segments:
-        load[segment.device] += sign * FULL_PASS * len(segment.layers)
 
 
 def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
@@ -238,7 +254,9 @@ def layout_of(plan: Plan, epoch: int, num_layers: int) -> Layout:
         Route(mb, epoch, pipeline.segments) for pipeline in plan.pipelines for mb in pipeline.micro_batches
     ]
     routes.sort(key=lambda route: route.micro_batch)
-    layout = Layout(epoch, num_layers, plan.holdings(), tuple(routes), plan.living_redundant())
+    layout = Layout(
+        epoch, num_layers, plan.holdings(), tuple(routes), plan.living_redundant(), plan.living_recompute()
+    )
     around = {route.micro_batch: route for route in detour(layout, plan.vacant, epoch)}
     return msgspec.structs.replace(
         layout, routes=tuple(around.get(route.micro_batch, route) for route in routes)
@@ -254,21 +272,20 @@ def _check_holders(layout: Layout, lost: frozenset[str]) -> None:
             )
 
 
-def _standing_load(layout: Layout, lost: frozenset[str]) -> dict[str, int]:
-    """Live device -> layer passes of a step on its standing routes that did not touch the dead."""
-    load = {device: 0 for device in sorted(layout.holdings) if device not in lost}
-    for route in layout.routes:
-        if not route.touches(lost):
-            for segment in route.segments:
-                load[segment.device] += FULL_PASS * len(segment.layers)
-    return load
-
-
 @lru_cache(maxsize=1024)
 def _work_before(num_layers: int, mask: tuple[int, ...]) -> tuple[int, ...]:
     """Entry ``i``: layer passes of layers ``[0, i)`` when the gradients of ``mask`` are missing."""
     wanted = frozenset(mask)
     passes = (1 + (layer >= mask[0]) + (layer in wanted) for layer in range(num_layers))
+    return tuple(accumulate(passes, initial=0))
+
+
+@lru_cache(maxsize=1024)
+def _again_before(num_layers: int, lowest: int) -> tuple[int, ...]:
+    """Entry ``i``: of layers ``[0, i)`` the passes through blocks that are computed again, where gradients of
+    layers from ``lowest`` on are missing.
+    """
+    passes = (lowest <= layer and 0 < layer < num_layers - 1 for layer in range(num_layers))
     return tuple(accumulate(passes, initial=0))
 
 

@@ -51,12 +51,20 @@ class Ways:
         held = {layer for part, _ in self._options for layer in part.layers()}
         return len(held) == self._num_layers
 
-    def best(self, load: Mapping[str, int], work: Sequence[int], depth: int) -> tuple[Segment, ...]:
+    def best(
+        self,
+        load: Mapping[str, int],
+        work: Sequence[int],
+        depth: int,
+        again: Collection[str] = (),
+        more: Sequence[int] = (),
+    ) -> tuple[Segment, ...]:
         """The hops with the least busy busiest device, where a hop costs ``HOP_COST`` passes.
 
         ``load``: layer passes that each device has to do already. ``work``: entry ``i`` is those of layers
-        ``[0, i)`` here. Only where all layers are held (``whole``). Dynamic programme over (number of hops,
-        cut); cuts are where some range begins or ends. More than ``depth`` hops (the deepest pipeline) only
+        ``[0, i)`` here, and ``more`` those that devices of ``again`` do besides. Only where all layers are
+        held (``whole``). Dynamic programme over (number of hops, cut); cuts are where some range begins or
+        ends. More than ``depth`` hops (the deepest pipeline) only
         where fewer do not reach the last layer. The optimum, except where it comes back to a device, whose
         hops are weighed each for itself: within one range that device then computes what lies between as
         well.
@@ -73,6 +81,10 @@ class Ways:
         until = np.array([work[cut] for cut in self._cuts])
         busy: Passes = passes[chosen]
         busy += np.where(busy < NEVER, until[None, :] - until[:, None], 0)
+        if again:
+            repeats = np.array([*(device in again for (_, device), _ in ranked), False])[chosen]
+            besides = np.array([more[cut] for cut in self._cuts])
+            busy += np.where(repeats, besides[None, :] - besides[:, None], 0)
         cuts, hops = self._cuts, []
         for first, last in pairwise(_stops(busy, depth)):
             (_, device), number = ranked[chosen[first, last]]

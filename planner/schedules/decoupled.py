@@ -17,7 +17,7 @@ from math import inf
 from typing import NamedTuple
 
 from oobleckd.planner.costs.work import StageWork, check_room, max_in_flight, stage_works
-from oobleckd.planner.plan import Plan, Range
+from oobleckd.planner.plan import Plan, Range, Recompute
 from oobleckd.planner.profile import NOTHING, HeldBesides, Profile
 from oobleckd.planner.schedule import Op, backward_ops, forward_ops, one_f_one_b
 from oobleckd.planner.schedules.orders import ROUNDING, Orders, improve, min_makespan_s, run
@@ -83,22 +83,23 @@ def decoupled_orders(
     profile: Profile,
     device_memory_bytes: int,
     effort: int = EFFORT,
-    besides: Callable[[Sequence[Range]], Sequence[int]] = lambda _stages: (),
+    besides: Callable[[Sequence[Range], Sequence[Recompute]], Sequence[int]] = lambda _stages, _modes: (),
     held: HeldBesides = NOTHING,
 ) -> tuple[Ordered, ...]:
     """The orders of each pipeline of ``plan``; see ``decoupled``.
 
     Pipelines of equal stages and as many micro-batches are ordered once and share the answer. ``besides``:
-    stages -> bytes that their devices hold of others; ``held``: what any device keeps besides its stages.
-    Raises ScheduleError.
+    stages, and what they compute again -> bytes that their devices hold of others; ``held``: what any device
+    keeps besides its stages. Raises ScheduleError.
     """
-    made: dict[tuple[tuple[Range, ...], int, int], Ordered] = {}
+    made: dict[tuple[tuple[Range, ...], int, int, tuple[Recompute, ...]], Ordered] = {}
     found = []
     for pipeline in plan.pipelines:
         stages = tuple(segment.layers for segment in pipeline.segments)
-        key = stages, len(pipeline.micro_batches), pipeline.chunks
+        key = stages, len(pipeline.micro_batches), pipeline.chunks, plan.modes_of(pipeline)
         if key not in made:
-            pipe = pipe_of(stages, key[2], profile, device_memory_bytes, besides(stages), held)
+            more = besides(stages, key[3])
+            pipe = pipe_of(stages, key[2], profile, device_memory_bytes, more, held, key[3])
             made[key] = Ordered(pipe, key[1], best_orders(pipe, key[1], effort))
         found.append(made[key])
     return tuple(found)
@@ -120,12 +121,14 @@ def pipe_of(
     device_memory_bytes: int,
     besides: Sequence[int] = (),
     held: HeldBesides = NOTHING,
+    recompute: Sequence[Recompute] = (),
 ) -> Pipe:
     """The pipeline of ``stages``. Where nothing limits memory: room for as many micro-batches a device as
-    1F1B has on the first of as many devices, not for all of them. ``besides``, ``held``: as in
-    ``work.stage_works``.
+    1F1B has on the first of as many devices, not for all of them. ``besides``, ``held``,
+    ``recompute``: as in ``work.stage_works``.
     """
-    pipe = Pipe.of(stage_works(stages, profile, device_memory_bytes, chunks, besides, held), chunks)
+    works = stage_works(stages, profile, device_memory_bytes, chunks, besides, held, recompute, apart=True)
+    pipe = Pipe.of(works, chunks)
     if device_memory_bytes:
         return pipe
     num_devices = len(pipe.stages)

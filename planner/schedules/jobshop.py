@@ -17,9 +17,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from oobleckd.planner.costs.apart import kept_bytes, weight_s
 from oobleckd.planner.costs.model import stage_costs
-from oobleckd.planner.costs.work import kept_bytes, weight_s
-from oobleckd.planner.plan import Layers, Layout, Range, Route
+from oobleckd.planner.costs.recompute import in_mode, recomputed
+from oobleckd.planner.plan import Layers, Layout, Range, Recompute, Route, Segment
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.reroute.redundant import graphs_of
@@ -39,18 +40,24 @@ class Hops:
     """
 
     forward_s: Sequence[float]  # entry i: of layers [0, i)
-    backward_s: Sequence[float]
+    backward_s: Mapping[Recompute, Sequence[float]]
     weights_s: Sequence[float]
     cut_s: Sequence[float]  # entry i: one way of the tensor between layers i - 1 and i
+    recompute: Mapping[str, Recompute]
 
     @classmethod
-    def of(cls, profile: Profile) -> Hops:
-        """Those of ``profile``."""
+    def of(cls, profile: Profile, recompute: Mapping[str, Recompute]) -> Hops:
+        """Those of ``profile``, on devices that compute so much again."""
+        by_mode = {mode: recomputed(profile, mode).profile.layers for mode in ("none", *recompute.values())}
         return cls(
             list(accumulate((layer.forward_s for layer in profile.layers), initial=0.0)),
-            list(accumulate((layer.backward_s for layer in profile.layers), initial=0.0)),
+            {
+                mode: list(accumulate((layer.backward_s for layer in layers), initial=0.0))
+                for mode, layers in by_mode.items()
+            },
             list(accumulate(map(weight_s, profile.layers), initial=0.0)),
             [float(cut) for cut in stage_costs(profile).cut_s],
+            recompute,
         )
 
     def forward(self, route: Route, position: int) -> float:
@@ -60,8 +67,9 @@ class Hops:
 
     def backward(self, route: Route, position: int) -> float:
         """Backward of that hop, and the gradient handed back."""
-        layers = route.segments[position].layers
-        return self.backward_s[layers.stop] - self.backward_s[layers.start] + self._sent(route, position - 1)
+        device, layers = route.segments[position].device, route.segments[position].layers
+        until_s = self.backward_s[self.recompute.get(device, "none")]
+        return until_s[layers.stop] - until_s[layers.start] + self._sent(route, position - 1)
 
     def weights(self, layers: Range) -> float:
         """Seconds of weight gradients (W) in a backward through ``layers``."""
@@ -173,11 +181,11 @@ def shop_of(layout: Layout, setup: Setup) -> Shop:
     devices, as in ``decoupled.pipe_of``; where routes cross for twice as many, since some devices then have
     two pipelines to keep busy.
     """
-    profile, costs = setup.profile, Hops.of(setup.profile)
+    profile, costs = setup.profile, Hops.of(setup.profile, layout.recompute)
     names = tuple(sorted(layout.holdings))
     number_of = {name: number for number, name in enumerate(names)}
     routes = tuple(sorted(layout.routes, key=lambda route: route.micro_batch))
-    activations = list(accumulate((layer.activation_bytes for layer in profile.layers), initial=0))
+    held_of = _Held.of(layout, setup)
     kept = list(accumulate((kept_bytes(layer) for layer in profile.layers), initial=0))
     hops: list[tuple[int, int]] = []
     device: list[int] = []
@@ -193,7 +201,7 @@ def shop_of(layout: Layout, setup: Setup) -> Shop:
         for position, segment in enumerate(route.segments):
             first, remaining = stride * len(hops), len(route.segments) - position
             layers = segment.layers
-            held = activations[layers.stop] - activations[layers.start] + profile.shared_bytes
+            held = held_of.bytes(segment)
             backward_s = costs.backward(route, position)
             hops.append((index, position))
             device += [number_of[segment.device]] * stride
@@ -227,7 +235,7 @@ def shop_of(layout: Layout, setup: Setup) -> Shop:
         tuple(feeds),
         tuple(left),
         tuple(change),
-        _room(layout, setup, names, routes, activations),
+        _room(layout, setup, names, routes, held_of),
         tuple(part_of),
         _sums(layout, profile, names, parts),
         tuple(_update_s(profile, layout.holdings[name]) for name in names),
@@ -258,13 +266,49 @@ def _first_ops(shop: Shop) -> dict[tuple[int, int], int]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a micro-batch holds on devices that compute so much again. ``until``: entry i: in layers
+    [0, i).
+    """
+
+    by_mode: Mapping[Recompute, Profile]
+    until: Mapping[Recompute, Sequence[int]]
+    recompute: Mapping[str, Recompute]
+
+    @classmethod
+    def of(cls, layout: Layout, setup: Setup) -> _Held:
+        """On the devices of ``layout``."""
+        by_mode = {mode: in_mode(setup, mode).profile for mode in ("none", *layout.recompute.values())}
+        until = {
+            mode: list(accumulate((layer.activation_bytes for layer in profile.layers), initial=0))
+            for mode, profile in by_mode.items()
+        }
+        return cls(by_mode, until, layout.recompute)
+
+    def on(self, device: str) -> Profile:
+        """The costs there."""
+        return self.by_mode[self.recompute.get(device, "none")]
+
+    def bytes(self, segment: Segment) -> int:
+        """Of one hop."""
+        mode, layers = self.recompute.get(segment.device, "none"), segment.layers
+        until = self.until[mode]
+        return until[layers.stop] - until[layers.start] + self.by_mode[mode].shared_bytes
+
+
 def _room(
-    layout: Layout, setup: Setup, names: Sequence[str], routes: Iterable[Route], activations: Sequence[int]
+    layout: Layout, setup: Setup, names: Sequence[str], routes: Iterable[Route], held_of: _Held
 ) -> tuple[int | None, ...]:
     if setup.device_memory_bytes:
         ahead = graphs_of(layout, setup)
         return tuple(
-            max(0, setup.device_memory_bytes - base_bytes(setup, layout.holdings[name]) - ahead.get(name, 0))
+            max(
+                0,
+                setup.device_memory_bytes
+                - base_bytes(setup, layout.holdings[name], layout.recompute.get(name, "none"))
+                - ahead.get(name, 0),
+            )
             for name in names
         )
     ways = {tuple(dict.fromkeys(segment.device for segment in route.segments)) for route in routes}
@@ -278,11 +322,11 @@ def _room(
         for position, segment in enumerate(route.segments):
             layers, most = segment.layers, levels[segment.device]
             computed[segment.device].add(layers)
-            held = activations[layers.stop] - activations[layers.start] + setup.profile.shared_bytes
+            held = held_of.bytes(segment)
             left = len(route.segments) - position
             most[left] = max(most.get(left, 0), held)
     return tuple(
-        max(max_flying * _covered(computed[name], setup.profile), sum(levels[name].values()))
+        max(max_flying * _covered(computed[name], held_of.on(name)), sum(levels[name].values()))
         for name in names
     )
 
@@ -293,11 +337,13 @@ def _covered(ranges: Collection[Range], profile: Profile) -> int:
     return profile.activation_bytes(layers) + (len(ranges) - 1) * profile.shared_bytes
 
 
-def base_bytes(setup: Setup, held: Layers) -> int:
-    """What a device that holds ``held`` has in its memory at any time."""
+def base_bytes(setup: Setup, held: Layers, recompute: Recompute = "none") -> int:
+    """What a device that holds ``held`` has in its memory at any time, and while it computes a block again if
+    it does so.
+    """
     of_layers = sum(setup.profile.layers[layer].state_bytes for layer in held.layers())
     besides = len(held.ranges) * setup.held.device_bytes + round((1 + setup.held.state_copies) * of_layers)
-    return setup.profile.reserve_bytes + besides
+    return setup.profile.reserve_bytes + besides + in_mode(setup, recompute).once_bytes(held.layers())
 
 
 def _sums(

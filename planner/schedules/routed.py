@@ -11,11 +11,11 @@ flushed step or, with staggered updates, the period in which steps follow each o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from oobleckd.planner.plan import Layout, Route
+from oobleckd.planner.plan import Layout, Recompute, Route
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.planner.schedules.dispatch import (
@@ -48,6 +48,8 @@ WORTH = 0.01
 """An order must be modelled to save so much of a step, or ready-first stays: a stop costs about a step of the
 horizon's hundred.
 """
+
+NOTHING_AGAIN: Mapping[str, Recompute] = {}
 
 
 class Crossing(NamedTuple):
@@ -145,14 +147,18 @@ def min_s(shop: Shop, *, staggered: bool = False) -> float:
     return max(found, default=0.0) + max(shop.update_s, default=0.0)
 
 
-def busiest_s(routes: Iterable[Route], profile: Profile) -> float:
+def busiest_s(
+    routes: Iterable[Route], profile: Profile, recompute: Mapping[str, Recompute] = NOTHING_AGAIN
+) -> float:
     """Seconds that the busiest device works in a step over ``routes``: no order takes less."""
-    return max(device_s(routes, profile).values(), default=0.0)
+    return max(device_s(routes, profile, recompute).values(), default=0.0)
 
 
-def device_s(routes: Iterable[Route], profile: Profile) -> dict[str, float]:
-    """Device -> seconds that it works in a step over ``routes``."""
-    hops = Hops.of(profile)
+def device_s(
+    routes: Iterable[Route], profile: Profile, recompute: Mapping[str, Recompute] = NOTHING_AGAIN
+) -> dict[str, float]:
+    """Device -> seconds that it works in a step over ``routes``. ``recompute``: as in ``Layout``."""
+    hops = Hops.of(profile, recompute)
     busy: defaultdict[str, float] = defaultdict(float)
     for route in routes:
         for position, segment in enumerate(route.segments):

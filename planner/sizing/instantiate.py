@@ -67,12 +67,16 @@ def instantiate(
     return Instantiation(tuple(sizes), shares, num_nodes - used, step_s)
 
 
-def too_few(num_nodes: int, n0: int) -> PlanError:
-    """The error for fewer nodes than one pipeline needs."""
+def too_few(num_nodes: int, n0: int, recomputing: int = 0) -> PlanError:
+    """The error for fewer nodes than one pipeline needs. ``recomputing``: how many it would need if its
+    blocks were computed again (0: as many).
+    """
     memory = "raise resources.device_memory"
+    enough = f"{recomputing} {noun(recomputing, 'is')} enough then"
+    again = f', or set schedule.recompute = "auto" ({enough})' if recomputing else ""
     return PlanError(
         f"{count(num_nodes, 'usable node')}, and the model needs {n0}",
-        f"add {n0 - num_nodes} or more nodes, or {memory}",
+        f"add {n0 - num_nodes} or more nodes, or {memory}{again}",
         memory,
     )
 

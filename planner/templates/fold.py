@@ -16,9 +16,10 @@ from math import inf
 
 import numpy as np
 
+from oobleckd.planner.costs.choice import costs_by_mode
 from oobleckd.planner.costs.makespan import busy_s
-from oobleckd.planner.costs.model import StageCosts, stage_costs
-from oobleckd.planner.plan import Range, Stage, Template
+from oobleckd.planner.costs.model import StageCosts
+from oobleckd.planner.plan import Range, Recompute, Stage, Template
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, RULES_QUICK, best_orders, pipe_of
 from oobleckd.planner.schedules.orders import run
@@ -42,8 +43,10 @@ def folded(setup: Setup, template: Template, share: int, besides: Sequence[int] 
     """
     if not setup.decoupled or share < 1 or any(stage.num_devices > 1 for stage in template.stages):
         return template
-    search = _Search(setup, stage_costs(setup.profile, held=setup.held), len(template.stages), share, besides)
-    plain = search.timed([stage.layers for stage in template.stages], 1)
+    search = _Search(setup, costs_by_mode(setup), len(template.stages), share, besides)
+    plain = search.timed(
+        [stage.layers for stage in template.stages], 1, [stage.recompute for stage in template.stages]
+    )
     found = search.folded() if setup.chunks != 1 and not besides else None
     if found is None or (setup.chunks == 0 and found.taken_s >= plain.taken_s * _SHORTER):
         return search.as_it_will_be(plain).template(template, template.stages)
@@ -57,6 +60,7 @@ class _Timed:
     """
 
     layers: tuple[Range, ...]
+    recompute: tuple[Recompute, ...]
     chunks: int
     taken_s: float
     period_s: float
@@ -77,15 +81,22 @@ class _Timed:
 
 @dataclass(slots=True)
 class _Search:
-    """Splits of one model over ``num_devices``, for ``share`` micro-batches."""
+    """Splits of one model over ``num_devices``, for ``share`` micro-batches. ``modes``: the costs in every
+    mode that a device may compute in, those of least time first.
+    """
 
     setup: Setup
-    costs: StageCosts
+    modes: tuple[StageCosts, ...]
     num_devices: int
     share: int
     besides: Sequence[int] = ()
     num_ops: int = 0
     memory: dict[Bounds, float] = field(default_factory=dict)
+
+    @property
+    def costs(self) -> StageCosts:
+        """In the mode of least time."""
+        return self.modes[0]
 
     def as_it_will_be(self, found: _Timed) -> _Timed:
         """``found`` with the schedule that a plan gets at once; of large ones about as it will be
@@ -93,18 +104,21 @@ class _Search:
         """
         if 3 * self._num_run * len(found.layers) > MAX_OPS:
             return found
-        return self.timed(found.layers, found.chunks, EFFORT_AT_ONCE)
+        return self.timed(found.layers, found.chunks, found.recompute, EFFORT_AT_ONCE)
 
     @property
     def _num_run(self) -> int:
         return min(self.share, _STEADY * self.num_devices)
 
-    def timed(self, layers: Sequence[Range], chunks: int, effort: int = 0) -> _Timed:
-        """Run it, about as it will be, or with ``effort`` as it will be. Beyond some micro-batches a device,
-        those that follow count a period each.
+    def timed(
+        self, layers: Sequence[Range], chunks: int, recompute: Sequence[Recompute], effort: int = 0
+    ) -> _Timed:
+        """Run it, about as it will be, or with ``effort`` as it will be; ``recompute``: stage by stage.
+        Beyond some micro-batches a device, those that follow count a period each.
         """
         setup = self.setup
-        pipe = pipe_of(layers, chunks, setup.profile, setup.device_memory_bytes, self.besides, setup.held)
+        limit_bytes = setup.device_memory_bytes
+        pipe = pipe_of(layers, chunks, setup.profile, limit_bytes, self.besides, setup.held, recompute)
         num = self._num_run
         self.num_ops += 3 * num * len(layers)
         # A plan after a loss has milliseconds, so the form is chosen here; quick schedules of either form
@@ -115,7 +129,7 @@ class _Search:
         period_s = max(_device_sums(pipe, [busy_s(work) for work in pipe.works]))
         updates = [setup.profile.update_s(held.start, held.stop) for held in layers]
         taken_s = ran.makespan_s + (self.share - num) * period_s + max(_device_sums(pipe, updates))
-        return _Timed(tuple(layers), chunks, taken_s, period_s, self.share)
+        return _Timed(tuple(layers), tuple(recompute), chunks, taken_s, period_s, self.share)
 
     def folded(self) -> _Timed | None:
         """The fastest split into two chunks a device that is found downhill from an even one; None where none
@@ -126,7 +140,7 @@ class _Search:
         bounds = self._even()
         if self._over(bounds):
             return None
-        best, moved = self.timed(_ranges(bounds), 2), True
+        best, moved = self._timed_folded(bounds), True
         while moved:
             moved = False
             for changed in self._neighbours(bounds):
@@ -134,11 +148,16 @@ class _Search:
                     return best
                 if self._over(changed):
                     continue
-                tried = self.timed(_ranges(changed), 2)
+                tried = self._timed_folded(changed)
                 if tried.taken_s < best.taken_s * _SHORTER:
                     best, bounds, moved = tried, changed, True
                     break
         return best
+
+    def _timed_folded(self, bounds: Bounds) -> _Timed:
+        layers = _ranges(bounds)
+        modes = [mode.recompute for mode, _ in self._devices(layers)]
+        return self.timed(layers, 2, [*modes, *reversed(modes)])
 
     def _even(self) -> Bounds:
         """Chunks of about the same time, moved to where the busiest device is least busy and memory suffices,
@@ -190,32 +209,45 @@ class _Search:
         return max(0.0, self.memory[bounds] - (self.setup.device_memory_bytes or inf))
 
     def memory_bytes(self, layers: Sequence[Range]) -> list[float]:
-        """The peak of each device when whatever is ready runs, as it does after a loss
-        (``oobleckd.worker.round_machine.tasks``): then a stage has as many micro-batches in flight as stages
-        are left from it on, and the second chunk comes on top of the first.
-        """
-        costs, held = self.costs, self.setup.held
-        reserve = costs.reserve_bytes + held.device_bytes  # what a hop sent is kept; a device has two
-        peaks = [float(reserve)] * self.num_devices
-        for place, part in enumerate(layers):
-            where = part.start, part.stop
-            in_flight = min(len(layers) - place, self.setup.num_micro_batches)
-            mine = min(place, len(layers) - 1 - place)
-            peaks[mine] += float(costs.state_bytes[where] + in_flight * costs.activation_bytes[where])
-        return peaks
+        """The peak of each device, in the mode that it computes in."""
+        return [peak for _, peak in self._devices(layers)]
+
+    def _devices(self, layers: Sequence[Range]) -> list[tuple[StageCosts, float]]:
+        """The mode of least time that each device has room for, or else the last one, and its peak then."""
+        by_mode = [device_peaks(self.setup, costs, layers) for costs in self.modes]
+        limit_bytes = self.setup.device_memory_bytes or inf
+        found = []
+        for device in range(self.num_devices):
+            each = [(costs, peaks[device]) for costs, peaks in zip(self.modes, by_mode, strict=True)]
+            found.append(next((fits for fits in each if fits[1] <= limit_bytes), each[-1]))
+        return found
 
     def stages(self, layers: Sequence[Range]) -> tuple[Stage, ...]:
         """The stages of a template in two chunks; the memory is that of the device."""
-        peaks = self.memory_bytes(layers)
-        return tuple(
-            Stage(
-                part,
-                1,
-                float(self.costs.time_s[part.start, part.stop]),
-                int(np.ceil(peaks[min(place, len(layers) - 1 - place)])),
-            )
-            for place, part in enumerate(layers)
-        )
+        devices, found = self._devices(layers), []
+        for place, part in enumerate(layers):
+            costs, peak = devices[min(place, len(layers) - 1 - place)]
+            seconds = float(costs.time_s[part.start, part.stop])
+            found.append(Stage(part, 1, seconds, int(np.ceil(peak)), costs.recompute))
+        return tuple(found)
+
+
+def device_peaks(setup: Setup, costs: StageCosts, layers: Sequence[Range]) -> list[float]:
+    """The peak of each device of a pipeline in two chunks, all computed in the mode of ``costs``, when
+    whatever is ready runs, as it does after a loss (``oobleckd.worker.round_machine.tasks``): then a stage
+    has as many micro-batches in flight as stages are left from it on, and the second chunk comes on top of
+    the first.
+    """
+    num_devices = len(layers) // 2
+    reserve = costs.reserve_bytes + setup.held.device_bytes  # what a hop sent is kept; a device has two
+    peaks, once = [float(reserve)] * num_devices, [0.0] * num_devices
+    for place, part in enumerate(layers):
+        where = part.start, part.stop
+        in_flight = min(len(layers) - place, setup.num_micro_batches)
+        mine = min(place, len(layers) - 1 - place)
+        peaks[mine] += float(costs.state_bytes[where] + in_flight * costs.activation_bytes[where])
+        once[mine] = max(once[mine], float(costs.once_bytes[where]))
+    return [peak + more for peak, more in zip(peaks, once, strict=True)]
 
 
 def _device_sums(pipe: Pipe, by_stage: Sequence[float]) -> list[float]:

@@ -3,7 +3,8 @@
 Owns which splits leave room for that, exactly: what a stage's device needs depends on the stage behind it
 too, the last one's on the first. Counted are both stages' states, the own micro-batches in flight, and of the
 successor the larger of what passes run ahead hold (``redundant``) and what would be in flight once it is
-computed here. So a device that takes over has room.
+computed here. So a device that takes over has room. What blocks of both stages compute again is as the device
+does it: passes ahead then hold inputs alone.
 
 The fastest split without a limit is the start where it fits; else one that fits, about even in time. From
 there boundaries are moved for as long as the run gets shorter (``refine``). Whether any split fits is exact;
@@ -14,7 +15,7 @@ limit. A pipeline of one stage holds nothing redundant.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 
@@ -22,16 +23,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from oobleckd.planner.costs.model import Floats, StageCosts, stage_costs
-from oobleckd.planner.plan import Plan, Range, Stage, Template
+from oobleckd.planner.costs.choice import costs_by_mode
+from oobleckd.planner.costs.model import Floats, StageCosts
+from oobleckd.planner.plan import Plan, Range, Recompute, Stage, Template
 from oobleckd.planner.policy import PlanError, Setup
 from oobleckd.planner.reroute.redundant import max_bytes, pass_bytes
 from oobleckd.planner.schedules.decoupled import EFFORT_AT_ONCE, Ordered, decoupled_orders
 from oobleckd.planner.templates.fold import folded
 from oobleckd.planner.templates.guarantee import n_max
 from oobleckd.planner.templates.refine import Bounds, refined
-from oobleckd.planner.templates.template import expected_share, templates_for
-from oobleckd.words import count
+from oobleckd.planner.templates.template import expected_share, templates_for, way_out
+from oobleckd.words import count, noun
 
 NEVER = -np.inf
 
@@ -46,7 +48,7 @@ def redundant_templates(setup: Setup) -> tuple[Template, ...]:
         raise PlanError("a plan needs at least one layer, one micro-batch and one device a node")
     room = Room(setup)
     num_layers = len(setup.profile.layers)
-    fitting = _fitting(setup, setup.device_memory_bytes)
+    fitting = fitting_redundant(setup, setup.device_memory_bytes)
     if not fitting:
         raise _nothing_fits(setup)
     sizes = range(fitting[0], n_max(fitting[0], setup.f, setup.max_nodes or num_layers, num_layers) + 1)
@@ -65,13 +67,13 @@ def _template(room: Room, num_nodes: int) -> Template:
     if not room.holds(_bounds(fastest)):
         split = room.split(len(fastest.stages))
         start = msgspec.structs.replace(fastest, stages=tuple(Stage(layers, 1, 0.0, 0) for layers in split))
-    found = refined(free, start, share, room.holds)
+    found = refined(free, start, share, room.holds, room.modes_at)
     if start is not fastest:
         min_s = refined(free, fastest, share).time_s(share)
         found = msgspec.structs.replace(found, gap=max(0.0, 1 - min_s / found.time_s(share)))
     stages = [stage.layers for stage in found.stages]
     limited = msgspec.structs.replace(free, device_memory_bytes=setup.device_memory_bytes)
-    found = folded(limited, found, share, room.besides(stages))
+    found = folded(limited, found, share, room.besides(stages, [stage.recompute for stage in found.stages]))
     sized = zip(found.stages, room.needed(stages), strict=True)
     return msgspec.structs.replace(
         found,
@@ -92,36 +94,33 @@ def _more_update_s(setup: Setup, stages: Sequence[Range]) -> float:
     return max(a + b for a, b in zip(own, behind, strict=True)) - max(own)
 
 
-@dataclass(slots=True)
-class Room:
-    """What devices of ``setup`` need, and the splits that fit. Stages are counted from the pipeline's end: 1
-    is the last.
+@dataclass(frozen=True, slots=True)
+class _InMode:
+    """What devices of ``setup`` need that compute in the mode of ``costs``. ``ahead``: entry [i, j]: what
+    passes ahead through layers [i, j) hold.
     """
 
     setup: Setup
-    costs: StageCosts = field(init=False)
-    ahead: Floats = field(init=False)  # entry [i, j]: what passes ahead through [i, j) hold
-    reached: list[Floats] = field(init=False)
+    costs: StageCosts
+    ahead: Floats
 
-    def __post_init__(self) -> None:
-        self.costs = stage_costs(self.setup.profile, held=self.setup.held)
-        count, profile = self.costs.num_layers, self.setup.profile
-        passed = [self.setup.num_micro_batches * pass_bytes(profile, layer) for layer in range(count)]
+    @classmethod
+    def of(cls, setup: Setup, costs: StageCosts) -> _InMode:
+        """Of the mode of ``costs``."""
+        num, profile = setup.num_micro_batches, setup.profile
+        passed = [num * pass_bytes(profile, layer, costs.recompute) for layer in range(costs.num_layers)]
         before = np.concatenate(([0.0], np.cumsum(passed)))
-        shared = self.setup.num_micro_batches * profile.shared_bytes
-        self.ahead = np.minimum(max_bytes(self.setup), before[None, :] - before[:, None] + shared)
-        first = np.full((count + 1, count + 1), NEVER)
-        first[:count, count] = self.limit_bytes - self.own(1)[:count, count]
-        self.reached = [np.where(first < 0, NEVER, first)]
+        shared = num * profile.shared_bytes
+        ahead = np.minimum(max_bytes(setup), before[None, :] - before[:, None] + shared)
+        # A device computes one block of either stage again at a time, and blocks are mostly alike: with the
+        # largest of the model what two stages need is a sum.
+        once = np.full_like(costs.once_bytes, costs.once_bytes.max())
+        return cls(setup, replace(costs, once_bytes=once), ahead)
 
     @property
-    def limit_bytes(self) -> float:
-        """What a device has; inf: nothing bounds it."""
-        return self.setup.device_memory_bytes or np.inf
-
-    def num_stages(self, num_nodes: int) -> int:
-        """Stages of a pipeline of so many nodes."""
-        return min(num_nodes * self.setup.devices_per_node, self.costs.num_layers)
+    def recompute(self) -> Recompute:
+        """Its name."""
+        return self.costs.recompute
 
     def own(self, from_end: int) -> Floats:
         """Entry [i, j]: bytes of a device that computes layers [i, j) in that place, without redundant
@@ -140,54 +139,8 @@ class Room:
         found: Floats = self.costs.state_bytes + np.maximum(self.ahead, in_flight) + besides
         return found
 
-    def fits(self, num_stages: int) -> bool:
-        """Whether some split into so many stages fits."""
-        return bool(self._first_stages(num_stages).any())
-
-    def _first_stages(self, num_stages: int) -> Possible:
-        """Entry j: whether some split that fits begins with the stage [0, j)."""
-        reach = self._reach(num_stages)[0]
-        wrapped = self.redundant(num_stages)[0] if num_stages > 1 else NEVER
-        possible: Possible = np.logical_and(reach > NEVER, reach >= wrapped)
-        return possible
-
-    def _reach(self, from_end: int) -> Floats:
-        """Entry [i, j]: with [i, j) in that place, and the best split behind it, the most bytes that the last
-        device has left for the first stage's layers held redundantly; ``NEVER`` where no split behind it
-        fits.
-        """
-        while len(self.reached) < from_end:
-            behind, place = self.reached[-1], len(self.reached) + 1
-            room, redundant = self.limit_bytes - self.own(place), self.redundant(place - 1)
-            # The more layers a successor has the more it needs, so it may have any number up to one.
-            best = np.maximum.accumulate(behind, axis=1)
-            here = np.full_like(behind, NEVER)
-            for cut in range(1, self.costs.num_layers):
-                most = np.searchsorted(redundant[cut, cut + 1 :], room[:cut, cut], side="right")
-                here[:cut, cut] = np.where(most > 0, best[cut, cut + most], NEVER)
-            self.reached.append(here)
-        return self.reached[from_end - 1]
-
-    def split(self, num_stages: int) -> list[Range]:
-        """A split into so many stages that fits, each as near as can be to an even part of the time that is
-        left.
-        """
-        time_s = self.costs.time_s
-        possible = self._first_stages(num_stages)
-        assert possible.any(), "a split that fits"
-        stages = [Range(0, _nearest(time_s[0], possible, float(time_s[0, -1]) / num_stages))]
-        wrapped = float(self.redundant(num_stages)[0, stages[0].stop])
-        for from_end in range(num_stages - 1, 0, -1):
-            start, before = stages[-1].stop, stages[-1]
-            left = self.limit_bytes - self.own(from_end + 1)[before.start, before.stop]
-            behind = self._reach(from_end)[start]
-            possible = (self.redundant(from_end)[start] <= left) & (behind > NEVER) & (behind >= wrapped)
-            stop = _nearest(time_s[start], possible, float(time_s[start, -1]) / from_end)
-            stages.append(Range(start, stop))
-        return stages
-
     def besides(self, stages: Sequence[Range]) -> list[int]:
-        """What each device needs for its successor's layers."""
+        """What each device of a pipeline of ``stages`` needs for its successor's layers."""
         count = len(stages)
         if count == 1:
             return [0]
@@ -195,10 +148,125 @@ class Room:
         return [ceil(self.redundant(from_end)[layers.start, layers.stop]) for layers, from_end in places]
 
     def needed(self, stages: Sequence[Range]) -> list[float]:
-        """What each device needs in all."""
+        """What each device of a pipeline of ``stages`` needs in all."""
         count = len(stages)
         own = [float(self.own(count - at)[s.start, s.stop]) for at, s in enumerate(stages)]
         return [mine + more for mine, more in zip(own, self.besides(stages), strict=True)]
+
+
+@dataclass(slots=True)
+class Room:
+    """What devices of ``setup`` need, and the splits that fit. Stages are counted from the pipeline's end: 1
+    is the last.
+    """
+
+    setup: Setup
+    modes: tuple[_InMode, ...] = field(init=False)  # that devices may compute in, those of least time first
+    reached: dict[Recompute, list[Floats]] = field(init=False)  # by the last device's mode
+
+    def __post_init__(self) -> None:
+        self.modes = tuple(_InMode.of(self.setup, costs) for costs in costs_by_mode(self.setup))
+        self.reached = {mode.recompute: [self._alone(mode)] for mode in self.modes}
+
+    def _alone(self, mode: _InMode) -> Floats:
+        """``_reach`` of the last stage."""
+        count = mode.costs.num_layers
+        first = np.full((count + 1, count + 1), NEVER)
+        first[:count, count] = self.limit_bytes - mode.own(1)[:count, count]
+        return np.where(first < 0, NEVER, first)
+
+    @property
+    def limit_bytes(self) -> float:
+        """What a device has; inf: nothing bounds it."""
+        return self.setup.device_memory_bytes or np.inf
+
+    def num_stages(self, num_nodes: int) -> int:
+        """Stages of a pipeline of so many nodes."""
+        return min(num_nodes * self.setup.devices_per_node, len(self.setup.profile.layers))
+
+    def fits(self, num_stages: int) -> bool:
+        """Whether some split into so many stages fits."""
+        return any(self._first_stages(num_stages, last).any() for last in self.modes)
+
+    def _first_stages(self, num_stages: int, last: _InMode) -> Possible:
+        """Entry j: whether some split that fits begins with the stage [0, j), where the last device computes
+        in mode ``last``.
+        """
+        reach = self._reach(num_stages, last)[0]
+        wrapped = last.redundant(num_stages)[0] if num_stages > 1 else NEVER
+        possible: Possible = np.logical_and(reach > NEVER, reach >= wrapped)
+        return possible
+
+    def _reach(self, from_end: int, last: _InMode) -> Floats:
+        """Entry [i, j]: with [i, j) in that place, and the best split behind it, the most bytes that the last
+        device, in its mode, has left for the first stage's layers held redundantly; ``NEVER`` where no split
+        behind it fits.
+        """
+        reached = self.reached[last.recompute]
+        while len(reached) < from_end:
+            behind, place = reached[-1], len(reached) + 1
+            rooms = [self.limit_bytes - mode.own(place) for mode in self.modes]
+            needs = [mode.redundant(place - 1) for mode in self.modes]
+            # The more layers a successor has the more it needs, so it may have any number up to one.
+            best = np.maximum.accumulate(behind, axis=1)
+            here = np.full_like(behind, NEVER)
+            for cut in range(1, len(behind) - 1):
+                most = np.maximum.reduce(
+                    [
+                        np.searchsorted(need[cut, cut + 1 :], room[:cut, cut], side="right")
+                        for room, need in zip(rooms, needs, strict=True)
+                    ]
+                )
+                here[:cut, cut] = np.where(most > 0, best[cut, cut + most], NEVER)
+            reached.append(here)
+        return reached[from_end - 1]
+
+    def split(self, num_stages: int) -> list[Range]:
+        """A split into so many stages that fits, each as near as can be to an even part of the time that is
+        left.
+        """
+        time_s = self.modes[0].costs.time_s
+        last = next(mode for mode in self.modes if self._first_stages(num_stages, mode).any())
+        possible = self._first_stages(num_stages, last)
+        stages = [Range(0, _nearest(time_s[0], possible, float(time_s[0, -1]) / num_stages))]
+        wrapped = float(last.redundant(num_stages)[0, stages[0].stop])
+        for from_end in range(num_stages - 1, 0, -1):
+            start, before = stages[-1].stop, stages[-1]
+            behind = self._reach(from_end, last)[start]
+            fits = [
+                mode.own(from_end + 1)[before.start, before.stop] + mode.redundant(from_end)[start]
+                <= self.limit_bytes
+                for mode in self.modes
+            ]
+            possible = np.logical_or.reduce(fits) & (behind > NEVER) & (behind >= wrapped)
+            stop = _nearest(time_s[start], possible, float(time_s[start, -1]) / from_end)
+            stages.append(Range(start, stop))
+        return stages
+
+    def besides(self, stages: Sequence[Range], recompute: Sequence[Recompute]) -> list[int]:
+        """What each device needs for its successor's layers, where it computes in such a mode."""
+        by_name = {mode.recompute: mode.besides(stages) for mode in self.modes}
+        return [by_name[mode][at] for at, mode in enumerate(recompute)]
+
+    def modes_of(self, stages: Sequence[Range]) -> tuple[Recompute, ...]:
+        """The mode of least time that each device has room for, or else the last one."""
+        return tuple(mode.recompute for mode, _ in self._devices(stages))
+
+    def modes_at(self, bounds: Bounds) -> tuple[Recompute, ...]:
+        """The same for the split at ``bounds``."""
+        return self.modes_of([Range(*pair) for pair in pairwise(bounds)])
+
+    def needed(self, stages: Sequence[Range]) -> list[float]:
+        """What each device needs in all, in its mode."""
+        return [need for _, need in self._devices(stages)]
+
+    def _devices(self, stages: Sequence[Range]) -> list[tuple[_InMode, float]]:
+        by_mode = [(mode, mode.needed(stages)) for mode in self.modes]
+        found = []
+        for at in range(len(stages)):
+            each = [(mode, need[at]) for mode, need in by_mode]
+            found.append(next((fits for fits in each if fits[1] <= self.limit_bytes), each[-1]))
+        return found
 
     def holds(self, bounds: Bounds) -> bool:
         """Whether the split at ``bounds`` fits."""
@@ -220,21 +288,28 @@ def _nothing_fits(setup: Setup) -> PlanError:
             f"lower resources.min_pipeline_nodes from {setup.min_nodes}",
         )
     low, high = 0, 1
-    while not _fitting(setup, high):
+    while not fitting_redundant(setup, high):
         low, high = high, 2 * high
     while low + 1 < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _fitting(setup, middle) else (middle, high)
-    nodes = _fitting(setup, high)[0]
+        low, high = (low, middle) if fitting_redundant(setup, middle) else (middle, high)
+    nodes = fitting_redundant(setup, high)[0]
     memory = f"raise resources.device_memory to at least {high:,} bytes"
+    again = _recomputing(setup)
     return PlanError(
         "with every device holding its successor's layers too the model fits no number of nodes: on "
         f"{nodes}, which need least, a device needs {high:,} bytes and the limit is "
         f"{setup.device_memory_bytes:,}",
-        f"{memory}, lower schedule.redundant_memory, train.micro_batch or train.sequence, or choose another "
-        "fault_tolerance.policy",
+        f"{again}{memory}, lower schedule.redundant_memory, train.micro_batch or train.sequence, or choose "
+        "another fault_tolerance.policy",
         memory,
     )
+
+
+def _recomputing(setup: Setup) -> str:
+    """The part of a hint that names recomputation, where it is enough."""
+    found = fitting_redundant(msgspec.structs.replace(setup, recompute="auto"), setup.device_memory_bytes)
+    return way_out(f"{count(found[0], 'node')} {noun(found[0], 'is')} enough then") if found else ""
 
 
 def decoupled_within(setup: Setup, plan: Plan, *, redundant: bool) -> tuple[Ordered, ...]:
@@ -247,11 +322,11 @@ def decoupled_within(setup: Setup, plan: Plan, *, redundant: bool) -> tuple[Orde
     )
 
 
-def _nothing(_stages: Sequence[Range]) -> Sequence[int]:
+def _nothing(_stages: Sequence[Range], _recompute: Sequence[Recompute]) -> Sequence[int]:
     return ()
 
 
-def _fitting(setup: Setup, limit_bytes: int) -> list[int]:
+def fitting_redundant(setup: Setup, limit_bytes: int) -> list[int]:
     """The numbers of nodes that a limit is enough for."""
     room = Room(msgspec.structs.replace(setup, device_memory_bytes=limit_bytes))
     nodes = range(setup.min_nodes, len(setup.profile.layers) + 1)

@@ -14,10 +14,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from oobleckd.planner.costs.choice import StageChoice, choice_of
 from oobleckd.planner.costs.makespan import one_f_one_b_s, stage_bounds_s
-from oobleckd.planner.costs.model import Floats, StageCosts, stage_costs
+from oobleckd.planner.costs.model import Floats, StageCosts
 from oobleckd.planner.costs.work import StageWork, stage_works
-from oobleckd.planner.plan import Range, Stage, Template
+from oobleckd.planner.plan import Range, Recompute, Stage, Template
 from oobleckd.planner.policy import Setup
 
 MAX_OPS = 20_000
@@ -28,16 +29,21 @@ Bounds = tuple[int, ...]  # 0, first layer of each further stage, number of laye
 
 
 def refined(
-    setup: Setup, template: Template, share: int, fits: Callable[[Bounds], bool] = lambda _bounds: True
+    setup: Setup,
+    template: Template,
+    share: int,
+    fits: Callable[[Bounds], bool] = lambda _bounds: True,
+    modes: Callable[[Bounds], Sequence[Recompute]] | None = None,
 ) -> Template:
     """``template`` with its layers where ``share`` micro-batches take least; never slower, memory kept.
 
     Its ``fill_s`` then makes ``time_s(share)`` what the run takes. Stages that several devices share stay.
-    ``fits``: which splits do besides, that of ``template`` among them.
+    ``fits``: which splits do besides, that of ``template`` among them. ``modes``: what the stages of a split
+    compute again; without it the least that each has room for.
     """
     if any(stage.num_devices > 1 for stage in template.stages) or share < 1:
         return template
-    search = _Search(setup, stage_costs(setup.profile, held=setup.held), len(template.stages), share, fits)
+    search = _Search(setup, choice_of(setup), len(template.stages), share, fits, modes)
     bounds = (0, *(stage.layers.stop for stage in template.stages))
     # The linear model keeps the search exact and sizes additive, but charges an early stage for waits in
     # which it works: up to 22 % slower than the best. (D-planner-007)
@@ -50,29 +56,43 @@ class _Search:
     """Splits of one model into ``num_stages``, for ``share`` micro-batches."""
 
     setup: Setup
-    costs: StageCosts
+    choice: StageChoice
     num_stages: int
     share: int
     fits: Callable[[Bounds], bool]
+    modes: Callable[[Bounds], Sequence[Recompute]] | None = None
     num_ops: int = 0
-    works: dict[Range, StageWork] = field(default_factory=dict)
+    works: dict[tuple[Range, Recompute], StageWork] = field(default_factory=dict)
     deepest: Floats = field(init=False)  # of each stage, the last place from the end in which it fits
 
     def __post_init__(self) -> None:
-        self.deepest = self.costs.deepest(
-            self.setup.num_micro_batches, self.setup.device_memory_bytes or np.inf
-        )
+        self.deepest = self.choice.reach()
         self.deepest[np.tril_indices(len(self.deepest))] = 0  # a stage has a layer
 
     def run_s(self, bounds: Bounds) -> float:
         """Seconds that the micro-batches and the update take."""
         self.num_ops += 2 * self.num_stages * min(self.share, 4 * self.num_stages)
-        stages = _ranges(bounds)
-        new = [layers for layers in stages if layers not in self.works]
+        stages = [(layers, costs.recompute) for layers, costs in self._stages(bounds)]
+        new = [stage for stage in stages if stage not in self.works]
         if new:
-            self.works.update(zip(new, stage_works(new, self.setup.profile), strict=True))
-        update_s = max(self.setup.profile.update_s(layers.start, layers.stop) for layers in stages)
-        return one_f_one_b_s([self.works[layers] for layers in stages], self.share) + update_s
+            layers, modes = zip(*new, strict=True)
+            works = stage_works(layers, self.setup.profile, recompute=modes)
+            self.works.update(zip(new, works, strict=True))
+        update_s = max(self.setup.profile.update_s(layers.start, layers.stop) for layers, _ in stages)
+        return one_f_one_b_s([self.works[stage] for stage in stages], self.share) + update_s
+
+    def _stages(self, bounds: Bounds) -> list[tuple[Range, StageCosts]]:
+        """The stages of a split, with the costs of the mode that each is computed in."""
+        stages = _ranges(bounds)
+        if self.modes is not None:
+            return [
+                (layers, self.choice.in_mode(mode))
+                for layers, mode in zip(stages, self.modes(bounds), strict=True)
+            ]
+        return [
+            (layers, self.choice.at(layers.start, layers.stop, self.num_stages - place))
+            for place, layers in enumerate(stages)
+        ]
 
     def shortest(self, starts: Sequence[Bounds]) -> tuple[float, Bounds]:
         """From the best of ``starts`` downhill; the time, and where it is reached. The first wins a tie."""
@@ -110,12 +130,13 @@ class _Search:
 
         What cuts take before a stage is that of the way found to it, behind it that of average ones.
         """
-        num_layers, cut_s, time_s = self.costs.num_layers, self.costs.cut_s, self.costs.time_s
+        costs = self.choice.costs[0]  # what is before and behind is taken to compute as little as can be
+        num_layers, cut_s, time_s = costs.num_layers, costs.cut_s, costs.time_s
         forward_s = np.concatenate(
             ([0.0], np.cumsum([layer.forward_s for layer in self.setup.profile.layers]))
         )
         forward_s = forward_s[None, :] - forward_s[:, None]
-        sending_s, returning_s = forward_s + cut_s[None, :], time_s - forward_s + cut_s[:, None]
+        sending_s = forward_s + cut_s[None, :]
         average_s = float(cut_s[1:-1].mean()) if num_layers > 1 else 0.0
         spare = num_layers - self.num_stages  # layers beyond one a stage
         slowest_s = np.full(num_layers + 1, np.inf)  # of the stages so far, which end before that layer
@@ -124,6 +145,7 @@ class _Search:
         ways = []
         for place in range(self.num_stages):
             behind = self.num_stages - 1 - place
+            returning_s = self.choice.time_s(behind + 1) - forward_s + cut_s[:, None]
             first, stop = slice(place, place + spare + 1), slice(place + 1, place + spare + 2)
             bound_s = stage_bounds_s(
                 sending_s[first, stop],
@@ -147,22 +169,16 @@ class _Search:
                 bounds.append(int(way[bounds[-1]]))
             yield tuple(reversed(bounds))
 
-    def _memory_bytes(self, place: int, layers: Range) -> int:
-        of_all = self.costs.memory_bytes(self.num_stages - place, self.setup.num_micro_batches)
-        return int(np.ceil(of_all[layers.start, layers.stop]))
+    def _stage(self, place: int, layers: Range, costs: StageCosts) -> Stage:
+        where = layers.start, layers.stop
+        memory = costs.memory_bytes(self.num_stages - place, self.setup.num_micro_batches)[where]
+        return Stage(layers, 1, float(costs.time_s[where]), int(np.ceil(memory)), costs.recompute)
 
     def template(self, template: Template, bounds: Bounds, taken_s: float) -> Template:
         """``template`` with stages of these bounds, which take ``taken_s``."""
-        stages = tuple(
-            Stage(
-                layers,
-                1,
-                float(self.costs.time_s[layers.start, layers.stop]),
-                self._memory_bytes(place, layers),
-            )
-            for place, layers in enumerate(_ranges(bounds))
-        )
-        period_s = max(float(self.costs.period_s[s.layers.start, s.layers.stop]) for s in stages)
+        found = self._stages(bounds)
+        stages = tuple(self._stage(place, *each) for place, each in enumerate(found))
+        period_s = max(float(costs.period_s[layers.start, layers.stop]) for layers, costs in found)
         return Template(
             template.num_nodes,
             template.devices_per_node,

@@ -7,31 +7,44 @@ Devices are counted from the end of the pipeline: with u devices left, the node 
 two nodes. That does not depend on the number of nodes: one table serves all of them.
 
 Costs are relative: a split's cost is what it takes of one micro-batch beyond one device computing all
-layers: twice its cuts, plus what sharing adds or saves. Where stages have one device only the cuts
-remain, and equal splits compare equal to the last bit.
+layers: twice its cuts, plus what sharing adds or saves, plus what is computed again. Where stages have one
+device, and compute nothing again, only the cuts remain, and equal splits compare equal to the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, groupby
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oobleckd.planner.costs.choice import deepest_by_mode
 from oobleckd.planner.costs.model import Floats, StageCosts
-from oobleckd.planner.plan import Range
+from oobleckd.planner.plan import Range, Recompute
 
 NONE = 1e30  # instead of inf, which could not be multiplied with a mask
 
 Counts = NDArray[np.int64]
-Cuts = tuple[tuple[Range, int], ...]  # stages in order: layers, devices
+
+
+class Cut(NamedTuple):
+    """A stage: its layers, how many devices share it, and what its blocks compute again."""
+
+    layers: Range
+    num_devices: int
+    recompute: Recompute = "none"
+
+
+Cuts = tuple[Cut, ...]  # stages in order
 
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """Every stage that there may be: row k has ``num_layers[k]`` layers on ``num_devices[k]`` devices;
-    ascending by devices, then layers. Column l: its first layer is l.
+    """Every stage that there may be: row k has ``num_layers[k]`` layers on ``num_devices[k]`` devices, in the
+    mode ``recompute[k]``; ascending by devices, then modes and layers. Column l: its first layer is l.
 
     ``extra_s``: relative cost; ``period_s``: inf where the layers end before; ``deepest``: the last
     place from the end in which it fits the memory (0: none).
@@ -40,6 +53,7 @@ class Menu:
     devices_per_node: int
     num_devices: Counts
     num_layers: Counts
+    recompute: tuple[Recompute, ...]
     extra_s: Floats
     period_s: Floats
     deepest: Floats
@@ -72,6 +86,7 @@ class Menu:
             self.devices_per_node,
             self.num_devices[rows],
             self.num_layers[rows],
+            tuple(compress(self.recompute, cast("Counts", rows))),
             self.extra_s[rows],
             self.period_s[rows],
             self.deepest[rows],
@@ -87,21 +102,23 @@ class Menu:
 
     def walk(self, num_devices: int, best_row: Callable[[int, int], int]) -> Cuts:
         """The split in which the stage at each (first layer, devices left) is row ``best_row`` of it."""
-        cuts: list[tuple[Range, int]] = []
+        cuts: list[Cut] = []
         layer, left = 0, num_devices
         while left:
             row = best_row(layer, left)
             stop = layer + int(self.num_layers[row])
-            cuts.append((Range(layer, stop), int(self.num_devices[row])))
-            layer, left = stop, left - cuts[-1][1]
+            cuts.append(Cut(Range(layer, stop), int(self.num_devices[row]), self.recompute[row]))
+            layer, left = stop, left - cuts[-1].num_devices
         return tuple(cuts)
 
     def holds(self, cuts: Cuts) -> bool:
         """Whether every stage of ``cuts`` fits the memory in its place."""
-        row = {pair: k for k, pair in enumerate(zip(self.num_devices, self.num_layers, strict=True))}
+        rows = zip(self.num_devices, self.num_layers, self.recompute, strict=True)
+        row = {stage: k for k, stage in enumerate(rows)}
         return all(
-            self.deepest[row[num_devices, len(layers)], layers.start] >= len(cuts) - place
-            for place, (layers, num_devices) in enumerate(cuts)
+            self.deepest[row[cut.num_devices, len(cut.layers), cut.recompute], cut.layers.start]
+            >= len(cuts) - place
+            for place, cut in enumerate(cuts)
         )
 
     def periods(self) -> Floats:
@@ -112,17 +129,26 @@ class Menu:
 def menu(
     costs: Sequence[StageCosts], devices_per_node: int, num_micro_batches: int, limit_bytes: float
 ) -> Menu:
-    """The menu of ``costs``, one for each number of devices, ascending from 1."""
+    """The menu of ``costs``, one for each number of devices, ascending from 1, and each mode, those of least
+    time first.
+    """
     num_layers = costs[0].num_layers
     first = np.arange(num_layers)
     length = np.arange(1, num_layers + 1)[:, None]
     end = np.minimum(first + length, num_layers)
     inside = first + length <= num_layers
-    fits = [cost.deepest(num_micro_batches, limit_bytes)[first, end] for cost in costs]
+    # What computes again is one more stage on the menu, with its own time and memory: the search stays as
+    # exact as it was, and where memory allows everything these rows are gone. (D-planner-012)
+    fits = [
+        deepest[first, end]
+        for _, modes in groupby(costs, key=lambda cost: cost.num_devices)
+        for deepest in deepest_by_mode(modes, num_micro_batches, limit_bytes)
+    ]
     return Menu(
         devices_per_node,
         num_devices=np.repeat([cost.num_devices for cost in costs], num_layers),
         num_layers=np.tile(length[:, 0], len(costs)),
+        recompute=tuple(cost.recompute for cost in costs for _ in range(num_layers)),
         extra_s=np.vstack(
             [2 * cost.cut_s[:-1] + (cost.time_s - costs[0].time_s)[first, end] for cost in costs]
         ),

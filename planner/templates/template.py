@@ -15,16 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
-from oobleckd.planner.costs.memory import min_memory, smallest_memory_split
-from oobleckd.planner.costs.model import StageCosts, device_counts, stage_costs
+from oobleckd.planner.costs.choice import costs_by_mode
+from oobleckd.planner.costs.memory import min_memory, smallest_memory, smallest_memory_split
+from oobleckd.planner.costs.model import StageCosts, device_counts
 from oobleckd.planner.plan import Stage, Template
 from oobleckd.planner.policy import PlanError, Setup
 from oobleckd.planner.templates.guarantee import n_max
 from oobleckd.planner.templates.split import StageSplit, Wanted, fastest_splits
 from oobleckd.planner.templates.suffix import menu
-from oobleckd.words import count
+from oobleckd.words import count, noun
 
 
 def templates(setup: Setup) -> tuple[Template, ...]:
@@ -58,6 +60,18 @@ def templates_for(setup: Setup, wanted: Sequence[tuple[int, int]]) -> tuple[Temp
     return model.templates(wanted)
 
 
+def fewest_nodes(setup: Setup) -> int:
+    """The fewest nodes of a pipeline that hold the model of ``setup``; 0 where none do."""
+    model = _model(setup)
+    nodes = range(setup.min_nodes, len(setup.profile.layers) + 1)
+    return next((n for n in nodes if model.fits(n)), 0)
+
+
+def way_out(effect: str) -> str:
+    """The beginning of a hint, that recomputation has such an effect."""
+    return f'set schedule.recompute = "auto" ({effect}), '
+
+
 def node_stages(template: Template) -> tuple[int, ...]:
     """How many consecutive stages each node of ``template`` runs (devices, where those have two): nodes are
     filled in order, or as even as possible where there are fewer stages than devices.
@@ -81,7 +95,7 @@ def expected_share(setup: Setup, num_nodes: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _Model:
     """The model of a setup on its nodes; ``costs`` for every number of devices that a stage may have,
-    ascending from 1.
+    ascending from 1, and every mode.
     """
 
     setup: Setup
@@ -92,12 +106,17 @@ class _Model:
         # One stage on all devices of several needs no more memory than they do: the largest decide.
         # Its devices divide the largest number allowed, so whether a model fits n nodes is decided without
         # the search. (D-planner-005)
-        need = min_memory(self.costs[-1], self.setup.num_micro_batches).tolist()
+        need = min_memory(self.largest, self.setup.num_micro_batches).tolist()
         object.__setattr__(self, "need_bytes", need)
 
     @property
     def limit_bytes(self) -> float:
         return self.setup.device_memory_bytes or np.inf
+
+    @property
+    def largest(self) -> list[StageCosts]:
+        """Of the largest number of devices that a stage may have, in every mode."""
+        return [costs for costs in self.costs if costs.num_devices == self.costs[-1].num_devices]
 
     def num_devices(self, num_nodes: int) -> int:
         """Devices that a template for ``num_nodes`` nodes uses."""
@@ -127,14 +146,14 @@ class _Model:
         return tuple(made)
 
     def _template(self, num_nodes: int, split: StageSplit) -> Template:
-        by_devices = {costs.num_devices: costs for costs in self.costs}
+        by_kind = {(costs.num_devices, costs.recompute): costs for costs in self.costs}
         alone = self.costs[0]
         num_stages, stages = len(split.cuts), []
         sharing_s = cuts_s = period_s = update_s = 0.0
-        for place, (layers, num_devices) in enumerate(split.cuts):
-            costs, where = by_devices[num_devices], (layers.start, layers.stop)
+        for place, (layers, num_devices, mode) in enumerate(split.cuts):
+            costs, where = by_kind[num_devices, mode], (layers.start, layers.stop)
             memory = costs.memory_bytes(num_stages - place, self.setup.num_micro_batches)[where]
-            stages.append(Stage(layers, num_devices, float(costs.time_s[where]), int(np.ceil(memory))))
+            stages.append(Stage(layers, num_devices, float(costs.time_s[where]), int(np.ceil(memory)), mode))
             sharing_s += float(costs.time_s[where] - alone.time_s[where])
             cuts_s += float(costs.cut_s[layers.start])
             period_s = max(period_s, float(costs.period_s[where]))
@@ -156,8 +175,14 @@ class _Model:
                 f"{count(self.costs[0].num_layers, 'layer')}, and memory is limited",
                 f"lower resources.min_pipeline_nodes from {self.setup.min_nodes}",
             )
-        stages = min(range(1, len(self.need_bytes)), key=lambda s: (self.need_bytes[s], s))
-        return self._too_large("the model fits no number of nodes", stages)
+        again = self._recomputing()
+        nodes = fewest_nodes(again.setup)
+        out = (
+            again.way_out(nodes, f"{count(nodes, 'node')} {noun(nodes, 'is')} enough then, with")
+            if nodes
+            else ""
+        )
+        return self._too_large("the model fits no number of nodes", self._least(), out)
 
     def does_not_fit(self, num_nodes: int) -> PlanError:
         """The error for a model that ``num_nodes`` nodes do not hold."""
@@ -169,25 +194,49 @@ class _Model:
                 f"which has {count(stages, 'stage')} at least while the model has "
                 f"{count(num_layers, 'layer')}"
             )
-        return self._too_large(f"the model does not fit {nodes}", stages)
+        again = self._recomputing()
+        out = again.way_out(num_nodes, "it needs") if again.fits(num_nodes) else ""
+        return self._too_large(f"the model does not fit {nodes}", stages, out)
 
-    def _too_large(self, problem: str, num_stages: int) -> PlanError:
-        """The error that names the stage which is too large even in the split that comes closest."""
-        costs, profile, limit = self.costs[-1], self.setup.profile, self.setup.device_memory_bytes
-        bounds = smallest_memory_split(costs, num_stages, self.setup.num_micro_batches)
-        memory = [costs.memory_bytes(num_stages - s, self.setup.num_micro_batches) for s in range(num_stages)]
+    def _least(self) -> int:
+        """The number of stages with which a device needs least."""
+        return min(range(1, len(self.need_bytes)), key=lambda s: (self.need_bytes[s], s))
+
+    def _recomputing(self) -> _Model:
+        """The same model with stages that compute again what they have no room for."""
+        return _model(msgspec.structs.replace(self.setup, recompute="auto"))
+
+    def way_out(self, num_nodes: int, effect: str) -> str:
+        """The beginning of a hint: that it fits so many nodes, and what a device then needs."""
+        need = int(np.ceil(self.need_bytes[self.min_stages(num_nodes)]))
+        return way_out(f"{effect} {need:,} bytes of a device")
+
+    def _too_large(self, problem: str, num_stages: int, out: str) -> PlanError:
+        """The error that names the stage which is too large even in the split that comes closest. ``out``:
+        the way out that recomputation is.
+        """
+        costs, profile, limit = self.largest, self.setup.profile, self.setup.device_memory_bytes
+        num = self.setup.num_micro_batches
+        bounds = smallest_memory_split(costs, num_stages, num)
+        memory = [smallest_memory(costs, num_stages - s, num) for s in range(num_stages)]
         sizes = [int(np.ceil(memory[s][bounds[s], bounds[s + 1]])) for s in range(num_stages)]
         worst = int(np.argmax(sizes))
         first, last = bounds[worst], bounds[worst + 1] - 1
         where = (
             f"layer {first} ({profile.layers[first].name})" if first == last else f"layers {first} to {last}"
         )
-        devices = f"each of {count(costs.num_devices, 'device')}" if costs.num_devices > 1 else "a device"
+        devices = (
+            f"each of {count(costs[0].num_devices, 'device')}" if costs[0].num_devices > 1 else "a device"
+        )
         raised = f"raise resources.device_memory to at least {sizes[worst]:,} bytes"
+        again = self._recomputing()
+        less, besides = int(np.ceil(again.need_bytes[num_stages])), ""
+        if not out and less < sizes[worst]:
+            besides = f' ({less:,} bytes with schedule.recompute = "auto")'
         return PlanError(
             f"{problem}: with {count(num_stages, 'stage')}, the split that needs least, {where} "
             f"needs {sizes[worst]:,} bytes of {devices} and the limit is {limit:,}",
-            f"{raised}, or lower train.micro_batch or train.sequence",
+            f"{out}{raised}{besides}, or lower train.micro_batch or train.sequence",
             raised,
         )
 
@@ -197,4 +246,4 @@ def _model(setup: Setup) -> _Model:
     if not setup.profile.layers or setup.num_micro_batches < 1 or setup.devices_per_node < 1:
         raise PlanError("a plan needs at least one layer, one micro-batch and one device a node")
     counts = device_counts(setup.profile, setup.devices_per_node, setup.max_devices_per_stage)
-    return _Model(setup, [stage_costs(setup.profile, count, setup.held) for count in counts])
+    return _Model(setup, [costs for count in counts for costs in costs_by_mode(setup, count)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,11 +32,23 @@ def build(folder: Path, **environment: str) -> Path:
 
 
 @functools.cache
+def _built() -> Path:
+    """Where the libraries of rooms are, until the tests of this process end."""
+    folder = tempfile.mkdtemp(prefix="oobleckd-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return build(Path(folder)).parent
+
+
+@functools.cache
 def kernels() -> Compiled:
-    with tempfile.TemporaryDirectory(prefix="oobleckd-kernels-") as folder:
-        found = compiled(build(Path(folder)))
+    found = compiled(_built() / "sums")
     assert found is not None, "the tests need a C compiler"
     return found
+
+
+def update_folder() -> Path:
+    """Where the library of updates is."""
+    return _built() / "optimizers"
 
 
 def fused(

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from msgspec import structs
+
+from oobleckd.planner.plan import Recompute
 from oobleckd.planner.policy import ROLLING_BACK, WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.api import JobView, PipelineView
 from oobleckd.protocol.job import PolicyName, Schedule
@@ -21,6 +24,7 @@ class Manner:
     chunks: Literal[1, 2] = 1
     update: Literal["flushed", "staggered"] = "flushed"
     sum_copies: int = 0
+    recompute: Recompute = "none"
 
     @property
     def form(self) -> str:
@@ -29,7 +33,8 @@ class Manner:
 
     @property
     def name(self) -> str:
-        return f"{self.policy}-{self.form}-{self.update}{'-copies' if self.sum_copies else ''}"
+        more = [*(["copies"] if self.sum_copies else []), *({self.recompute} - {"none"})]
+        return "-".join([self.policy, self.form, self.update, *more])
 
     def min_nodes(self, num_devices: int, f: int) -> int:
         """That a job ``simulated`` so can begin on: f + 1 pipelines of two devices, or of two nodes where
@@ -42,6 +47,7 @@ class Manner:
         for another, by request.
         """
         schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory, self.sum_copies)
+        schedule = structs.replace(schedule, recompute=self.recompute)
         found: dict[str, Any] = {"policy": self.policy, "schedule": schedule}
         if self.policy in WITH_REDUNDANT_LAYERS:
             return {**found, "memory": 0, "min_pipeline_nodes": 2}
@@ -66,6 +72,7 @@ class Manner:
             "chunks": self.chunks,
             "update": self.update,
             "sum_copies": self.sum_copies,
+            "recompute": self.recompute,
         }
         return {
             "fault_tolerance": {"policy": self.policy},
@@ -109,13 +116,16 @@ UPDATES: tuple[Literal["flushed", "staggered"], ...] = ("flushed", "staggered")
 KEPT = (0, 5, "1GiB")
 """Bytes for what a device sent: none, too few (of a message in the simulation one), enough."""
 SUM_COPIES = (0, 3)
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "blocks")
 MANNERS = tuple(
-    Manner(policy, *form, update, SUM_COPIES[(turn + at + late) % 2])
+    Manner(policy, *form, update, SUM_COPIES[(turn + at + late) % 2], RECOMPUTES[(turn + at + 2 * late) % 3])
     for turn, policy in enumerate(get_args(PolicyName))
     for at, form in enumerate(forms_of(policy))
     for late, update in enumerate(UPDATES)
 )
-"""Every policy, form and update. Half of them copy sums, in turns, so that this meets each of those."""
+"""Every policy, form and update. Half of them copy sums, and two thirds compute blocks again, in turns, so
+that this meets each of those.
+"""
 KEEPING = tuple(policy for policy in get_args(PolicyName) if policy not in ROLLING_BACK)
 """Policies under which no step is lost while every layer has a copy."""
 KEEPING_MANNERS = tuple(manner for manner in MANNERS if manner.policy in KEEPING)

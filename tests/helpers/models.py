@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from oobleckd.planner.plan import Layers, Range
+from oobleckd.planner.plan import Layers, Range, Recompute
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.worker.data.masking import Masking
 from oobleckd.worker.models import (
@@ -24,6 +25,7 @@ from oobleckd.worker.models import (
     input_gradients,
     seed_layer,
 )
+from oobleckd.worker.recompute.block import BlockInput, Held, LayerGraph, computed
 from oobleckd.worker.state.store import Store
 
 CPU = torch.device("cpu")
@@ -114,26 +116,39 @@ def undivided(spec: ModelSpec, params: dict[str, Tensor]) -> PreTrainedModel:
     return model
 
 
-def layered_step(spec: ModelSpec, layers: list[Layer], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def layered_step(
+    spec: ModelSpec, layers: list[Layer], batch: Batch, recompute: Recompute = "none"
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients by key, one layer at a time as a device computes them, dropout seeded by layer.
 
-    Where the backward is decoupled, all of W comes after all of I.
+    Where the backward is decoupled, all of W comes after all of I. ``recompute``: what blocks compute again.
     """
     apart = batch.positions is not None and batch.documents is not None
     calls = spec.calls(batch.positions, batch.documents) if apart else {}
     x: Tensor | None = None
-    passes: list[tuple[Layer, Tensor | None, Tensor, Owed | None]] = []
+    passes: list[tuple[Layer, Held]] = []
+
+    def seed(layer: Layer) -> None:
+        seed_layer(spec.job.train.seed, 0, 0, layer.index, layer.device)
+
     for layer in layers:
         into = None if x is None else x.detach().requires_grad_()
-        seed_layer(spec.job.train.seed, 0, 0, layer.index, layer.device)
+        seed(layer)
         call = calls.get(layer.index)
+        if recompute != "none" and into is not None and not layer.is_head:
+            keeps = recompute == "selective"
+            x, held = computed(layer, into, call, 1.0, apart=layer.apart, keeps_products=keeps)
+            passes.append((layer, held))
+            continue
         x, owed = layer.forward_apart(into, batch, call) if layer.apart else (layer(into, batch, call), None)
-        passes.append((layer, into, x, owed))
+        passes.append((layer, LayerGraph(into, x, owed)))
     assert x is not None
     gradient: Tensor | None = None
     sums: dict[str, Tensor] = {}
     debts: list[tuple[Layer, Sequence[Tensor | None], Owed]] = []
-    for layer, into, out, owed in reversed(passes):
+    for layer, held in reversed(passes):
+        ran = held.again(layer, partial(seed, layer)) if isinstance(held, BlockInput) else held
+        into, out, owed = ran.into, ran.out, ran.owed
         through = [] if into is None else [into]
         inputs = layer.leaves + through
         grads = (

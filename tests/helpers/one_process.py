@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
+from oobleckd.prepare.opening import opened
 from oobleckd.prepare.piece import Bad, PieceReport, PieceSetup, make
 from oobleckd.prepare.pool import PieceRefused
 from oobleckd.prepare.sources import TextPiece
-from oobleckd.prepare.tokenizer import opened
 from oobleckd.prepare.worker import PieceProblem
 
 

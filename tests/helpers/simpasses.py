@@ -111,7 +111,7 @@ class SimPasses(Passes):
             assert self._token(task) == made, "weights changed under a forward that is run ahead"
         self._ran_redundant(task, made)
 
-    def _out(self, graph: Token) -> Token:
+    def _out(self, _task: Task, graph: Token) -> Token:
         return graph
 
     def _token(self, task: Task) -> Token:

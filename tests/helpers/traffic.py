@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from oobleckd.worker.optimizers.compiled import CompiledPass
+from oobleckd.worker.optimizers.one_pass import Update, UpdatedKeys
+from oobleckd.worker.optimizers.rule import UpdateStep
 from oobleckd.worker.sums.kernels import Kernels, Means, SumMemory
 
 _MOVE_NOTHING = frozenset({
@@ -54,6 +57,27 @@ class Traffic(TorchDispatchMode):
             yield
         finally:
             self._hidden = before
+
+
+def counted_update(update: Update, traffic: Traffic) -> Update:
+    """``update``, with the bytes that it moves counted by ``traffic``: those of one pass, if it is one, else
+    those of three.
+    """
+
+    def counted(keys: UpdatedKeys, step: UpdateStep, scale: float) -> None:
+        with traffic.hidden():
+            update(keys, step, scale)
+        slots = [tensor for tensors in keys.slots.values() for tensor in tensors]
+        copies = [copy for copy in keys.rounded if copy is not None]
+        traffic.moved([*keys.params, *slots] * 2)
+        traffic.moved([*keys.grads, *copies])
+        if isinstance(update, CompiledPass):
+            traffic.moved(keys.grads if scale != 1.0 else [])
+        else:
+            traffic.moved([*keys.grads, *keys.grads] if scale != 1.0 else [])
+            traffic.moved([copy.float() for copy in copies])
+
+    return counted
 
 
 class Counted(Kernels):

@@ -1,11 +1,15 @@
-"""A job that compiles, on a real cluster: a spare takes a dead device's place, a node is lost and comes back,
-and the bits are those of the run without failures. In ``make test`` the same is tried in one process
-(tests/unit/worker/test_compiled.py): each layer that is compiled takes seconds of a core.
+"""A job that compiles, on a real cluster: one node compiles and all others load, a spare takes a dead
+device's place, a node without anything of its own joins after a restart of the daemon, and the bits are those
+of the run without failures. In ``make test`` the same is tried without a compiler
+(tests/unit/worker/test_sharing.py) and in one process (tests/unit/worker/test_compiled.py): each layer that
+is compiled takes seconds of a core.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,33 +20,77 @@ from oobleckd.protocol.api import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 
 _COLD_S = 900.0  # of two cores that compile and do other things besides
+_COMPILER = """#!/bin/sh
+case "$*" in *" -o "*) echo "$*" >> {log} ;; esac
+exec g++ "$@"
+"""
+"""Writes down what it compiles."""
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, 3, spare=True) as running:
+def compiled(tmp_path: Path) -> Path:
+    """What the compiler of all nodes writes down."""
+    program, log = tmp_path / "c++", tmp_path / "compiled"
+    program.write_text(_COMPILER.format(log=log))
+    program.chmod(0o755)
+    log.touch()
+    return log
+
+
+@pytest.fixture
+def three(tmp_path: Path, compiled: Path) -> Iterator[Cluster]:
+    env = {"CXX": str(compiled.with_name("c++"))}
+    with Cluster(tmp_path / "cluster", 3, spare=True, env=env) as running:
         yield running
 
 
 @pytest.mark.slow
-def test_a_spare_a_lost_node_and_its_return_do_not_show(three: Cluster) -> None:
+def test_one_node_compiles_and_no_loss_shows(three: Cluster, compiled: Path) -> None:
     train = {"compile": True, "steps": 400}
     job = three.client.submit(tiny_job("compiled", train=train, resources={"device_memory": "32MiB"})).id
     three.at_step(job, 3, timeout_s=_COLD_S)
-    (folder,) = (three.home.state / "compiled").iterdir()
-    made = {file.name for file in folder.rglob("*.so")}
-    assert made
+    made = by_nodes(compiled)
+    (maker,) = {node for node, _ in made}  # one compiled, all others loaded what it sent
+
+    def has_loaded() -> str | None:
+        return next(
+            (line for line in log_of(three, "node-2") if "has loaded 2 kinds of layers" in line), None
+        )
+
+    three.until(has_loaded, "a spare that has loaded what it needs", _COLD_S)
     victim = next(node for node in three.client.nodes() if node.name == "node-2")
+    before = of_device(three, "node-2")
     os.kill(victim.pids[0], signal.SIGKILL)
     over(three, job, 1)
     assert next(n for n in three.client.nodes() if n.name == "node-2").pids == (victim.spare_pid,)
-    three.kill("node-3", "sigkill")
+    assert of_device(three, "node-2") == before  # nothing was left to be compiled, or loaded
+
+    newcomer = "node-3" if maker != "node-3" else "node-1"
+    three.kill(newcomer, "sigkill")
     over(three, job, 2)
-    three.ctl("start-node", "node-3")
-    three.until(lambda: "node-3" in three.client.job(job).nodes or None, "node-3 in the plan", _COLD_S)
+    three.kill_daemon()
+    three.start_daemon()
+    shutil.rmtree(three.home.run / newcomer / "compiled")
+    three.ctl("start-node", newcomer)
+    three.until(lambda: newcomer in three.client.job(job).nodes or None, f"{newcomer} in the plan", _COLD_S)
     assert three.job_in(job, "done", timeout_s=_COLD_S).steps_lost == 0
-    assert {file.name for file in folder.rglob("*.so")} == made  # one compiled, all others loaded
+    assert by_nodes(compiled) == made
     three.verify(job)
+
+
+def by_nodes(compiled: Path) -> set[tuple[str, str]]:
+    """What was compiled, and by which node."""
+    found = re.findall(r"/(node-\d+)/compiled/\S*/(\S+)\.cpp", compiled.read_text())
+    return {(node, name) for node, name in found}
+
+
+def log_of(cluster: Cluster, node: str) -> list[str]:
+    return (cluster.home.logs / f"{node}.log").read_text().splitlines()
+
+
+def of_device(cluster: Cluster, node: str) -> list[str]:
+    """What the devices of ``node`` compiled and loaded, as they say it."""
+    return [line for line in log_of(cluster, node) if re.search(rf"{node}/\d+: (compiled|loaded)", line)]
 
 
 def over(cluster: Cluster, job: str, count: int) -> JobView:

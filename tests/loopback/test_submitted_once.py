@@ -1,4 +1,4 @@
-"""``submit --if-new`` at a real daemon: the same job is handed in once, an edited one is another."""
+"""``submit --if-new`` at a real daemon: the same job is submitted once, an edited one is another."""
 
 from __future__ import annotations
 

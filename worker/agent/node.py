@@ -28,9 +28,14 @@ from oobleckd.host import urgency
 from oobleckd.host.starts import FailedStart, forget_failed, note_failed
 from oobleckd.protocol import codec
 from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     PROTOCOL,
     Ack,
+    ArtifactHere,
+    ArtifactKept,
+    ArtifactPart,
+    ArtifactTaken,
     DeviceLost,
     DeviceUp,
     Dismiss,
@@ -63,6 +68,7 @@ from oobleckd.worker.agent.outbox import MessageHead, Outbox, peek
 from oobleckd.worker.agent.spare import SpareKeeper
 from oobleckd.worker.agent.stopped import Stops, wake
 from oobleckd.worker.agent.systemd import SystemdService
+from oobleckd.worker.artifacts.sharing import FROM_DAEMON, FROM_DEVICE, Sharing
 from oobleckd.worker.fork.forking import Forker, begin
 from oobleckd.worker.processes.children import Burials, Child, ChildSetting, Watch, bury
 from oobleckd.worker.processes.orphans import Orphans
@@ -81,7 +87,7 @@ _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
 _OURS = frozenset(
     {
         "Welcome", "Refused", "Dismiss", "Ack", "Inject", "EndStopped", "Wake", "PrepareData",
-        "StopPreparing", "TellLog",
+        "StopPreparing", "TellLog", *FROM_DAEMON,
     }
 )  # fmt: skip
 _log = logging.getLogger(__name__)
@@ -96,13 +102,18 @@ class _Spec(msgspec.Struct, frozen=True):
 
 
 class _Deployed(msgspec.Struct, frozen=True):
-    """What the agent reads of a ``Deploy``."""
+    """What the agent reads of a ``Deploy``: whether it compiles, and all of the job where it does."""
 
     spec: _Spec = _Spec()
 
 
+class _DeployedJob(msgspec.Struct, frozen=True):
+    spec: Job
+
+
 _device_up = msgspec.msgpack.Decoder(DeviceUp)
 _deployed = msgspec.msgpack.Decoder(_Deployed)
+_deployed_job = msgspec.msgpack.Decoder(_DeployedJob)
 _last_words = msgspec.msgpack.Decoder(LastWords)
 
 
@@ -203,6 +214,8 @@ class Agent:
             say=self._say,
             total_bytes=memory_of_host(0).capacity,
         )
+        self._compiled_job: Job | None = None  # that is being deployed, if it compiles
+        self._sharing = Sharing(config.setting.compiled_path, self._say, self._answer_device)
         self._telling_logs: set[asyncio.Future[tuple[tuple[str, ...], bool]]] = set()
 
     @property
@@ -260,6 +273,7 @@ class Agent:
         if device is None or device.child is not child or self._renewing is not None:
             return
         device.link.drain()
+        self._sharing.ended(child.device)
         death = self._endings.of(
             child, device.info, device.verdict or evidence, device.said, self._loop.time()
         )
@@ -400,6 +414,7 @@ class Agent:
         for device in devices:
             device.child.kill()
             device.link.close()
+            self._sharing.ended(device.child.device)
         for child in children:
             await bury(child)
 
@@ -419,6 +434,11 @@ class Agent:
         if head.type == "LastWords":
             self._devices[name].said = _last_words.decode(data).death
             return
+        if head.type in FROM_DEVICE:
+            self._sharing.from_device(name, data)
+            return
+        if head.type == "Ready" and self._compiled_job is not None:
+            self._spare.compiled(self._compiled_job)  # by now all that it is to load is on disk
         self._outbox.said(head, data)
         self._uplink.send(data)
 
@@ -442,12 +462,14 @@ class Agent:
 
     def _connected(self) -> None:
         self._heartbeat_sender.forget()
+        self._sharing.lost()
         self._daemon, self._known_incarnations = "", frozenset()
         self._replay_due = True
         self._hello()
 
     def _lost(self) -> None:
         self._heartbeat_sender.forget()
+        self._sharing.lost()
 
     def _hello(self) -> None:
         """Say who and what we are; again and again until the daemon answers."""
@@ -464,6 +486,10 @@ class Agent:
             self._hello_again = None
         if not self._daemon and not self._done.done():
             self._hello_again = self._loop.call_later(_HELLO_AGAIN_S, self._hello)
+
+    def _answer_device(self, name: str, answer: ArtifactHere) -> None:
+        if (device := self._devices.get(name)) is not None:
+            device.link.send(codec.encode(answer))
 
     def _say(self, message: msgspec.Struct) -> None:
         self._uplink.send(codec.encode(message))
@@ -492,7 +518,10 @@ class Agent:
             return
         self._outbox.told(head)
         if head.type == "Deploy":
-            self._spare.compiles(on=_deployed.decode(data).spec.train.compile)
+            compiles = _deployed.decode(data).spec.train.compile
+            self._compiled_job = _deployed_job.decode(data).spec if compiles else None
+            if not compiles:
+                self._spare.compiled(None)
         # The device's loop holds Python's lock, so it is lent the haste of who is to answer, and gives it
         # back then. Less is lent than the lender has, or a layer could keep its core. (D-recovery-021)
         if head.type == "Report":
@@ -521,6 +550,8 @@ class Agent:
                 self._preparations.stop(message.job)
             case TellLog():
                 self._tell_log(message)
+            case ArtifactKept() | ArtifactPart() | ArtifactTaken():
+                self._sharing.heard(message)
 
     def _welcome(self, message: Welcome) -> None:
         changed = self._daemon not in {"", message.daemon}
@@ -537,6 +568,7 @@ class Agent:
             for data in self._outbox.pending():
                 self._uplink.send(data)
             self._preparations.say_again()
+        self._sharing.welcomed(keeps=message.artifacts)
         self._heartbeat_sender.welcome(message)
         self._figure_teller.welcome(message)
 
@@ -643,6 +675,7 @@ class Agent:
         self._preparations.close()
         await self._preparers.ended()
         await self._end_devices()
+        await self._sharing.close()
         await self._spare.close()
         await self._burials.done()
         if self._forker is not None:

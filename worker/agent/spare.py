@@ -11,13 +11,18 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 
+import msgspec
+
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import LoadCompiler
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import LayersLoaded, LoadLayers
 from oobleckd.protocol.parts import Spare
+from oobleckd.words import count
 from oobleckd.worker.agent.device_link import AgentSide
 from oobleckd.worker.agent.outbox import peek
 from oobleckd.worker.processes.children import Burials, Child, Watch
 
+_loaded = msgspec.msgpack.Decoder(LayersLoaded)
 _AGAIN_S = (1.0, 60.0)  # between starts of spares that end before they are ready
 _FORK_BYTES = 40 * 2**20  # of a fork's own, until it is measured
 _log = logging.getLogger(__name__)
@@ -49,8 +54,10 @@ class SpareKeeper:
         self._promised: deque[str] = deque()  # places
         self._child: Child | None = None
         self._link: AgentSide | None = None
-        self._ready: Spare | None = None
-        self._compiles = False
+        self._ready: Spare | None = None  # it has all it needs
+        self._up = False  # it has imported what any job needs
+        self._compiled: LoadLayers | None = None  # what devices of the node have compiled
+        self._loading = 0  # orders to load layers that it has not answered
         self._failed_starts = 0
         self._again: asyncio.TimerHandle | None = None
 
@@ -94,14 +101,14 @@ class SpareKeeper:
         child, link = self._child, self._link
         # A fork has all it needs from its birth on, and its order waits in its socket: so a spare is
         # missing for 20 ms and not for seconds. (D-devices-017)
-        if child is None or link is None or (self._ready is None and not child.is_fork):
+        if child is None or link is None or not (self._up or child.is_fork):
             return None
         if child.process.poll() is not None:  # it was killed with the device, and we have not been told yet
             self._watch.discard([child])
             self._drop()
             return None
         link.close()
-        self._child = self._link = self._ready = None
+        self._forget()
         child.device = device
         return child
 
@@ -118,11 +125,23 @@ class SpareKeeper:
         self._promised.append(device)
         return True
 
-    def compiles(self, *, on: bool) -> None:
-        """Whether devices of this node compile: a spare, this one or the next, is to be ready for it."""
-        if on and not self._compiles and self._link is not None and self._ready is not None:
-            self._link.send(codec.encode(LoadCompiler()))
-        self._compiles = on
+    def compiled(self, job: Job | None) -> None:
+        """Devices of this node have the compiled layers of ``job`` (None: of none), so a spare, this one or
+        the next, is ready when it has loaded them.
+        """
+        order = LoadLayers(job) if job is not None else None
+        if order == self._compiled:
+            return
+        self._compiled = order
+        if order is not None and self._up:
+            self._ready = None
+            self._load(order)
+            self._on_change()
+
+    def _load(self, order: LoadLayers) -> None:
+        assert self._link is not None
+        self._loading += 1
+        self._link.send(codec.encode(order))
 
     def forget_promises(self) -> None:
         """No place is waiting any more."""
@@ -163,12 +182,24 @@ class SpareKeeper:
         except codec.CodecError as error:
             _log.error("the spare sent what is no message: %s", error)
             return
-        if kind == "SpareUp" and self._child is not None:
-            self._failed_starts = 0
-            if self._compiles and self._link is not None:
-                self._link.send(codec.encode(LoadCompiler()))
+        if self._child is None:
+            return
+        if kind == "SpareUp":
+            self._failed_starts, self._up = 0, True
+            if self._compiled is not None:
+                self._load(self._compiled)
+        elif kind == "LayersLoaded":
+            self._loading -= 1
+            kinds = count(_loaded.decode(data).kinds, "kind")
+            _log.info("the spare (pid %d) has loaded %s of layers", self._child.process.pid, kinds)
+        if self._up and not self._loading:
+            # Nothing is left to be compiled or loaded in a place that it takes. (D-compile-011)
             self._ready = Spare(self._child.process.pid, ready=True, memory_bytes=self._child.own_bytes())
             self._on_change()
+
+    def _forget(self) -> None:
+        self._child = self._link = self._ready = None
+        self._up, self._loading = False, 0
 
     def _start_again(self) -> None:
         self._again = None
@@ -179,5 +210,5 @@ class SpareKeeper:
         assert child is not None
         assert link is not None
         link.close()
-        self._child = self._link = self._ready = None
+        self._forget()
         self._burials.add(child)

@@ -1,4 +1,4 @@
-"""A look at a job's text before it is handed in: what ``open_corpus`` would refuse on a node, and what is to
+"""A look at a job's text before it is submitted: what ``open_corpus`` would refuse on a node, and what is to
 be said of files that are trained on as bytes.
 
 Reads sizes and beginnings; more only where the vocabulary is too small for some byte. Writes nothing: no copy

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from oobleckd.host.urgency import hurry
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import Message
+from oobleckd.protocol.messages import ArtifactHere, Message
 from oobleckd.worker.runtime.framing import FrameError, read_frame, write_frame
 from oobleckd.worker.transport.mailbox import Mailbox
 
@@ -34,7 +34,8 @@ class DeviceLink:
 
     ``fd`` is a stream socket inherited from the agent. ``on_closed`` runs when the agent is gone, in
     whichever thread noticed; ``on_control`` after a message was put into the mailbox, in the reader thread;
-    ``urgent``: how that thread is to be scheduled.
+    ``on_artifact`` for what a device that compiles waits for, there, too; ``urgent``: how that thread is to
+    be scheduled.
     """
 
     def __init__(
@@ -44,13 +45,14 @@ class DeviceLink:
         *,
         on_closed: Callable[[], None] = _end_process,
         on_control: Callable[[], None] = lambda: None,
+        on_artifact: Callable[[ArtifactHere], None] = lambda _: None,
         urgent: bool = False,
     ) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(True)
         self._mailbox = mailbox
         self._on_closed = on_closed
-        self._on_control = on_control
+        self._on_control, self._on_artifact = on_control, on_artifact
         self._urgent = urgent
         self._sending = threading.Lock()
         self.num_unknown = 0
@@ -104,6 +106,9 @@ class DeviceLink:
         except codec.CodecError as error:
             self.num_unknown += 1
             _log.warning("ignored a message of the agent: %s", error)
+            return
+        if isinstance(control, ArtifactHere):
+            self._on_artifact(control)
             return
         self._mailbox.put_control(control)
         self._on_control()

@@ -34,6 +34,11 @@ class DeviceContext:
     compiled_dir: Path | None = None
     before: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def compiled_path(self) -> Path:
+        """Where it keeps what it compiles."""
+        return self.compiled_dir or self.run_dir / "compiled"
+
 
 def give_back_memory() -> None:
     """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may

@@ -24,6 +24,10 @@ from oobleckd.protocol.deaths import OUT_OF_MEMORY
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     Ack,
+    ArtifactHere,
+    ArtifactKept,
+    ArtifactPart,
+    ArtifactTaken,
     Decide,
     Deploy,
     DeviceFailed,
@@ -40,6 +44,7 @@ from oobleckd.protocol.messages import (
     LinkDown,
     Measure,
     Measured,
+    Message,
     PreCopied,
     PreCopy,
     PrepareData,
@@ -55,6 +60,7 @@ from oobleckd.protocol.messages import (
     Welcome,
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
+from oobleckd.worker.artifacts.asking import Asking
 from oobleckd.worker.canary.canary import Canary
 from oobleckd.worker.checkpointing.writer import BackgroundWriter
 from oobleckd.worker.data.rows import Misread
@@ -100,9 +106,17 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceProcess:
-    """Controls in, training state and answers out."""
+    """Controls in, training state and answers out. ``compiling``: what this process has compiled, or loaded,
+    as a spare.
+    """
 
-    def __init__(self, context: DeviceContext, fd: int, activity: ActivityPage) -> None:
+    def __init__(
+        self,
+        context: DeviceContext,
+        fd: int,
+        activity: ActivityPage,
+        compiling: Compiling | None = None,
+    ) -> None:
         self.context, self.activity = context, activity
         self.executor: Executor | None = None
         self.deployment: Deployment | None = None
@@ -114,7 +128,14 @@ class DeviceProcess:
         self.canary = Canary(context.device, self.torch_device, context.before)
         backend, why = choose(self.torch_device)
         _log.info("%s: messages take %s", context.device, why)
-        self.link = DeviceLink(fd, self.mailbox, on_control=self._answer_at_once, urgent=context.urgent)
+        self.asking = Asking(self._ask_agent)
+        self.link = DeviceLink(
+            fd,
+            self.mailbox,
+            on_control=self._answer_at_once,
+            on_artifact=self.asking.heard,
+            urgent=context.urgent,
+        )
         at_the_end(self.last_words)
         self.groups = GroupManager(context.device, self.mailbox, backend, self._send)
         intake = Intake(self.groups)
@@ -133,7 +154,8 @@ class DeviceProcess:
         self.faults = Faults(context.device, context.run_dir)
         self.flips: list[How] = []
         self.reading = Reading(context.device, self.tell, self.mailbox.wake)
-        self.compiling = Compiling(context.compiled_dir or context.run_dir / "compiled", self.torch_device)
+        self.compiling = compiling or Compiling(context.compiled_path, self.torch_device)
+        self.compiling.who, self.compiling.asking = context.device, self.asking
         self._idle_bytes = 0  # of the host's memory, without a job
 
     def run(self) -> None:
@@ -307,6 +329,10 @@ class DeviceProcess:
                 | TellLog()
                 | PrepareData()
                 | StopPreparing()
+                | ArtifactHere()
+                | ArtifactKept()
+                | ArtifactPart()
+                | ArtifactTaken()
             ):
                 pass  # the agent's business
             case _:
@@ -528,6 +554,9 @@ class DeviceProcess:
 
     def tell(self, message: FromWorker) -> None:
         """Send a message to the daemon, by way of the agent."""
+        self.link.send(message)
+
+    def _ask_agent(self, message: Message) -> None:
         self.link.send(message)
 
     def _fail(self, error: UserError) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,6 +38,7 @@ from oobleckd.worker.models import (
     tensors_of,
 )
 from oobleckd.worker.optimizers.plan import check_groups
+from oobleckd.worker.recompute.block import BlockInput, computed
 from oobleckd.worker.runtime.deaths import is_out_of_memory, memory_of
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.host_memory import most_of
@@ -45,10 +47,11 @@ from oobleckd.worker.state.digest import digest
 from oobleckd.worker.state.optimizer import parameters_of, state_shape
 
 _T = TypeVar("_T")
-_VERSION = 6  # of what a profile means
+_VERSION = 7  # of what a profile means
 _NUM_RUNS = 5
 _PINNED_BYTES = 64 << 20
 _BUDGET_S = 0.5
+_SELECTIVE_BUDGET_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class _Cost:
     output_bytes: int
     weight_s: float = 0.0
     kept_bytes: int = 0
+    selective_bytes: int = 0
+    selective_s: float = 0.0
 
 
 def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
@@ -83,7 +88,7 @@ def measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
 
 
 def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
-    batch = sample_batch(job).to(device)
+    batch = sample_batch(spec).to(device)
     with _computable():
         calls = calls_of(spec, batch)
     shared = {_storage(tensor): tensor for call in calls.values() for tensor in tensors_of(call)}
@@ -95,7 +100,8 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         if alike not in known:
             with _computable():
                 layer = bind(spec, index, device)
-                measured = _Measured(layer, batch, calls.get(index), frozenset(shared))
+                selective = 0 < index < spec.num_layers - 1 and job.measures_selective
+                measured = _Measured(layer, batch, calls.get(index), frozenset(shared), selective)
                 known[alike], x = _measure_layer(measured, x, _SumOf(spec, index, device))
         costs.append(_layer_cost(spec, index, known[alike]))
     # Here alone is the model seen whole, whatever its family and wherever it comes from. (D-progress-001)
@@ -110,6 +116,8 @@ def _measure(spec: ModelSpec, job: Job, device: torch.device) -> Profile:
         flops_per_token=flops.per_token(
             spec.num_weights, spec.num_layers - 2, spec.attention, job.train.sequence
         ),
+        params=spec.num_params,
+        active_params=spec.num_active_params,
     )
 
 
@@ -192,17 +200,22 @@ def _layer_cost(spec: ModelSpec, index: int, cost: _Cost) -> LayerCost:
         weight_s=cost.weight_s,
         kept_bytes=cost.kept_bytes,
         slot_bytes=shape.num_bytes - FLOAT_BYTES * shape.num_params,
+        selective_bytes=cost.selective_bytes,
+        selective_s=cost.selective_s,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A layer and what it computes with besides ``x``. ``shared``: storages that count for no layer."""
+    """A layer and what it computes with besides ``x``. ``shared``: storages that count for no layer.
+    ``selective``: whether it is asked what it costs where that which is cheap is computed again.
+    """
 
     layer: Layer
     batch: Batch
     call: Call | None
     shared: frozenset[int]
+    selective: bool = False
 
     def __call__(self, x: Tensor | None) -> Tensor:
         return self.layer(x, self.batch, self.call)
@@ -222,6 +235,9 @@ def _measure_layer(measured: _Measured, x: Tensor | None, sum_of: _SumOf) -> tup
     while len(times) < _NUM_RUNS and (not times or time.perf_counter() - began < _BUDGET_S):
         times.append(step.run(device))
     forward_s, backward_s, weight_s, update_s = map(statistics.median, zip(*times, strict=True))
+    selective: tuple[int, float] = (0, 0.0)
+    if measured.selective and x is not None:
+        selective = _selective(measured, x, step.forward)
     cost = _Cost(
         forward_s,
         backward_s + weight_s,
@@ -230,8 +246,33 @@ def _measure_layer(measured: _Measured, x: Tensor | None, sum_of: _SumOf) -> tup
         out.nbytes,
         weight_s,
         step.kept_bytes,
+        *selective,
     )
     return cost, out.detach()
+
+
+def _selective(measured: _Measured, x: Tensor, forward: Callable[[], Tensor]) -> tuple[int, float]:
+    """What a block holds whose products are kept and all else is computed again, and the seconds that this
+    takes: of the second forward pass, and of the first what it takes longer than ``forward``.
+    """
+    layer, device = measured.layer, x.device
+
+    def first() -> BlockInput:
+        return computed(layer, x, measured.call, 1.0, apart=layer.apart, keeps_products=True)[1]
+
+    held = first()
+    assert held.products is not None
+    others = {_storage(param) for param in layer.leaves} | measured.shared
+    kept = {_storage(t): t.untyped_storage().nbytes() for t in (x, *held.products.tensors)}
+    held.again(layer, lambda: None)
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < _NUM_RUNS and (not times or time.perf_counter() - began < _SELECTIVE_BUDGET_S):
+        _, plain_s = _timed(forward, device)
+        held, first_s = _timed(first, device)
+        _, again_s = _timed(partial(held.again, layer, lambda: None), device)
+        times.append(again_s + max(0.0, first_s - plain_s))
+    return sum(num for where, num in kept.items() if where not in others), statistics.median(times)
 
 
 class _Fused:

@@ -10,27 +10,33 @@ import gc
 import importlib
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from oobleckd.host.journald import LineFormatter
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import LastWords, LoadCompiler, SpareUp, TakePlace
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import LastWords, LayersLoaded, LoadLayers, SpareUp, TakePlace
 from oobleckd.worker.processes.children import die_with_parent
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.deaths import death_of
-from oobleckd.worker.runtime.errors import at_the_end, ends_the_process
+from oobleckd.worker.runtime.errors import UserError, at_the_end, ends_the_process
 from oobleckd.worker.runtime.framing import read_frame, write_frame
 from oobleckd.worker.runtime.lifeline import hold
+
+if TYPE_CHECKING:  # what it imports is imported later, at another priority
+    from oobleckd.worker.device.compiling import Compiling
 
 # At the lowest priority the import's five CPU seconds took more than three minutes where four processes
 # train on two cores, and a second loss in that time found no spare. (D-devices-002)
@@ -42,6 +48,7 @@ again and again.
 """
 HEAVY = ("oobleckd.worker.device.device",)
 """And with it torch, transformers and the engine."""
+_log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -80,18 +87,20 @@ def main(
     at_the_end(partial(tell_agent, fd))
     with ends_the_process("start"):
         import_for_good(HEAVY)
-        place = TakePlace(device) if device else wait_for_place(fd)
-        from oobleckd.worker.device.context import DeviceContext
-        from oobleckd.worker.device.device import DeviceProcess
-
         # Its stderr is the agent's, whose log it is.
         handler = logging.StreamHandler()
         handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler])
+        loading = Loading(kind, compiled_dir or run_dir / "compiled")
+        place = TakePlace(device) if device else wait_for_place(fd, loading)
+        from oobleckd.worker.device.context import DeviceContext
+        from oobleckd.worker.device.device import DeviceProcess
+
         process = DeviceProcess(
             DeviceContext(place.device, kind, host, bind, run_dir, urgent, compiled_dir, place.before),
             fd,
             ActivityPage(activity),
+            loading.compiling,
         )
     with ends_the_process():
         process.run()
@@ -134,29 +143,64 @@ def import_gently(modules: Sequence[str]) -> None:
         gently.submit(_import, modules).result()
 
 
-def wait_for_place(fd: int) -> TakePlace:
+def _has_more(agent: socket.socket) -> bool:
+    return bool(select.select([agent], [], [], 0)[0])
+
+
+class Loading:
+    """What a spare has loaded of the compiled layers of a job, from ``folder``; ``compiling`` is the place's
+    when it is taken, None while there is nothing.
+    """
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self._kind, self._folder = kind, folder
+        self.compiling: Compiling | None = None
+
+    def load(self, job: Job, is_wanted: Callable[[], bool]) -> int:
+        """Load all kinds of layers of ``job`` that are in the folder, until it ``is_wanted`` elsewhere; how
+        many there are.
+        """
+        # As the imports at the start: who trains goes first.
+        with ThreadPoolExecutor(1, initializer=_give_way) as gently:
+            kinds = gently.submit(self._load, job, is_wanted).result()
+        gc.freeze()
+        return kinds
+
+    def _load(self, job: Job, is_wanted: Callable[[], bool]) -> int:
+        import torch
+
+        from oobleckd.worker.device.compiling import Compiling, load_kept
+        from oobleckd.worker.models import compiled
+
+        if self._kind != "cpu":
+            compiled.load()  # a card's program is loaded with memory of the card, of which a spare has none
+            return 0
+        device = torch.device("cpu")
+        try:
+            self.compiling = self.compiling or Compiling(self._folder, device)
+            return load_kept(self.compiling, device, job, is_wanted)
+        except (UserError, OSError, RuntimeError, MemoryError):
+            # Whoever takes a place with less loads the rest there, and says what is wrong with it.
+            _log.exception("the spare cannot load compiled layers")
+            self.compiling = None
+            return 0
+
+
+def wait_for_place(fd: int, loading: Loading) -> TakePlace:
     """Say on the agent's socket ``fd`` that all is imported, and sleep until a device's place is free; load
-    torch's compiler where the agent says that it will be needed.
+    compiled layers where the agent says that they will be needed.
 
     Returns which one that is. Raises EOFError when the agent is gone.
     """
     with socket.socket(fileno=os.dup(fd)) as agent:
         write_frame(agent, codec.encode(SpareUp()))
         while (data := read_frame(agent)) is not None:
-            order = msgspec.msgpack.decode(data, type=TakePlace | LoadCompiler)
+            order = msgspec.msgpack.decode(data, type=TakePlace | LoadLayers)
             if isinstance(order, TakePlace):
                 return order
-            _load_compiler()
+            kinds = loading.load(order.spec, partial(_has_more, agent))
+            write_frame(agent, codec.encode(LayersLoaded(kinds)))
     raise EOFError("the agent is gone")
-
-
-def _load_compiler() -> None:
-    """As the imports at the start: 1.3 of the 2 s that a layer takes to be loaded in its place."""
-    from oobleckd.worker.models.compiled import load
-
-    with ThreadPoolExecutor(1, initializer=_give_way) as gently:
-        gently.submit(load).result()
-    gc.freeze()
 
 
 def _import(modules: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ from oobleckd.worker.runtime.errors import UserError
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _BACKEND = "torch._inductor.compile_fx"
-_CACHE = "torch._inductor.codecache"
+_DYNAMO, _INDUCTOR, _VECTORS = "torch._dynamo", "torch._inductor.utils", "torch._inductor.cpu_vec_isa"
 _IN_PROCESS = "TORCHINDUCTOR_COMPILE_THREADS"
 _SAID = ("warning_once", "info_once", "warning")
 _MANY = 1 << 14
@@ -57,9 +57,30 @@ def keep_in(folder: Path) -> None:
             "compiled lies there",
             "start the worker with --run-dir, or a STATE_DIRECTORY, elsewhere",
         )
+    if os.environ.get(_FOLDER) == str(folder):
+        return
     os.environ[_FOLDER] = str(folder)
-    if (cache := sys.modules.get(_CACHE)) is not None:
-        _keep_headers(cache)
+    if (inductor := sys.modules.get(_INDUCTOR)) is not None:
+        inductor.clear_caches()  # what is in memory would not be written to this folder
+
+
+def forget() -> None:
+    """Drop what this process has compiled. Nothing that was is called any more."""
+    if (dynamo := sys.modules.get(_DYNAMO)) is not None and hasattr(dynamo, "reset"):
+        dynamo.reset()
+
+
+def num_graphs() -> int:
+    """How many graphs this process has compiled, or loaded."""
+    counters = getattr(sys.modules.get(f"{_DYNAMO}.utils"), "counters", None)
+    return int(counters["stats"]["unique_graphs"]) if isinstance(counters, dict) else 0
+
+
+def find_instructions() -> None:
+    """Find out which instructions of the CPU the C++ compiler can use: small programs, that are compiled and
+    kept as layers are.
+    """
+    importlib.import_module(_VECTORS).pick_vec_isa()
 
 
 @functools.cache
@@ -114,11 +135,6 @@ def _function(plain: Compiled) -> Compiled:
     return made
 
 
-def _keep_headers(cache: Any) -> None:
-    """In the folder, too: torch keeps compiled headers below /tmp, by a name that anybody may have taken."""
-    cache._HEADER_DIR = str(Path(os.environ[_FOLDER]) / "headers")  # noqa: SLF001 - there is no setting for it
-
-
 def load() -> None:
     """Load torch's compiler, the real one, which compiles nothing yet."""
     # In this process and in no workers of its own, which would outlive a device that is killed.
@@ -145,8 +161,12 @@ def _set_up() -> None:
             "install torch 2.11 or newer, or set train.compile = false",
         )
     inductor.deterministic = True
-    _keep_headers(importlib.import_module(_CACHE))
     inductor.compile_threads = 1
+    # Compiled headers take 150 MB and as long as they save, and are made also where all else is there.
+    # (D-compile-009)
+    inductor.cpp_cache_precompile_headers = False
+    # A try that takes too long on a busy machine would choose other instructions, and so other bits.
+    inductor.cpp.vec_isa_ok = True
     # What transformers says once of a model it has said when the model was built.
     dynamo.ignore_logging_functions |= {
         getattr(logging.Logger, name) for name in _SAID if hasattr(logging.Logger, name)

@@ -20,8 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job
 from oobleckd.words import count
-from oobleckd.worker.models import rope
-from oobleckd.worker.models.routers import check_given
+from oobleckd.worker.models import experts, rope, routers
 from oobleckd.worker.models.sizes import check_sizes
 from oobleckd.worker.models.unsupported import unsupported
 from oobleckd.worker.runtime.errors import UserError
@@ -83,7 +82,10 @@ _REFUSED = frozenset(
     }
 )  # fmt: skip
 
-_SHOWS = ("add_cross_attention", "chunk_size_feed_forward", "is_encoder_decoder", "layerdrop")
+_SHOWS = (
+    "add_cross_attention", "chunk_size_feed_forward", "is_encoder_decoder", "layerdrop",
+    "output_router_logits",
+)  # fmt: skip
 """Of these, what a config.json may not have set: the model of transformers would compute something else."""
 
 _PREFIX = re.compile(r"^(Class validation error for validator|Validation error for field) '\w+': \w+: ")
@@ -99,9 +101,14 @@ def load_config(job: Job) -> PretrainedConfig:
     if family not in FAMILIES:
         raise unsupported(family, FAMILIES)
     kind: type[PretrainedConfig] = CONFIG_MAPPING[family]
+    if family in EXPERTS:
+        experts.check_given(job.model.config)
     _check_keys(kind, job.model.config)
-    check_given(job.model.config)
-    config = _made(kind, _fields(kind, _stored(job), job.model.config))
+    routers.check_given(job.model.config)
+    fields = _fields(kind, _stored(job), job.model.config)
+    if family in EXPERTS:
+        fields["experts_implementation"] = experts.IMPLEMENTATION
+    config = _made(kind, fields)
     if "rope_parameters" in kind.__dataclass_fields__:
         rope.check_taken(config, job.model.config)
     _check_config(job, config)
@@ -143,6 +150,9 @@ def _made(kind: type[PretrainedConfig], fields: dict[str, Any]) -> PretrainedCon
 def _check_keys(kind: type[PretrainedConfig], given: Iterable[str]) -> None:
     fields = {field.name for field in dataclasses.fields(kind)} | set(kind.attribute_map)
     known = (fields | rope.keys_of(kind)) - _REFUSED
+    if kind.model_type in EXPERTS:
+        # Transformers reads head_dim of all of them, and declares it for some: Qwen3-30B-A3B has 128.
+        known |= {"experts_implementation", "head_dim"}
     for key in given:
         if key not in known:
             raise UserError(

@@ -21,6 +21,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
+from oobleckd.worker.models.experts import ShapesAlone, idle_params
 from oobleckd.worker.models.folders.folder import Folder
 from oobleckd.worker.models.folders.names import saved
 from oobleckd.worker.models.heads.chunked import ChunkedHead
@@ -36,6 +37,8 @@ from oobleckd.worker.models.separate import check_apart, record
 from oobleckd.worker.models.split import Call, CallRecorder, Split, split
 from oobleckd.worker.models.weights import fresh
 from oobleckd.worker.runtime.errors import UserError
+
+_LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -85,18 +88,36 @@ class ModelSpec:
 
     @property
     def num_weights(self) -> int:
-        """Weights of matrix products outside of the embedding, the output projection's among them: whatever
-        has two dimensions or more.
+        """Weights of matrix products that a token goes through outside of the embedding, the output
+        projection's among them: whatever has two dimensions or more, and of experts its share.
         """
+        experts = idle_params(self._split.model)
         buckets = (bucket for of_layer in self._of_layer[1:] for bucket in of_layer)
         keys = (key for bucket in buckets for key in self.buckets[bucket].keys)
         params = map(self._split.model.get_parameter, keys)
-        return sum(param.numel() for param in params if param.dim() > 1)
+        least = {id(param): 3 for param in experts}  # what has two there is a bias of each
+        weights = (param for param in params if param.dim() >= least.get(id(param), 2))
+        return sum(param.numel() - experts.get(param, 0) for param in weights)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model; a tied weight counts once."""
+        return sum(param.numel() for param in self._split.model.parameters())
+
+    @property
+    def num_active_params(self) -> int:
+        """Those that a token goes through, with all of the embedding."""
+        return self.num_params - sum(idle_params(self._split.model).values())
 
     @property
     def attention(self) -> int:
-        """How wide all query heads of a block are together."""
+        """How wide all query heads of a block are together; where values are of another width, the average of
+        the two.
+        """
         heads: int = self.config.num_attention_heads
+        latent = [getattr(self.config, name, 0) for name in _LATENT]
+        if all(latent):
+            return heads * sum(latent) // 2
         of_head: int = getattr(self.config, "head_dim", None) or self.config.hidden_size // heads
         return heads * of_head
 
@@ -116,7 +137,7 @@ class ModelSpec:
 
     @property
     def constants(self) -> dict[str, tuple[int, ...]]:
-        """Shapes, by name, of what the model has besides parameters and nothing trains, but a folder holds."""
+        """Shapes, by name, of what a saved model has besides parameters, and nothing trains."""
         return {name: tuple(buffer.shape) for name, buffer in self._constants.items()}
 
     def constant(self, name: str) -> Tensor:
@@ -135,7 +156,8 @@ class ModelSpec:
         """``tensors``, all of a layer by name, as ``save_pretrained`` would write them: experts one by one,
         say.
         """
-        return saved(self._split.model, tensors)
+        with ShapesAlone():
+            return saved(self._split.model, tensors)
 
     def buckets_of(self, layer: int) -> tuple[int, ...]:
         """The buckets that ``layer`` uses, ascending."""

@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedC
 from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentions
 
 from oobleckd.worker.models import light
-from oobleckd.worker.models.config import MASKED
-from oobleckd.worker.models.experts import ShapesAlone
+from oobleckd.worker.models.config import EXPERTS, MASKED
+from oobleckd.worker.models.experts import ShapesAlone, check_implementation
 from oobleckd.worker.models.products import product_parameters
 from oobleckd.worker.models.sizes import misfit
 from oobleckd.worker.models.strict import WholeSums
@@ -138,7 +138,7 @@ class Split:
         """Buffers that are saved with the model, on meta, by name: what a router adds to its scores, say. A
         folder may have other values of them than a fresh model (``initial``).
         """
-        found = {}
+        found: dict[str, Tensor] = {}
         for owner, module in self.model.named_modules():
             kept = module._buffers.keys() - module._non_persistent_buffers_set  # noqa: SLF001
             found |= {f"{owner}.{name}": b for name, b in module.named_buffers(recurse=False) if name in kept}
@@ -175,6 +175,8 @@ def split(config: PretrainedConfig) -> Split:
     with _buildable(config):
         with light.without_heavy_parts(), light.without_values(), torch.device("meta"):
             model = auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        if config.model_type in EXPERTS:
+            check_implementation(model.config)
         model.train()
         body, blocks = _find_blocks(model, config.num_hidden_layers)
         recorder = CallRecorder(model, body, blocks, torch.device("cpu"))

@@ -21,6 +21,10 @@ from transformers.models.auto.modeling_auto import (
 from oobleckd.worker.runtime.errors import UserError
 
 _PAGE = "see docs/models.md for those that are"
+_REASONS = {
+    "ernie4_5_moe": "its routers correct their scores by a parameter (e_score_correction_bias) that no "
+    "gradient reaches",
+}
 _SURE = 0.9
 _EXPERTS = ("expert", "moe_")
 
@@ -38,8 +42,6 @@ def unsupported(family: str, families: Collection[str]) -> UserError:
         said = _of_another_kind(what, others[plain], families)
     elif "/" in family:
         said = what, "name a model type, such as llama; a local folder goes into model.checkpoint"
-    elif "moe" in plain or "mixtral" in plain:
-        said = f"{what}: no mixture of experts is trained here", _PAGE
     elif close and close[0] in others and _alike(plain, close[0]) > _SURE:
         other = others[close[0]]
         said = _of_another_kind(f"{what}, and neither is {other!r}", other, families)
@@ -54,8 +56,10 @@ def _of_another_kind(what: str, family: str, families: Collection[str]) -> tuple
     """Problem and hint for a family that transformers has."""
     if f"{family}_text" in families:
         return f"{what}: it is more than a language model", f"its text part is '{family}_text'"
+    if family in _REASONS:
+        return f"{what}: {_REASONS[family]}", _PAGE
     if has_experts(CONFIG_MAPPING[family]):
-        return f"{what}: it is a mixture of experts, and none is trained here", _PAGE
+        return f"{what}: it is a mixture of experts of which nobody has proven yet that it can be cut", _PAGE
     if family not in {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MASKED_LM_MAPPING_NAMES}:
         return f"{what}: it is no causal or masked language model", _PAGE
     return f"{what}: transformers has it, and nobody has proven yet that it can be cut", _PAGE

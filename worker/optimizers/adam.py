@@ -11,6 +11,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from oobleckd.protocol.optimizers import RULES, Knobs, Slot
+from oobleckd.worker.optimizers.one_pass import Element
 from oobleckd.worker.optimizers.rule import Slots, UpdateStep
 
 
@@ -23,6 +24,11 @@ class Adam:
     """
 
     decoupled: bool = True
+
+    @property
+    def element(self) -> Element:
+        """As of any ElementRule."""
+        return Element.ADAMW if self.decoupled else Element.ADAM
 
     def slots(self, shape: tuple[int, ...], knobs: Knobs) -> Sequence[Slot]:
         """Two moments."""

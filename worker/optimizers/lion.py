@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from oobleckd.protocol.optimizers import RULES, Knobs, Slot
+from oobleckd.worker.optimizers.one_pass import Element
 from oobleckd.worker.optimizers.rule import Slots, UpdateStep
 
 
 class Lion:
     """Moves each number by ``lr`` up or down, and decays it as AdamW does."""
+
+    element = Element.LION
 
     def slots(self, shape: tuple[int, ...], knobs: Knobs) -> Sequence[Slot]:
         """One moment."""

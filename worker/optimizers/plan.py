@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Optimizer
 from oobleckd.protocol.optimizers import RULES, Knobs, Slot
 from oobleckd.protocol.paramgroups import ParamRecipe, knobs_of, matches, recipe_of
+from oobleckd.worker.optimizers.choice import update_of
+from oobleckd.worker.optimizers.one_pass import UpdatedKeys
 from oobleckd.worker.optimizers.registry import rule_of
 from oobleckd.worker.optimizers.rule import OptimizerRule, UpdateStep
 from oobleckd.worker.runtime.errors import UserError
@@ -43,41 +44,31 @@ class UpdateBatch:
     keys: tuple[int, ...]
     slots: tuple[str, ...]
 
-    @torch.no_grad()
     def update_(
         self,
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
         views: Mapping[str, Mapping[int, Tensor]],
+        rounded: Mapping[int, Tensor],
         *,
         applied: int,
         lr: float,
+        scale: float,
     ) -> None:
-        """Update its keys of a bucket: ``params`` and ``grads`` in key order, ``views`` by slot and key.
-        ``applied`` updates came before this one; ``lr`` is that of the step.
+        """Update its keys of a bucket with ``scale`` times ``grads``, which are multiplied in place, and
+        round them to the copies that they have.
+
+        ``params`` and ``grads`` in key order, ``views`` by slot and key, ``rounded`` by key. ``applied``
+        updates came before this one; ``lr`` is that of the step.
         """
         step = UpdateStep(applied, lr * self.lr_scale, self.weight_decay, self.knobs)
-        if any(views[slot][key].dtype != torch.float32 for slot in self.slots for key in self.keys[:1]):
-            for key in self.keys:  # one at a time: what is widened is as large as its key, and not its bucket
-                self._update_widened(params[key], grads[key], views, key, step)
-            return
-        slots = {slot: [views[slot][key] for key in self.keys] for slot in self.slots}
-        self.rule.update_([params[key] for key in self.keys], [grads[key] for key in self.keys], slots, step)
-
-    def _update_widened(
-        self,
-        param: Tensor,
-        grad: Tensor,
-        views: Mapping[str, Mapping[int, Tensor]],
-        key: int,
-        step: UpdateStep,
-    ) -> None:
-        kept = {slot: views[slot][key] for slot in self.slots}
-        wide = {slot: tensor.float() for slot, tensor in kept.items()}
-        self.rule.update_([param], [grad], {slot: [tensor] for slot, tensor in wide.items()}, step)
-        for slot, tensor in kept.items():
-            if tensor.dtype != torch.float32:
-                tensor.copy_(wide[slot])
+        keys = UpdatedKeys(
+            [params[key] for key in self.keys],
+            [grads[key] for key in self.keys],
+            {slot: [views[slot][key] for key in self.keys] for slot in self.slots},
+            [rounded.get(key) for key in self.keys],
+        )
+        update_of(self.rule, params[0].device.type)(keys, step, scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from oobleckd.protocol.optimizers import RULES, Knobs, Slot
+from oobleckd.worker.optimizers.one_pass import Element
 from oobleckd.worker.optimizers.rule import Slots, UpdateStep
 
 
@@ -15,6 +16,8 @@ class Sgd:
     """``torch.optim.SGD(fused=True)`` without dampening. A buffer of zeros before the first update comes to
     the same as none.
     """
+
+    element = Element.SGD
 
     def slots(self, shape: tuple[int, ...], knobs: Knobs) -> Sequence[Slot]:
         """A momentum, where there is one."""

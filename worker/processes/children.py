@@ -65,6 +65,11 @@ class ChildSetting:
     program: tuple[str, ...] = command("oobleckd.worker.device.process")
     compiled_dir: Path | None = None
 
+    @property
+    def compiled_path(self) -> Path:
+        """Where they keep what they compile."""
+        return self.compiled_dir or self.run_dir / "compiled"
+
 
 class Process(Protocol):
     """What was started, by exec (``subprocess.Popen``) or by a fork."""

@@ -33,40 +33,49 @@ class LayerGraph:
 @dataclass(slots=True)
 class BlockInput:
     """What is held of a block that is computed again: what it was called with, ``weight`` being that of the
-    micro-batch, and ``products`` where these are not to be made again. ``out``: its output, where somebody
-    may ask for it.
+    micro-batch, and ``products`` where these are not to be made again. ``apart``: it was computed for a
+    decoupled backward.
     """
 
     into: Tensor
     call: Call | None
     weight: float
+    apart: bool
     products: Products | None
-    out: Tensor | None = None
 
-    def again(self, layer: Layer, seed: Callable[[], None], *, apart: bool) -> LayerGraph:
-        """The block computed again, as it was; ``apart``: for a decoupled backward. Once only: products are
-        given away.
-        """
+    def again(self, layer: Layer, seed: Callable[[], None]) -> LayerGraph:
+        """The block computed again, as it was. Once only: products are given away."""
         seed()
         with torch.enable_grad(), self.products.given() if self.products is not None else nullcontext():
-            if apart:
-                return LayerGraph(self.into, *layer.forward_apart(self.into, None, self.call, self.weight))
-            return LayerGraph(self.into, layer(self.into, None, self.call, self.weight), None)
+            return LayerGraph(self.into, *_ran(layer, self))
 
 
 Held = LayerGraph | BlockInput
 
 
 def computed(
-    layer: Layer, into: Tensor, call: Call | None, weight: float, *, keeps_products: bool
+    layer: Layer,
+    into: Tensor,
+    call: Call | None,
+    weight: float,
+    *,
+    apart: bool = False,
+    keeps_products: bool = False,
 ) -> tuple[Tensor, BlockInput]:
     """The output of a block that is seeded, without a graph, and what to compute it again from."""
-    products = Products(layer.device) if keeps_products else None
+    held = BlockInput(into, call, weight, apart, Products(layer.device) if keeps_products else None)
     # With a graph, which is dropped at once: torch may choose another kernel of attention where no gradient
     # is asked for, which would show when the block is computed again with one. (D-recompute-001)
-    with torch.enable_grad(), products.kept() if products is not None else nullcontext():
-        out = layer(into, None, call, weight).detach()
-    return out, BlockInput(into, call, weight, products)
+    with torch.enable_grad(), held.products.kept() if held.products is not None else nullcontext():
+        out = _ran(layer, held)[0].detach()
+    return out, held
+
+
+def _ran(layer: Layer, held: BlockInput) -> tuple[Tensor, Owed | None]:
+    # Both times in the same way: with weights left out of the graph torch may choose another product.
+    if held.apart:
+        return layer.forward_apart(held.into, None, held.call, held.weight)
+    return layer(held.into, None, held.call, held.weight), None
 
 
 def recompute_of(job: Job, layout: Layout, device: str) -> Recompute:

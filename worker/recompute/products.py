@@ -7,11 +7,11 @@ else is done with it, a decoupled backward too.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -53,56 +53,87 @@ class Products:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Within, the results of what the block computes are kept."""
-        made: list[tuple[_Result, list[int]]] = []
-        with _StandIn(partial(self._keep, made)):
+        with _Keeping(self._generator) as keeping:
             yield
-        for result, versions in made:
+        for result in keeping.results:
             # Autograd has put them into its graph by now, which is not to be held.
-            if _versions(result.value) == versions:
-                self._results.append(_Result(result.of, _detached(result.value), result.state))
-            else:
-                self._results.append(_Result(result.of, None, None))
+            result.value = _detached(result.value)
+        self._results = keeping.results
 
     def given(self) -> AbstractContextManager[object]:
         """Within, they are given away, each once."""
-        return _StandIn(self._give)
+        return _Giving(self._generator, self._results)
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that is held."""
         return [tensor for result in self._results for tensor in _tensors(result.value)]
 
-    def _keep(self, made: list[tuple[_Result, list[int]]], func: Any, compute: Callable[[], Any]) -> Any:
-        value = compute()
-        # Who is given the result later draws nothing, and what is drawn behind it must not show that.
-        draws = torch.Tag.nondeterministic_seeded in func.tags
-        state = self._generator.get_state() if draws else None
-        made.append((_Result(func, value, state), _versions(value)))
-        return value
 
-    def _give(self, func: Any, compute: Callable[[], Any]) -> Any:
-        result = self._results.popleft()
-        assert result.of is func, f"{func} where {result.of} was the first time"
-        if result.value is None:
-            return compute()
-        if result.state is not None:
-            self._generator.set_state(result.state)
-        return result.value
-
-
-class _StandIn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within, ``act`` stands in for what is ``KEPT``: of the operation, and what computes it."""
-
-    def __init__(self, act: Callable[[Any, Callable[[], Any]], Any]) -> None:
+class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._act = act
+        self._generator = generator
+        self._by_storage: dict[int, _Result] = {}
+        self.results: deque[_Result] = deque()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """As ``func``."""
-        compute = partial(func, *args, **(kwargs or {}))
-        return self._act(func, compute) if func in KEPT else compute()
+        kwargs = kwargs or {}
+        for place in _written(func):
+            self._is_written(args[place] if isinstance(place, int) else kwargs.get(place))
+        value = func(*args, **kwargs)
+        if func in KEPT:
+            # Who is given the result later draws nothing, and what is drawn behind it must not show that.
+            draws = torch.Tag.nondeterministic_seeded in func.tags
+            result = _Result(func, value, self._generator.get_state() if draws else None)
+            self.results.append(result)
+            self._by_storage |= {_storage(tensor): result for tensor in _tensors(value)}
+        return value
+
+    def _is_written(self, value: Any) -> None:
+        # By its memory: a linear module adds its bias in place to another view of the product, which has a
+        # count of versions of its own.
+        for tensor in _tensors(value):
+            if (result := self._by_storage.pop(_storage(tensor), None)) is not None:
+                result.value = result.state = None
+
+
+class _Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, generator: torch.Generator, results: deque[_Result]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator, self._results = generator, results
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """As ``func``, which computes nothing that is here."""
+        if func not in KEPT:
+            return func(*args, **(kwargs or {}))
+        result = self._results.popleft()
+        assert result.of is func, f"{func} where {result.of} was the first time"
+        if result.value is None:
+            return func(*args, **(kwargs or {}))
+        if result.state is not None:
+            self._generator.set_state(result.state)
+        return result.value
+
+
+@functools.cache
+def _written(func: Any) -> tuple[int | str, ...]:
+    """The arguments that ``func`` writes to: their places, or names of those that have none."""
+    schema = func._schema  # noqa: SLF001 - there is no other way to ask
+    if not schema.is_mutable:
+        return ()
+    arguments = enumerate(schema.arguments)
+    written = ((n, each) for n, each in arguments if each.alias_info and each.alias_info.is_write)
+    return tuple(each.name if each.kwarg_only else n for n, each in written)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -110,12 +141,7 @@ def _tensors(value: Any) -> list[Tensor]:
     return [each for each in values if isinstance(each, Tensor)]
 
 
-def _versions(value: Any) -> list[int]:
-    """How often each tensor in it was written to."""
-    return [tensor._version for tensor in _tensors(value)]  # noqa: SLF001 - as autograd, which has no other
-
-
 def _detached(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(each.detach() if isinstance(each, Tensor) else each for each in value)
-    return value.detach()
+    return None if value is None else value.detach()

@@ -190,11 +190,13 @@ class Passes:
         """What comes out of ``layer``, and what is held of it for the backward."""
         self._seed(task, layer)
         module, weight = self.context.store.layers[layer], self._weight(task)
+        apart = self.board.apart and task.route.wants(layer)
         if torch.is_grad_enabled() and self._computes_again(layer):
             assert into is not None
-            return computed(module, into, call, weight, keeps_products=self.recompute == "selective")
+            keeps = self.recompute == "selective"
+            return computed(module, into, call, weight, apart=apart, keeps_products=keeps)
         owed: Owed | None = None
-        if self.board.apart and task.route.wants(layer):
+        if apart:
             x, owed = module.forward_apart(into, batch, call, weight)
         else:
             x = module(into, batch, call, weight)
@@ -299,7 +301,7 @@ class Passes:
 
     def _weighed(self, task: Task, head: Held) -> Tensor:
         """What the backward pass of the loss, the mean over its micro-batch, begins with."""
-        assert head.out is not None
+        assert isinstance(head, LayerGraph), "a head is not computed again"
         return torch.full_like(head.out, self._weight(task))
 
     def _backward(self, work: Work) -> Pieces:
@@ -345,7 +347,7 @@ class Passes:
         """
         module, wants = self.context.store.layers[layer], task.route.wants(layer)
         if isinstance(held, BlockInput):
-            held = held.again(module, partial(self._seed, task, layer), apart=self.board.apart and wants)
+            held = held.again(module, partial(self._seed, task, layer))
         inputs = module.leaves if held.owed is not None or wants else []
         if held.into is not None and held.into.requires_grad:
             inputs.append(held.into)
@@ -444,11 +446,7 @@ class Passes:
             # Its input alone, whatever is held of blocks here: what is made of it is wanted after a loss
             # only. (D-recompute-003)
             forwards.hold(task, into)
-            x, held = computed(layer, into, call, weight, keeps_products=False)
-            if index + 1 == task.layers.stop:
-                held.out = x
-                forwards.hold(task, x)
-            return x, held
+            return computed(layer, into, call, weight)
         shared = tensors_of(call) if call is not None else ()
         # A whole backward, also in decoupled jobs: what is held for W would stay on the device, beside a
         # GPU too, and the sums are the same bits. (D-policies-008)
@@ -569,9 +567,12 @@ class Passes:
         if self.boundary_cache.has("F", task):
             return self.boundary_cache.get("F", task, self.context.store.device)
         assert graph is not None, "a decision counts on what was told to be there"
-        return self._out(graph)
+        return self._out(task, graph)
 
-    def _out(self, graph: Graph) -> Tensor:
-        out = graph[-1].out
-        assert out is not None, "a hop that was run ahead has its output"
-        return out.detach()
+    def _out(self, task: Task, graph: Graph) -> Tensor:
+        last, layer = graph[-1], task.layers.stop - 1
+        if isinstance(last, LayerGraph):
+            return last.out.detach()
+        with self.context.activity.doing("F", f"{task.position}F{task.route.micro_batch}"):
+            self._seed(task, layer)
+            return computed(self.context.store.layers[layer], last.into, last.call, last.weight)[0]

@@ -93,9 +93,8 @@ class RedundantForwards:
         self.held_bytes = 0
 
     def hold(self, task: Task, tensor: Tensor) -> None:
-        """``tensor`` (batch, sequence, hidden) is held until the backward of ``task``: what goes into a block
-        that is computed again, or comes out of the last one. On a GPU it stays there, where the plan counts
-        it.
+        """``tensor`` (batch, sequence, hidden) goes into a block of ``task`` that is computed again, and is
+        held until then. On a GPU it stays there, where the plan counts it.
         """
         counted = self._counted.setdefault(task, set())
         if tensor.is_cuda or _address(tensor) in counted:

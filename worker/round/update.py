@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
-import torch
 from torch import Tensor
 
 from oobleckd.protocol.job import Job
@@ -20,7 +20,7 @@ from oobleckd.worker.state.store import Store
 
 def global_norm(vote: Vote) -> float:
     """Norm of the whole model's mean gradient, from the squared float64 norms of all keys in ``vote``."""
-    return math.sqrt(sums.added(square for norms in vote.norms.values() for square in norms))
+    return math.sqrt(sums.added(chain.from_iterable(vote.norms.values())))
 
 
 def apply_update(
@@ -40,20 +40,21 @@ def apply_update(
         part = reduced[bucket]
         if not part.grads:
             continue
-        if scale != 1.0:
-            torch._foreach_mul_(part.grads, scale)  # torch's only in-place list multiply
-        update_bucket(job, state, part.grads, counters)
+        update_bucket(job, state, part.grads, counters, scale)
         state.exponents = part.told.figures.exponents
         faults.reach("update", counters.round)
 
 
-def update_bucket(job: Job, state: BucketState, grads: Sequence[Tensor], counters: Counters) -> None:
-    """Make the update of the round that ``counters`` begin on one bucket, in place.
+def update_bucket(
+    job: Job, state: BucketState, grads: Sequence[Tensor], counters: Counters, scale: float = 1.0
+) -> None:
+    """Make the update of the round that ``counters`` begin on one bucket, with ``scale`` times ``grads``, all
+    in place.
 
-    ``grads``: float32, a tensor for each key of ``state``, mean gradients as they are after clipping.
+    ``grads``: float32, a tensor for each key of ``state``, mean gradients.
 
     A pure function: whoever has the state before it and these gradients has the state after it, to the bit.
     """
     # A pre-copy target replays this with the source's gradients and has its bits: a gradient is a third of
     # the state, and no weight is copied twice. (D-precopy-001)
-    state.update_(grads, applied=counters.applied, lr=lr_at(counters.step, job))
+    state.update_(grads, applied=counters.applied, lr=lr_at(counters.step, job), scale=scale)

@@ -151,14 +151,16 @@ class BucketState:
         """The leaves, in key order."""
         return list(self._views.get(PARAM, {}).values())
 
-    def update_(self, grads: Sequence[Tensor], *, applied: int, lr: float) -> None:
-        """Make one update, in place. ``grads``: float32, a tensor for each key, mean gradients as they are
-        after clipping; ``applied`` updates came before it, and ``lr`` is that of the step.
+    def update_(self, grads: Sequence[Tensor], *, applied: int, lr: float, scale: float = 1.0) -> None:
+        """Make one update with ``scale`` times ``grads``, in place: they are multiplied in place, too, but
+        for those of frozen keys.
+
+        ``grads``: float32, a tensor for each key, mean gradients; ``applied`` updates came before it, and
+        ``lr`` is that of the step.
         """
         params = self.params
         for batch in self.shape.batches:
-            batch.update_(params, grads, self._views, applied=applied, lr=lr)
-        self._round()
+            batch.update_(params, grads, self._views, self._rounded, applied=applied, lr=lr, scale=scale)
 
     @property
     def rounded(self) -> Mapping[int, Tensor]:

@@ -1,24 +1,20 @@
 """Kernels for a CPU: ``kernels.c``, compiled when oobleckd was installed and called by ctypes.
 
-Owns the library: where it is looked for, that it is the one that this code was written for, and how many
-threads an addition takes. Where it is missing (no C compiler at installation), or of another interface
-(sources updated without a new installation), there are no kernels, and nothing fails.
+Where there is no such library there are no kernels (``oobleckd.worker.runtime.library``). Owns how its
+functions are called.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from importlib.machinery import EXTENSION_SUFFIXES
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from oobleckd.worker.runtime.library import in_parts, library, num_parts
 from oobleckd.worker.sums.arithmetic import NO_TIES, square_chunk
 from oobleckd.worker.sums.kernels import Kernels, Means, SumMemory
 
@@ -28,8 +24,6 @@ INTERFACE = 1
 _CPU = torch.device("cpu")
 _KINDS = {torch.bfloat16: 0, torch.float32: 1}
 _ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-_PART = 1 << 18
-"""Numbers that are worth a thread: adding them takes several times as long as handing them over."""
 
 
 # One pass where torch's operations take six, at a third of the time of a core. (D-kernels-001)
@@ -71,7 +65,7 @@ class Compiled(Kernels):
                 seen[part].data_ptr(), checksum[part].data_ptr(),
             )  # fmt: skip
 
-        _in_parts(parts, add_part)
+        in_parts(parts, add_part)
 
     def checksum(self, flat: Tensor) -> Tensor:
         """As of any Kernels."""
@@ -101,51 +95,17 @@ class Compiled(Kernels):
                 # In the order of additions that it always had: torch's, which depends on the CPU.
                 torch.sum(buffer[:size], dim=0, out=by_chunk[number])
 
-        _in_parts(parts, finish_part)
+        in_parts(parts, finish_part)
         by_key = [0] * len(total)
         for (key, _), bits in zip(chunks, largest, strict=True):
             by_key[key] = max(by_key[key], bits)
         return Means(grads, torch.tensor(by_key, dtype=torch.int64).view(torch.float64), squares)
 
 
-def num_parts(num_numbers: int) -> int:
-    """How many threads work on so many numbers: as many as torch has, where that is worth it."""
-    return max(1, min(torch.get_num_threads(), num_numbers // _PART))
-
-
 def compiled(folder: Path = Path(__file__).parent) -> Compiled | None:
     """The kernels of the library in ``folder``, if there is one that this code can use."""
-    for suffix in EXTENSION_SUFFIXES:
-        file = folder / f"_kernels{suffix}"
-        if file.exists():
-            return _loaded(file)
-    return None
-
-
-def _loaded(file: Path) -> Compiled | None:
-    try:
-        library = ctypes.CDLL(str(file))
-        usable = library.oobleckd_sums_interface() == INTERFACE
-    except (OSError, AttributeError):  # of another machine, or of something else
-        return None
-    # What an update of the sources leaves behind is not what they call. (D-kernels-003)
-    return Compiled(library) if usable else None
-
-
-def _in_parts(num: int, work: Callable[[int], None]) -> None:
-    """Do ``work`` for each of ``num`` parts, in as many threads."""
-    if num == 1:
-        work(0)
-    else:
-        list(_threads(num).map(work, range(num)))
-
-
-@functools.cache
-def _threads(num: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num, "sums")
-
-
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads stay with the parent
+    found = library(folder, "_kernels", "oobleckd_sums_interface", INTERFACE)
+    return Compiled(found) if found is not None else None
 
 
 def _dense(grad: Tensor, size: int) -> Tensor:

@@ -1,5 +1,5 @@
 /* Gradient sums in a CPU's memory, each pass once over its numbers. Built at installation where there is a C
- * compiler (pyproject.toml), called by compiled.py; without it worker/sums/chunked.py does the same by torch.
+ * compiler (setup.py), called by compiled.py; without it worker/sums/chunked.py does the same by torch.
  *
  * Owns arithmetic alone: no memory, no state, no threads. Plain C11: what is said to the compiler makes loops
  * faster and changes no bit (-ffp-contract=off, and no -ffast-math). (D-kernels-001)

@@ -1,4 +1,4 @@
-"""Whether a job could be trained, and what is to be said of it, before it is handed in:
+"""Whether a job could be trained, and what is to be said of it, before it is submitted:
 ``python -m oobleckd.worker.tools.look``.
 
 Reads configurations, headers and sizes, as every device will, and runs nothing that lies in them; prints what

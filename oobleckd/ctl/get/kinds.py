@@ -111,7 +111,7 @@ def _paces(found: GoodputView) -> str:
 
 KINDS: tuple[ListedKind, ...] = (
     ListedKind(
-        "jobs", "job", ("j",), "Job", "what was handed in",
+        "jobs", "job", ("j",), "Job", "what was submitted",
         lambda client, _: client.jobs(), lambda job: (job.id, job.name), JobView, columns.JOB,
     ),
     ListedKind(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from oobleckd.client import Client
-from oobleckd.ctl.connect import connected_with, output_format
+from oobleckd.ctl.connect import connected_with
 from oobleckd.ctl.get.fields import ordered, terms_of
 from oobleckd.ctl.get.formats import MORE, ListFormat, show, show_several
 from oobleckd.ctl.get.kinds import (
@@ -22,6 +22,7 @@ from oobleckd.ctl.get.kinds import (
 )
 from oobleckd.ctl.get.watching import ItemPrinter, watch
 from oobleckd.ctl.names import bare, job_names, listed_names
+from oobleckd.ctl.options import output_format
 from oobleckd.ctl.output import USAGE, fail, note
 
 

@@ -45,6 +45,15 @@ def test_the_job_in_words_names_the_data_sheet_and_the_tokens() -> None:
     assert "MFU 38.4% of h100-sxm, bf16" in text
     assert "tokens 20 M of 500 M, 1.5 passes" in text
     assert "elapsed 1 h 1 min" in text
+    assert "parameters" not in text
+
+
+def test_the_job_in_words_says_how_many_parameters_a_token_goes_through() -> None:
+    text = said(jobfacts.paint(of(params=46_702_792_704, active_params=12_879_925_248), NOW, 200, 9))
+    assert "46.7 B parameters, 12.9 B active" in text
+    dense = said(jobfacts.paint(of(params=124_439_808, active_params=124_439_808), NOW, 200, 9))
+    assert "124 M parameters" in dense
+    assert "active" not in dense
 
 
 def test_what_is_not_known_is_not_told_and_the_rest_is_modelled_by_the_pace_of_steps() -> None:

@@ -4,7 +4,7 @@ import itertools
 
 from oobleckd.core.pace import Paces
 from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
-from oobleckd.planner.profile import LayerCost
+from oobleckd.planner.profile import LayerCost, Profile
 
 ROUND = itertools.count()
 LAYERS = tuple(LayerCost("layer", 0.01, 0.02, 1, 1, 1, 1) for _ in range(6))
@@ -17,7 +17,7 @@ def paces(*cuts):
         held = {f"a{number}/0": Layers.of(Range(0, cut)), f"b{number}/0": Layers.of(Range(cut, 6))}
         holdings |= held
         routes.append(Route(number, 0, tuple(Segment(device, part) for device, part in held.items()), None))
-    return Paces.of(Layout(7, 6, holdings, tuple(routes)), LAYERS)
+    return Paces.of(Layout(7, 6, holdings, tuple(routes)), Profile("key", "cpu", LAYERS))
 
 
 def run(found, rounds, step_s=1.0, **slower):

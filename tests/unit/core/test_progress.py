@@ -189,7 +189,7 @@ def on_cards(world: World, *traits: dict[str, str], flops_per_token: float = GPT
     assert job.setup is not None
     profile = msgspec.structs.replace(job.setup.profile, flops_per_token=flops_per_token)
     job.setup = msgspec.structs.replace(job.setup, profile=profile)
-    core_of(world).figures.flops.clear()
+    core_of(world).figures.models.clear()
     return job
 
 
@@ -217,8 +217,19 @@ def test_of_a_job_that_is_over_flops_stay_known_when_its_plan_is_let_go() -> Non
     before = seen(world)
     job.shelve(whole=False)
     assert seen(world).mfu == before.mfu > 0
-    core_of(world).figures.flops.clear()  # the daemon has restarted
+    core_of(world).figures.models.clear()  # the daemon has restarted
     assert (seen(world).flops_per_token, seen(world).mfu) == (0.0, 0.0)
+
+
+def test_of_a_mixture_of_experts_both_numbers_of_parameters_are_told() -> None:
+    world = running()
+    job = on_cards(world, H100)
+    assert job.setup is not None
+    assert (seen(world).params, seen(world).active_params) == (0, 0), "a profile of before says neither"
+    mixture = msgspec.structs.replace(job.setup.profile, params=46_702_792_704, active_params=12_879_925_248)
+    job.setup = msgspec.structs.replace(job.setup, profile=mixture)
+    core_of(world).figures.models.clear()
+    assert (seen(world).params, seen(world).active_params) == (46_702_792_704, 12_879_925_248)
 
 
 @pytest.mark.parametrize(

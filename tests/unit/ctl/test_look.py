@@ -1,4 +1,4 @@
-"""A look at a job before it is handed in or planned: a worker's program is asked, and what follows."""
+"""A look at a job before it is submitted or planned: a worker's program is asked, and what follows."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from oobleckd.ctl.connect import CtlConfig
+from oobleckd.ctl.options import CtlConfig
 from oobleckd.ctl.settingsdocs import RELOADED, page
 from oobleckd.daemon import service as daemon_service
 from oobleckd.daemon.config import Config

@@ -5,16 +5,21 @@ That bytes are those of real layers is tested in tests/unit/worker/test_analytic
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from oobleckd.ctl.shapes import shape_of
 from oobleckd.planner.costs.analytic import Shape, Workload, analytic_profile
 from oobleckd.planner.costs.devices import SHEETS
+from oobleckd.protocol.job import parse_job
 
 GPT2 = Shape(12, 768, 3072, 12, 768, 768, 50257, positions=1024, bias=True, tied=True)
 LLAMA_7B = Shape(32, 4096, 11008, 32, 4096, 4096, 32000, gated=True)
 MISTRAL_7B = Shape(32, 4096, 14336, 32, 4096, 1024, 32000, gated=True)
 QWEN2_7B = Shape(28, 3584, 18944, 28, 3584, 512, 152064, gated=True, qkv_bias=True)
+TRAIN = {"steps": 1, "global_batch": 1, "micro_batch": 1, "sequence": 16}
 WORK = Workload(2, 1024, "bf16", 24)
 
 
@@ -39,6 +44,47 @@ def test_parameters_are_those_of_the_published_models(shape: Shape, params: int)
     assert sum(layer.state_bytes for layer in profile.layers) == 24 * (params + twice) + 2 * rounded
     wide = analytic_profile(shape, msgspec.structs.replace(WORK, precision="fp32"), SHEETS["h100"])
     assert sum(layer.state_bytes for layer in wide.layers) == 24 * (params + twice)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "params", "active"),
+    [
+        ("mixtral", {}, 46_702_792_704, 12_879_925_248),
+        (
+            "qwen3_moe",
+            {"num_hidden_layers": 48, "head_dim": 128},
+            30_532_122_624,
+            3_353_032_704,
+        ),
+        ("olmoe", {"intermediate_size": 1024}, 6_919_161_856, 1_282_017_280),
+        ("deepseek_v3", {}, 671_026_404_352, 37_552_282_624),
+    ],
+)
+def test_parameters_of_mixtures_are_those_that_they_are_known_by(
+    family: str, config: dict[str, Any], params: int, active: int
+) -> None:
+    """Mixtral-8x7B (46.7 and 12.9 B), Qwen3-30B-A3B (30.5 and 3.3 B), OLMoE-1B-7B (6.9 and 1.3 B),
+    DeepSeek-V3 (671 and 37 B).
+    """
+    shape = shape_of(parse_job({"name": "x", "model": {"family": family, "config": config}, "train": TRAIN}))
+    assert (shape.params, shape.active_params) == (params, active)
+    profile = analytic_profile(shape, WORK, SHEETS["h100"])
+    assert (profile.params, profile.active_params) == (params, active)
+    assert sum(layer.param_bytes for layer in profile.layers) == 4 * params
+    # Two a weight and token, three times over, beside attention itself; the embedding is looked up.
+    of_weights = profile.flops_per_token - 12 * shape.num_blocks * shape.attention * WORK.length
+    assert of_weights == pytest.approx(6 * (active - shape.embedding_params), rel=1e-3)
+
+
+def test_blocks_without_experts_cost_what_they_are() -> None:
+    """Of DeepSeek-V3 the first three; a token's products of the others are those of eight experts."""
+    config = {"num_hidden_layers": 5}
+    job = parse_job({"name": "x", "model": {"family": "deepseek_v3", "config": config}, "train": TRAIN})
+    plain, mixed = analytic_profile(shape_of(job), WORK, SHEETS["h100"]).layers[3:5]
+    assert plain.param_bytes == 4 * 583_483_392
+    assert mixed.param_bytes == 4 * 11_507_286_016
+    assert mixed.activation_bytes > plain.activation_bytes
+    assert mixed.forward_s > plain.forward_s
 
 
 @pytest.mark.parametrize("name", SHEETS)

@@ -50,3 +50,11 @@ def test_a_compiled_job_is_another_one() -> None:
     assert training(compiled) != training(job_of())
     assert digest(job_of(train=TRAIN | {"compile": False})) == digest(job_of())
     assert compiled.costs_depend_on != job_of().costs_depend_on
+
+
+def test_who_computes_what_again_is_no_other_training() -> None:
+    """The job has another digest, its bits are the same, and old jobs' digests too."""
+    again = job_of(schedule={"recompute": "auto"})
+    assert digest(again) != digest(job_of())
+    assert training(again) == training(job_of())
+    assert digest(job_of(schedule={"recompute": "none"})) == digest(job_of())

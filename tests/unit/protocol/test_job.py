@@ -287,3 +287,14 @@ def test_a_decoupled_backward_is_not_compiled() -> None:
         parse_job({"name": "a", "train": train, "schedule": {"backward": "decoupled"}})
     assert caught.value.path == "train.compile"
     assert "fused" in caught.value.hint
+
+
+def test_of_a_compiled_block_all_is_computed_again_or_nothing() -> None:
+    train = TRAIN | {"compile": True}
+    for recompute in ("none", "blocks", "auto"):
+        parsed = parse_job({"name": "a", "train": train, "schedule": {"recompute": recompute}})
+        assert not parsed.measures_selective
+    with pytest.raises(JobError, match=r"does not go with train\.compile") as caught:
+        parse_job({"name": "a", "train": train, "schedule": {"recompute": "selective"}})
+    assert caught.value.path == "schedule.recompute"
+    assert "blocks" in caught.value.hint

@@ -65,7 +65,7 @@ def run(program: str, *args: str, path: Path | None = None) -> subprocess.Comple
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3_moe"])
 def test_a_worker_imports_no_compiler_and_no_scipy(family: str) -> None:
     done = run(_SPLIT, family)
     assert done.returncode == 0, done.stderr

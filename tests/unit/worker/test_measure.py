@@ -11,6 +11,7 @@ import torch
 from oobleckd.protocol.jobdata import Data
 from oobleckd.worker import sums
 from oobleckd.worker.device.measure import measure, profile_key, state_bytes
+from oobleckd.worker.device.sample import sample_batch
 from oobleckd.worker.models import ModelSpec, load_config, load_spec
 from oobleckd.worker.runtime.errors import UserError
 from tests.helpers.models import CPU, GPT2, NO_DROPOUT, small_config, small_job
@@ -130,3 +131,14 @@ def test_masks_of_separate_documents_count_once_and_for_no_block(
     assert profile.key != plain.key
     # The mask that attention keeps is not among them; the angles, which a joined job's blocks share, neither.
     assert profile.layers[1].activation_bytes <= plain.layers[1].activation_bytes
+
+
+def test_layers_are_measured_on_tokens_of_the_whole_vocabulary() -> None:
+    """The same each time, and whatever the job's seed is, which is no part of a profile's key."""
+    train = {"micro_batch": 16, "sequence": 8, "global_batch": 16}
+    spec, other = (load_spec(small_job("gpt2", train={**train, "seed": seed})) for seed in (0, 5))
+    tokens = sample_batch(spec).inputs
+    assert torch.equal(tokens, sample_batch(other).inputs)
+    assert tokens.shape == (16, 8)
+    assert 40 < len(tokens.unique()) <= spec.config.vocab_size == 64
+    assert int(tokens.max()) < 64

@@ -23,7 +23,9 @@ SIZE = (2, 16)
 def counted(spec: ModelSpec) -> float:
     """A token's forward pass as torch counts it, times three for the backward."""
     auto = AutoModelForMaskedLM if spec.job.model.family in MASKED else AutoModelForCausalLM
-    model = auto.from_config(spec.config, dtype=torch.float32, attn_implementation="eager").train()
+    # Of one product of all experts torch counts nothing.
+    apart = {"experts_implementation": "eager"} if spec.job.model.family in EXPERTS else {}
+    model = auto.from_config(spec.config, dtype=torch.float32, attn_implementation="eager", **apart).train()
     more: dict[str, Any] = {} if spec.job.model.family in MASKED else {"use_cache": False}
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.ones(SIZE, dtype=torch.int64), **more)
@@ -38,12 +40,15 @@ def small_spec(family: str) -> ModelSpec:
 
 
 @pytest.mark.thin(6)
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(EXPERTS)))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_formula_is_what_torch_counts(family: str) -> None:
     spec = small_spec(family)
     found = flops.per_token(spec.num_weights, spec.num_layers - 2, spec.attention, SIZE[1])
     share = found / counted(spec)
-    assert LESS[family] <= share < 1 if family in LESS else share == 1
+    if family == "minimax":  # its lightning attention is counted as if it were plain
+        assert share == pytest.approx(1, abs=0.05)
+    else:
+        assert LESS[family] <= share < 1 if family in LESS else share == 1
 
 
 def test_a_measured_profile_has_it() -> None:

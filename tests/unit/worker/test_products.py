@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from oobleckd.worker.models import FAMILIES, ModelSpec, load_spec
 from oobleckd.worker.models.config import TIED
 from oobleckd.worker.models.products import product_parameters
 from oobleckd.worker.state.store import Store
+from tests.helpers.experts import ROUTER
 from tests.helpers.models import (
     CPU,
     all_layers,
@@ -108,7 +108,6 @@ ELSEWHERE = {
 }
 """Biases that one module owns and another's product takes in: ownership would show neither."""
 
-ROUTER = re.compile(r"\.(gate|router)\.")
 ROUNDED_ROUTERS = {"gpt_oss", "granitemoe", "minimax", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"}
 """Families that leave the precision of their router to autocast."""
 

@@ -1,5 +1,5 @@
-"""How many bytes gradients cost besides the passes that make them and the update that takes them, counted in
-a device that trains.
+"""How many bytes gradients and an update cost besides the passes that make them, counted in a device that
+trains.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import torch
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
 from oobleckd.worker.device import executor
+from oobleckd.worker.optimizers import choice, plan
+from oobleckd.worker.optimizers.compiled import update_library
+from oobleckd.worker.optimizers.registry import rule_of
 from oobleckd.worker.round.reduce import Reducer
-from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.sums import Fused
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import job
-from tests.helpers.kernels import kernels
+from tests.helpers.kernels import kernels, update_folder
 from tests.helpers.models import CPU
-from tests.helpers.traffic import Counted, Traffic
+from tests.helpers.traffic import Counted, Traffic, counted_update
 
 finish = sys.modules["oobleckd.worker.sums.finish"]  # the module: the package has a function of that name
 MODELS: dict[str, dict[str, Any]] = {
@@ -35,7 +37,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 256, "vocab_size": 128, "max_position_embeddings": 16,
     },
 }  # fmt: skip
-MOST_A_MICRO_BATCH, MOST_A_STEP = 20.0, 50.0
+MOST_A_MICRO_BATCH = 20.0
+OF_AN_UPDATE = 28.0
+"""A step of AdamW in any loop: parameter and moments to the processor and back, and the gradient."""
+OURS = {"CPU": 24.0, "GPU": 44.0}
+"""Bytes of a step besides that: the guard's look, means and norms, and clipping, of which on a CPU the write
+alone is left. A few more in buckets as small as these.
+"""
 
 
 def model_job(tmp_path: Path, family: str) -> Job:
@@ -60,13 +68,10 @@ class Meter:
         for name in ("begin", "contribute_ready", "contribute", "hear", "look", "vote"):
             self._watch(Reducer, name, "ended")
         self._watch(executor, "apply_update", "ended")
-        plain = BucketState.update_
-
-        def update_(state: BucketState, *args: Any, **kwargs: Any) -> None:
-            with self.traffic.hidden():
-                plain(state, *args, **kwargs)
-
-        patch.setattr(BucketState, "update_", update_)
+        patch.setattr(choice, "update_library", lambda: None if squared else update_library(update_folder()))
+        choice.forget()
+        choice.update_of(rule_of("adamw"), "cpu")  # its trial is not counted
+        patch.setattr(plan, "update_of", lambda *what: counted_update(choice.update_of(*what), self.traffic))
 
     def _watch(self, owner: Any, name: str, into: str) -> None:
         plain: Callable[..., Any] = getattr(owner, name)
@@ -92,11 +97,9 @@ class Meter:
 
 
 @pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("squared", [False, True], ids=["CPU", "GPU"])
-def test_bytes_a_parameter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, squared: bool
-) -> None:
-    meter = Meter(monkeypatch, squared=squared)
+@pytest.mark.parametrize("kind", OURS)
+def test_bytes_a_parameter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, kind: str) -> None:
+    meter = Meter(monkeypatch, squared=kind == "GPU")
     world = World(model_job(tmp_path, family), {"x": [(0, 3)]}, 0, tmp_path)
     world.run()
     (device,) = world.live()
@@ -106,7 +109,8 @@ def test_bytes_a_parameter(
     added = meter.added / (num_params * steps * world.job.num_micro_batches)
     ended = meter.ended / (num_params * steps)
     assert 12.0 < added <= MOST_A_MICRO_BATCH  # the first of a step's overwrites
-    assert 27.9 < ended <= MOST_A_STEP  # the guard's look, means and norms, clipping
+    choice.forget()
+    assert OURS[kind] < ended - OF_AN_UPDATE < OURS[kind] + 4.0
 
 
 def test_a_gradient_in_bfloat16_costs_two_bytes_less() -> None:

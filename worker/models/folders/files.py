@@ -8,7 +8,7 @@ not own what a tensor is for (``folder``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -55,11 +55,18 @@ def headers(folder: Path, explicit: str | None) -> dict[str, WeightsHeader]:
     return found
 
 
-def read(header: WeightsHeader, name: str) -> Tensor:
-    """A tensor as it is stored; its memory may be the file's. Raises UserError."""
-    with opened(header.file) as tensors:
-        value: Tensor = tensors.get_tensor(name)
-    return value
+def read(headers: Mapping[str, WeightsHeader], names: Iterable[str]) -> dict[str, Tensor]:
+    """Tensors as they are stored, by name; their memory may be the files'. Each file is opened once: an
+    expert has tensors of its own, and a block many of them. Raises UserError.
+    """
+    by_file: dict[Path, list[str]] = {}
+    for name in names:
+        by_file.setdefault(headers[name].file, []).append(name)
+    values: dict[str, Tensor] = {}
+    for file, wanted in by_file.items():
+        with opened(file) as tensors:
+            values |= {name: tensors.get_tensor(name) for name in wanted}
+    return values
 
 
 def opened(file: Path) -> safe_open:

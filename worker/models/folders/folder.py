@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.words import count
+from oobleckd.worker.models.experts import ShapesAlone
 from oobleckd.worker.models.folders import files, names
 from oobleckd.worker.models.folders.names import Recipe
 from oobleckd.worker.runtime.errors import UserError
@@ -48,6 +49,7 @@ class Folder:
     def __init__(self, path: Path, model: PreTrainedModel, blocks: Collection[str]) -> None:
         self._path, self._model = path, model
         self._headers = files.headers(path, getattr(model.config, "transformers_weights", None))
+        self._shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         found = names.mapped(model, self._headers)
         self._recipes: dict[str, Recipe] = {}
         for recipe in found.recipes:
@@ -55,7 +57,7 @@ class Folder:
             self._recipes |= dict.fromkeys(self._targets(recipe), recipe)
         hits = sum(name in self._recipes for name in blocks)
         self._source, self.apart = self._tied()
-        lacking = model.state_dict().keys() - self._recipes.keys() - self._source.keys()
+        lacking = self._shapes.keys() - self._recipes.keys() - self._source.keys()
         meant = {target for targets in found.unread.values() for target in targets}
         self.missing, self.unexpected = names.told(model, lacking, meant)
         unread = [name for name, targets in found.unread.items() if self.unexpected.intersection(targets)]
@@ -77,8 +79,12 @@ class Folder:
         """The parameter ``key`` as float32. Raises UserError."""
         key = self._source.get(key, key)
         recipe = self._recipes[key]
-        values = [files.read(self._headers[name], name).to(torch.float32) for name in recipe.names]
-        return recipe.made(values, self._model)[key]
+        stored = files.read(self._headers, recipe.names)
+        values = [stored.pop(name) for name in recipe.names]
+        # Cast last, all experts of a block take up their float32 once, and not three times.
+        if not (recipe.moves_alone and len({value.dtype for value in values}) == 1):
+            values = [value.to(torch.float32) for value in values]
+        return recipe.made(values, self._model)[key].to(torch.float32)
 
     # ------------------------------------------------------------------ checks
 
@@ -100,16 +106,18 @@ class Folder:
             made = {recipe.first: shapes[0]}
         else:
             empty = [torch.empty(shape, device="meta") for shape in shapes]
-            made = {name: tuple(value.shape) for name, value in recipe.made(empty, self._model).items()}
-        state = self._model.state_dict()
+            with ShapesAlone():
+                made = {name: tuple(value.shape) for name, value in recipe.made(empty, self._model).items()}
         for target, shape in made.items():
-            wanted = tuple(state[target].shape) if target in state else None
+            wanted = self._shapes.get(target)
             if shape != wanted:
                 name = recipe.names[0]
+                if len(recipe.names) > 1:
+                    name = f"{target}, which {count(len(recipe.names), 'tensor')} such as {name} make,"
                 needs = f"needs {wanted}" if wanted is not None else f"has no {target}"
                 raise UserError(
-                    f"model.checkpoint: {self._headers[name].file}: {name} has shape {shape}, the model "
-                    f"{needs}",
+                    f"model.checkpoint: {self._headers[recipe.names[0]].file}: {name} has shape {shape}, the "
+                    f"model {needs}",
                     "remove fields of model.config that differ from the folder's config.json",
                 )
         return tuple(made)
@@ -156,7 +164,7 @@ class Folder:
         if recipe.converter is not None:
             yield self.read(key)
             return
-        value = files.read(self._headers[recipe.names[0]], recipe.names[0])
+        (value,) = files.read(self._headers, recipe.names).values()
         for rows in torch.split(value, _ROWS):
             yield rows.to(torch.float32)
 

@@ -23,6 +23,9 @@ from oobleckd.worker.runtime.errors import UserError
 try:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
+        Concatenate,
+        MergeModulelist,
+        Transpose,
         WeightConverter,
         WeightRenaming,
         dot_natural_key,
@@ -32,7 +35,7 @@ try:
 except ImportError as error:  # another version
     _lacks = str(error)
 else:
-    _lacks = ""
+    _lacks, _MOVES = "", {Concatenate, MergeModulelist, Transpose}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class Recipe:
     def names(self) -> tuple[str, ...]:
         """The stored tensors that it takes."""
         return tuple(name for _, name in self.sources)
+
+    @property
+    def moves_alone(self) -> bool:
+        """Whether no number is computed with: it may be cast before or after."""
+        return self.converter is None or all(type(each) in _MOVES for each in self.converter.operations)
 
     def made(self, values: Sequence[Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
         """The parameters by name, of the ``values`` of ``names``. Raises UserError where they do not fit."""
@@ -116,8 +124,9 @@ def mapped(model: PreTrainedModel, names: Iterable[str]) -> Mapped:
 
 
 def saved(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors``, parameters and buffers of ``model`` by name, as ``save_pretrained`` names and divides them;
-    several may share memory. What one tensor of a file is made of has to be among them: of a layer, all.
+    """``tensors``, parameters and buffers of ``model`` by name, as ``save_pretrained`` names and divides
+    them; several may share memory. What one tensor of a file is made of has to be among them: of a layer,
+    all.
     """
     _check_version()
     # As the hub has them, experts one by one: what serves or converts models reads those names alone.
