@@ -225,7 +225,7 @@ class Reducer:
             return
         assert added or bool(tensors) != (what.is_empty or self.evaluates), f"bucket {bucket}: no sums came"
         if tensors:
-            self.gathered[bucket].add(source, tensors)
+            self.gathered[bucket].add(source, tensors, own=source == self.exchange.device)
         if self.exchange.hear(bucket, source, what) is not None:
             gathered, self.gathered[bucket] = self.gathered[bucket], Gathered((), self.exact)
             self.reduced[bucket] = self._finish(bucket, gathered)
@@ -316,10 +316,10 @@ class Reducer:
         """Of all contributions. Waits for nothing."""
         if self.evaluates:
             return Reduced([], _NO_FIGURES, ReadFigures(_NOTHING, {}))
-        total, beside = gathered.total(), gathered.beside
+        beside = gathered.beside
         if bucket in self.exchange.donors:
             (figures,) = beside.values()
-            return Reduced(total, figures)
+            return Reduced(gathered.total(), figures)
         head, heard = self.store.spec.num_layers - 1, self.exchange.heard[bucket]
         told = marks.joined([
             (beside[source], heard[source].ledger.get(head, ()))
@@ -327,7 +327,9 @@ class Reducer:
             if source in beside
         ])  # fmt: skip
         exponents, weight = self.store.buckets[bucket].exponents, self.weights_of(self.step).total
-        grads, figures = sums.finish(total, told[: sums.NUM_MARKS], exponents, weight, exact=self.exact)
+        grads, figures = sums.finish(
+            gathered.parts(), told[: sums.NUM_MARKS], exponents, weight, exact=self.exact
+        )
         return Reduced(grads, torch.cat((figures, told[sums.NUM_MARKS :])))
 
     def _told(self, bucket: int, values: Sequence[float]) -> ReadFigures:

@@ -85,10 +85,12 @@ class Kernels(ABC):
         """The sum of the bits of ``flat``, float64, modulo 2**64: int64 (), on its device. 8 bytes."""
 
     @abstractmethod
-    def finish(self, total: Sequence[Tensor], divisors: Sequence[float]) -> Means:
-        """What follows from ``total``: float64 integers by key, each to be divided by its divisor.
+    def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
+        """What follows from the total of ``parts``, one or more: float64 integers by key, each to be divided
+        by its divisor. They stay as they are.
 
-        12 bytes on a CPU, where squares stay in the cache; 28 on a GPU.
+        12 bytes on a CPU, where squares stay in the cache, and 20 of two parts; 28 on a GPU. What more parts
+        there are is added up first.
         """
 
 
