@@ -104,6 +104,11 @@ class Counted(Kernels):
         with self._traffic.hidden():
             return self._kernels.checksum(flat)
 
+    def square(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        self._traffic.moved([words])
+        with self._traffic.hidden():
+            return self._kernels.square(words)
+
     def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
         with self._traffic.hidden():
             means = self._kernels.finish(parts, divisors)

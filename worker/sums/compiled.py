@@ -40,6 +40,8 @@ class Compiled(Kernels):
         ]
         library.oobleckd_sums_checksum.restype = _INT64
         library.oobleckd_sums_checksum.argtypes = [_ADDRESS, _INT64]
+        library.oobleckd_sums_square.restype = None
+        library.oobleckd_sums_square.argtypes = [_ADDRESS, _INT64, _INT64, _ADDRESS, _ADDRESS]
         library.oobleckd_sums_finish.restype = _INT64
         library.oobleckd_sums_finish.argtypes = [
             *(_ADDRESS, _ADDRESS, _INT64, ctypes.c_double, _ADDRESS, _ADDRESS),
@@ -74,6 +76,15 @@ class Compiled(Kernels):
         """As of any Kernels."""
         value: int = self._library.oobleckd_sums_checksum(flat.data_ptr(), flat.numel())
         return torch.tensor(value)
+
+    def square(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """As of any Kernels."""
+        rows, columns = words.shape
+        by_row, by_column = (torch.empty(size, dtype=torch.int64) for size in (rows, columns))
+        self._library.oobleckd_sums_square(
+            words.contiguous().data_ptr(), rows, columns, by_row.data_ptr(), by_column.data_ptr()
+        )
+        return by_row, by_column
 
     def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
         """As of any Kernels. C leaves the squares of a chunk in the cache, and torch adds them up there."""

@@ -128,6 +128,24 @@ uint64_t oobleckd_sums_checksum(const double *numbers, int64_t size)
     return sum;
 }
 
+/* Sums of the rows and of the columns of ``rows`` times ``width`` words, modulo 2**64. */
+EVERY_CPU
+void oobleckd_sums_square(
+    const uint64_t *restrict words, int64_t rows, int64_t width, uint64_t *restrict by_row,
+    uint64_t *restrict by_column)
+{
+    memset(by_column, 0, (size_t)width * sizeof *by_column);
+    for (int64_t row = 0; row < rows; row++) {
+        const uint64_t *word = words + row * width;
+        uint64_t sum = 0;
+        for (int64_t column = 0; column < width; column++) {
+            sum += word[column];
+            by_column[column] += word[column];
+        }
+        by_row[row] = sum;
+    }
+}
+
 INLINE int64_t finish_key(
     const double *restrict total, const double *restrict other, int both, int64_t size, double divisor,
     float *restrict mean, double *restrict squares)

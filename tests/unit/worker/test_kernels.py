@@ -189,6 +189,15 @@ def test_means_are_rounded_as_torch_rounds_them(values: list[int], exponent: int
     both((exponent,), weight, [torch.tensor(values, dtype=torch.float64)])
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1024), (77, 1024), (3, 5), (0, 8)])
+def test_rows_and_columns_are_added_up_in_one_pass(rows: int, columns: int) -> None:
+    made = torch.Generator().manual_seed(rows)
+    words = torch.randint(-(2**63), 2**63 - 1, (rows, columns), generator=made)
+    by_row, by_column = kernels().square(words)
+    assert torch.equal(by_row, words.sum(1))
+    assert torch.equal(by_column, words.sum(0))
+
+
 # --------------------------------------------------------------------------- where it comes from
 
 

@@ -55,9 +55,7 @@ def test_own_integers_are_a_part_of_their_own_and_those_of_others_another(order:
     own, others = gathered.parts()
     assert all(one is other for one, other in zip(own, terms[0], strict=True))
     assert all(torch.equal(one, other) for one, other in zip(own, mine, strict=True))
-    first_after_own = order[order.index(0) + 1] if order[2] != 0 and order[0] == 0 else None
-    if first_after_own is not None:
-        assert others[0] is terms[first_after_own][0]
+    assert (others[0] is terms[order[1]][0]) == (order[0] == 0)
     found = gathered.total()
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
