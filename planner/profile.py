@@ -26,6 +26,11 @@ def gradient_bytes(exact: bool) -> int:
     return FLOAT_BYTES + sum_bytes(exact)
 
 
+def added_bytes(exact: bool) -> int:
+    """For each parameter and micro-batch, what adding its gradient to the sum reads and writes."""
+    return FLOAT_BYTES + 2 * sum_bytes(exact)
+
+
 def state_bytes_per_param(exact: bool, slot_bytes: int = MOMENT_BYTES) -> int:
     """All that lives as long as a parameter does in a layer that uses it: itself, what the optimizer keeps of
     it (``slot_bytes``), and what there is of its gradient.

@@ -24,7 +24,7 @@ from oobleckd.ctl.shapes import shape_of
 from oobleckd.host import anyfile
 from oobleckd.planner.costs.analytic import Shape, Workload, analytic_profile
 from oobleckd.planner.costs.devices import SHEETS, DeviceSheet
-from oobleckd.planner.profile import Profile, state_bytes_per_param
+from oobleckd.planner.profile import Profile, added_bytes, state_bytes_per_param
 from oobleckd.protocol.job import Job, Optimizer
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.optimizers import RULES, RuleSheet
@@ -73,6 +73,7 @@ def workload_of(job: Job, shape: Shape) -> Workload:
         chunked=bool(job.train.loss_chunk_size),
         slot_bytes=_slot_bytes(job.optimizer, shape),
         selective=not job.train.compile,
+        added_bytes_per_param=added_bytes(job.train.exact),
     )
 
 

@@ -23,7 +23,7 @@ import msgspec
 from oobleckd.planner.costs import flops
 from oobleckd.planner.costs.devices import DeviceSheet
 from oobleckd.planner.costs.mixture import FULL, HALF, NUMBER, Experts, Latent
-from oobleckd.planner.profile import MOMENT_BYTES, ROUNDED_BYTES, LayerCost, Profile
+from oobleckd.planner.profile import MOMENT_BYTES, ROUNDED_BYTES, LayerCost, Profile, added_bytes
 
 # Tensor by tensor and family by family: a formula for all would be off by a factor of two, and memory
 # decides which plans there are. Other families are refused. (D-models-001)
@@ -185,7 +185,7 @@ class Workload(msgspec.Struct, frozen=True):
     included, and two moments in float32; ``slot_bytes``: of each layer what the optimizer keeps in place of
     these. ``separate``: whether documents of a sequence are kept apart, by a mask; ``chunked``: whether
     logits and loss are computed for some tokens at a time; ``selective``: whether blocks can compute again
-    what is cheap (compiled ones cannot).
+    what is cheap (compiled ones cannot). ``added_bytes_per_param``: what adding a gradient to its sum moves.
     """
 
     sequences: int
@@ -196,6 +196,7 @@ class Workload(msgspec.Struct, frozen=True):
     chunked: bool = False
     slot_bytes: tuple[int, ...] | None = None
     selective: bool = True
+    added_bytes_per_param: int = added_bytes(exact=True)
 
     @property
     def tokens(self) -> int:
@@ -271,10 +272,15 @@ def _block(name: str, shape: Shape, slot_bytes: int, work: Workload, device: Dev
     of_token = 2.0 * (shape.active_projections - by_experts) + 4.0 * work.length * shape.attention
     # Experts compute in float32 whatever the precision. (D-costs-002)
     products_s = of_token / device.flops(work.precision) + 2.0 * by_experts / device.flops("fp32")
-    return _layer(
+    block = _layer(
         name, shape.block_params, slot_bytes, work.tokens * products_s, _block_bytes(shape, work, device),
         FULL * work.tokens * shape.hidden, shape.rounded_params, work, device,
     )  # fmt: skip
+    if shape.experts is None:
+        return block
+    # Sums are of all experts, whichever tokens went to them. (D-costs-003)
+    added_s = work.added_bytes_per_param * shape.block_params / device.memory_bytes_per_s
+    return msgspec.structs.replace(block, backward_s=block.backward_s + added_s)
 
 
 def _layer(
@@ -398,7 +404,7 @@ def _selective_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
     """
     products = shape.attention + 2 * shape.kv + shape.hidden  # q, k, v, and the output projection
     attention = work.product_bytes * shape.attention + FULL * shape.num_heads
-    if (shape.attention_dropout and not device.fused_attention) or shape.sinks:
+    if shape.sinks or (shape.attention_dropout and not device.fused_attention):
         attention = 0
     if shape.experts is not None:
         mlp = shape.experts.product_bytes(shape.hidden, half=work.half)

@@ -254,8 +254,8 @@ class _Part:
         exponents = (sums.START_EXPONENT,) * len(grads)
         found = sums.empty([tuple(grad.shape) for grad in grads], job.train.exact, self.device)
         found.add(grads, exponents, 1)
-        total = sums.total([found.tensors])
-        mean, figures = sums.finish(total, found.marks, exponents, 1.0, exact=job.train.exact)
+        tensors = found.tensors  # which looks at the memory, and marks what it finds
+        mean, figures = sums.finish([tensors], found.marks, exponents, 1.0, exact=job.train.exact)
         self.note([figures])
         state = BucketState(shape, shape.zeros(self.device), exponents)
         state.update_(mean, applied=1, lr=_LR)
