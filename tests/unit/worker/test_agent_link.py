@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import Ack, LinkDown, Resume
+from oobleckd.protocol.messages import Ack, ArtifactHere, LinkDown, Message, Resume, WantArtifact
 from oobleckd.worker.agent.device_link import AgentSide
+from oobleckd.worker.artifacts.asking import Asking
 from oobleckd.worker.device.agent_link import AGENT_GONE, DeviceLink
 from oobleckd.worker.runtime.framing import read_frame, write_frame
 from oobleckd.worker.transport.mailbox import Mailbox
@@ -39,6 +41,28 @@ def test_messages_land_in_the_mailbox_and_unknown_ones_do_not() -> None:
         data = read_frame(ours)
         assert data is not None
         assert codec.decode_from_worker(data) == LinkDown("n/0", "m/0", "why")
+    assert closed.wait(TIMEOUT_S)
+    link.close()
+
+
+def test_what_a_device_that_compiles_waits_for_comes_past_the_mailbox() -> None:
+    """Its loop reads none while it compiles."""
+    ours, theirs = socket.socketpair()
+    mailbox, closed = Mailbox(), threading.Event()
+
+    def say(message: Message) -> None:
+        link.send(message)
+
+    asking = Asking(say)
+    link = DeviceLink(theirs.detach(), mailbox, on_closed=closed.set, on_artifact=asking.heard)
+    with ours:
+        write_frame(ours, codec.encode(Ack("j", 1)))
+        write_frame(ours, codec.encode(ArtifactHere("key", "/a/file")))
+        assert asking.want("key") == Path("/a/file")
+        data = read_frame(ours)
+        assert data is not None
+        assert codec.decode_from_worker(data) == WantArtifact("key")
+        assert mailbox.controls() == [Ack("j", 1)]
     assert closed.wait(TIMEOUT_S)
     link.close()
 
