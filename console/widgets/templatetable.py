@@ -19,6 +19,8 @@ from oobleckd.words import CELLS, count, layers, seconds, size
 DEPENDS = ("templates", "pipelines", "schedule", "refused")
 _HEAD = f"  nodes  in use  stages  {'memory':>9}  {'modelled':>{CELLS}}  {'measured':>{CELLS}}"
 _ROOMY = 90
+_AGAIN = {"none": "", "selective": "selective again", "blocks": "blocks again"}
+_AGAIN_WIDTH = max(map(len, _AGAIN.values())) + 2
 _MORE = f"  {'first':>{CELLS}}  {'further':>{CELLS}}  split"
 
 
@@ -113,11 +115,13 @@ def _row(template: TemplateView, share: float | None, took_s: float | None, widt
 def _stages(template: TemplateView, width: int) -> list[Line]:
     """A bar for each stage: its layers on the axis of all."""
     last = max((stop for _, stop in template.stages), default=1)
-    room = max(8, width - 42)
+    room = max(8, width - 42 - (_AGAIN_WIDTH if template.recompute else 0))
     head = f"template of {count(template.num_nodes, 'node')}"
     lines: list[Line] = [(), ((head, "strong"),)]
     for index, (start, stop) in enumerate(template.stages):
         memory = template.memory_bytes[index] if index < len(template.memory_bytes) else 0
         text = f" s{index:<3} layers {layers(start, stop):<8} {size(memory) if memory else '':>{CELLS}}  "
+        if template.recompute:
+            text += f"{_AGAIN[template.recompute[index]]:<{_AGAIN_WIDTH}}"
         lines.append(clipped(((text, ""), (bar(start / last, stop / last, room), "bar")), width))
     return lines

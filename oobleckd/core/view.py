@@ -324,6 +324,7 @@ def pipeline_views(job: JobRecord) -> list[PipelineView]:
             tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments),
             pipeline.micro_batches,
             tuple(s.device for s in pipeline.segments if s.device in gone),
+            {d: mode for d in pipeline.devices if (mode := job.plan.recompute.get(d)) is not None},
         )
         for index, pipeline in enumerate(job.plan.pipelines)
     ]
@@ -341,6 +342,7 @@ def template_views(job: JobRecord) -> list[TemplateView]:
             tuple(stage.memory_bytes for stage in template.stages),
             used[template.num_nodes],
             template.chunks,
+            tuple(modes) if set(modes := [stage.recompute for stage in template.stages]) != {"none"} else (),
         )
         for template in job.templates
     ]

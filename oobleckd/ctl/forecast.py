@@ -8,7 +8,7 @@ update.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -105,7 +105,7 @@ def forecast(question: ForecastQuestion) -> Forecast:
         micro_batches=job.num_micro_batches,
         templates=teller.templates(plan),
         plan=teller.plan(plan),
-        pipelines=tuple(_listed(index, pipeline, plan.vacant) for index, pipeline in enumerate(listed)),
+        pipelines=tuple(_listed(index, pipeline, plan) for index, pipeline in enumerate(listed)),
         guarantee=teller.guarantee(plan),
         losses=tuple(
             teller.loss(world.lose(plan, frozenset({node}), gone), alike)
@@ -149,10 +149,11 @@ def _most_bytes(world: PlannedWorld, plan: Plan) -> int:
     return max(stage.memory_bytes for size in sizes for stage in world.by_size[size].stages)
 
 
-def _listed(index: int, pipeline: Pipeline, vacant: Collection[str]) -> PipelineView:
+def _listed(index: int, pipeline: Pipeline, plan: Plan) -> PipelineView:
     stages = tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments)
-    empty = tuple(s.device for s in pipeline.segments if s.device in vacant)
-    return PipelineView(index, pipeline.nodes, stages, pipeline.micro_batches, empty)
+    empty = tuple(s.device for s in pipeline.segments if s.device in plan.vacant)
+    again = {d: plan.recompute[d] for d in pipeline.devices if d in plan.recompute}
+    return PipelineView(index, pipeline.nodes, stages, pipeline.micro_batches, empty, again)
 
 
 def _possible_losses(world: PlannedWorld, plan: Plan) -> list[tuple[str, int]]:

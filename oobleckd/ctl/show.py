@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -29,6 +30,7 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.watch import describe_schedule
 from oobleckd.draw import experts
 from oobleckd.draw.times import day
+from oobleckd.planner.plan import Recompute
 from oobleckd.protocol import modelnotes
 from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView
 from oobleckd.protocol.inputs import Input
@@ -67,6 +69,7 @@ View = TypeVar("View", bound=msgspec.Struct)
 # --------------------------------------------------------------------------- describe
 
 
+_MODES: tuple[Recompute, ...] = ("none", "selective", "blocks")
 _DESCRIBED = ("job", "node", "incident", "schedule")
 
 
@@ -144,6 +147,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "finished": "" if job.finished_at is None else when(job.finished_at),
         "incidents": f"{job.incidents:,}, {count(job.steps_lost, 'step')} lost",
         "schedule": _schedule(job),
+        "recompute": _recompute(job),
         "boundary cache": f"at most {job.boundary_bytes / 1e6:,.1f} MB on a device"
         if job.boundary_bytes
         else "none",
@@ -170,6 +174,20 @@ def _can_lose(job: JobView) -> str:
     """How many nodes, of how many that were asked for."""
     still = tolerance(job.tolerance, job.f)
     return f"{still} {noun(job.f, 'node')}" if 0 <= job.tolerance <= job.f else still
+
+
+def _recompute(job: JobView) -> str:
+    """What blocks compute again in the backward, and where the planner chose, on how many devices."""
+    wanted = job.spec.schedule.recompute
+    if wanted != "auto" or not job.pipelines:
+        return "" if wanted == "none" else wanted
+    modes = Counter(
+        pipeline.recompute.get(device, "none")
+        for pipeline in job.pipelines
+        for device in {stage.device for stage in pipeline.stages}
+    )
+    found = [f"{mode} on {count(modes[mode], 'device')}" for mode in _MODES if modes[mode]]
+    return f"auto: {', '.join(found)}"
 
 
 def _skipped(job: JobView) -> str:

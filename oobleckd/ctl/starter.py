@@ -27,6 +27,30 @@ from oobleckd.words import count
 _SEQUENCE, _MICRO_BATCH, _LAYERS = 256, 2, 8
 _BYTES, _SOME_TOKENS = 256, 65_536  # vocabularies: of bytes, and of token numbers that nobody has looked at
 _LIKE_LLAMA = ("llama", "mistral", "qwen2")
+_MANY = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 176}
+_ROUTED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 176, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+_LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 176}
+_MIXTURES: dict[str, dict[str, int]] = {
+    "deepseek_v3": {
+        **_ROUTED, "num_key_value_heads": 8, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16, "v_head_dim": 32,
+    },
+    "dots1": _ROUTED,
+    "glm4_moe": _ROUTED,
+    "gpt_oss": {**_LOCAL, "head_dim": 32},
+    "granitemoe": _LOCAL,
+    "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 2, "intermediate_size": 176, "head_dim": 32},
+    "minimax": {**_LOCAL, "head_dim": 32},
+    "mixtral": _LOCAL,
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 176},
+    "phimoe": _LOCAL,
+    "qwen2_moe": {**_MANY, "shared_expert_intermediate_size": 176},
+    "qwen3_moe": _MANY,
+}  # fmt: skip
+"""What says of a family how many experts it has, how many of them a token goes to, and how wide they are."""
 _NEEDS_TOKENIZER = ("jsonl", "parquet", "arrow")
 
 
@@ -238,4 +262,12 @@ def _shape(family: str, vocabulary: int) -> str:
             f"intermediate_size = 704, num_hidden_layers = {_LAYERS}, num_attention_heads = 8, "
             "num_key_value_heads = 4, bos_token_id = 0, eos_token_id = 0 }"
         )
+    if family in _MIXTURES:
+        fields = {
+            "vocab_size": vocabulary, "max_position_embeddings": _SEQUENCE, "hidden_size": 256,
+            "intermediate_size": 704, "num_hidden_layers": _LAYERS, "num_attention_heads": 8,
+            "num_key_value_heads": 4, **_MIXTURES[family],
+        }  # fmt: skip
+        said = ", ".join(f"{key} = {value}" for key, value in fields.items())
+        return f"config = {{ {said} }} # each token goes to 2 of 8 experts"
     return "# config = { … } # fields of the family's configuration class; without: its own, large sizes"

@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeVar
 
 import msgspec
 
+from oobleckd.planner.plan import Recompute
 from oobleckd.planner.policy import Action, RejectionCause, Way
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.generation import Numbered
@@ -145,7 +146,7 @@ class LayerRange(msgspec.Struct, frozen=True):
 
 class PipelineView(msgspec.Struct, frozen=True):
     """One pipeline of the running plan. ``vacant``: devices of its stages that nobody has now; peers compute
-    for them.
+    for them. ``recompute``: device -> what its blocks compute again in the backward, where that is anything.
     """
 
     index: int
@@ -153,13 +154,15 @@ class PipelineView(msgspec.Struct, frozen=True):
     stages: tuple[LayerRange, ...]
     micro_batches: tuple[int, ...]
     vacant: tuple[str, ...] = ()
+    recompute: dict[str, Recompute] = {}
 
 
 class TemplateView(msgspec.Struct, frozen=True):
     """One template: layer split, modelled seconds of one micro-batch and per further one, instances now.
 
     With two ``chunks`` a device has two stages, as far from the beginning as from the end, and the memory is
-    that of both.
+    that of both. ``recompute``: stage by stage what blocks compute again in the backward; () where they
+    compute nothing again.
     """
 
     num_nodes: int
@@ -169,6 +172,7 @@ class TemplateView(msgspec.Struct, frozen=True):
     memory_bytes: tuple[int, ...]
     instances: int
     chunks: int = 1
+    recompute: tuple[Recompute, ...] = ()
 
 
 class PhaseView(msgspec.Struct, frozen=True):

@@ -64,10 +64,11 @@ def recipe_of(
     """Of the parameter ``name``, which the layers ``uses`` compute with, of ``num_layers``: the first is the
     embedding, the last the head.
     """
-    is_matrix, embeds = len(shape) >= 2, 0 in uses
+    # Biases of experts (gate_up_proj_bias) have a row for each; no other name ends so.
+    is_matrix, embeds = len(shape) >= 2 and not name.endswith("_bias"), 0 in uses
     hidden = not embeds and num_layers - 1 not in uses
     sheet = RULES.get(optimizer.name)
-    takes_it = sheet is None or not sheet.rest or (hidden and len(shape) == 2)
+    takes_it = sheet is None or not sheet.rest or (hidden and is_matrix and len(shape) == 2)
     rule = optimizer.name if takes_it or sheet is None else sheet.rest
     decays = optimizer.decay == "all" or (is_matrix and not embeds)
     weight_decay = optimizer.weight_decay if decays else 0.0

@@ -46,7 +46,11 @@ _RAMP = Wish(
 )
 _SPLIT = Wish("the planner splits the model by layers, and nothing else splits it", _PARALLEL)
 _PIPELINES = Wish("the planner chooses the pipelines", _PARALLEL)
-_MOE = Wish("there is no mixture of experts", _LOOP)
+_MOE = Wish(
+    "a mixture of experts is a family (model.family), and how many experts it has says model.config",
+    "docs/models.md",
+)
+_PLACED = Wish("all experts of a block are on the device that has the block", _PARALLEL)
 _CHATS = Wish(
     "chats are data.format, and [data.chat] says what the loss asks for", f"{_DATA}#chats-and-completions"
 )
@@ -100,7 +104,8 @@ _GROUPS: tuple[tuple[Wish, str], ...] = (
         pipeline_parallel pipeline_parallel_size pp pp_size pipeline_model_parallel_size data_parallel
         data_parallel_size dp num_stages
     """),
-    (_MOE, "moe experts num_experts expert_parallel ep"),
+    (_MOE, "moe experts num_experts num_local_experts n_routed_experts num_experts_per_tok"),
+    (_PLACED, "expert_parallel expert_parallel_size expert_model_parallel_size ep ep_size"),
     (_CHATS, """
         sft instruct messages conversations loss_mask labels train_on_inputs assistant_only_loss
         completion_only_loss prompt_template

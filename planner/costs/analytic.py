@@ -311,7 +311,7 @@ def _with_selective(block: LayerCost, shape: Shape, work: Workload, device: Devi
     """``block`` with what it costs to keep its products alone: what it does not keep is written and read once
     more, and its operations are started once more.
     """
-    kept = min(block.activation_bytes, work.tokens * _selective_bytes(shape, work))
+    kept = min(block.activation_bytes, work.tokens * _selective_bytes(shape, work, device))
     again_s = max(2 * (block.activation_bytes - kept) / device.memory_bytes_per_s, device.dispatch_s)
     return msgspec.structs.replace(block, selective_bytes=kept, selective_s=min(again_s, block.forward_s))
 
@@ -391,12 +391,15 @@ def _attention_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
     return normed + plain + work.product_bytes * (product_inputs + heads)
 
 
-def _selective_bytes(shape: Shape, work: Workload) -> int:
+def _selective_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
     """Of a token in a block that keeps its input and the results of its products and of attention, which are
-    as wide as the queries, with a number in float32 for each head.
+    as wide as the queries, with a number in float32 for each head. Attention that is no kernel of its own is
+    computed again.
     """
     products = shape.attention + 2 * shape.kv + shape.hidden  # q, k, v, and the output projection
     attention = work.product_bytes * shape.attention + FULL * shape.num_heads
+    if (shape.attention_dropout and not device.fused_attention) or shape.sinks:
+        attention = 0
     if shape.experts is not None:
         mlp = shape.experts.product_bytes(shape.hidden, half=work.half)
     else:  # gate and up, or up alone; down

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 import msgspec
 import numpy as np
@@ -175,14 +176,11 @@ class _Model:
                 f"{count(self.costs[0].num_layers, 'layer')}, and memory is limited",
                 f"lower resources.min_pipeline_nodes from {self.setup.min_nodes}",
             )
-        again = self._recomputing()
-        nodes = fewest_nodes(again.setup)
-        out = (
-            again.way_out(nodes, f"{count(nodes, 'node')} {noun(nodes, 'is')} enough then, with")
-            if nodes
-            else ""
-        )
-        return self._too_large("the model fits no number of nodes", self._least(), out)
+        again, out = self._recomputing(), ""
+        if nodes := fewest_nodes(again.setup):
+            out = again.way_out(nodes, f"{count(nodes, 'node')} {noun(nodes, 'is')} enough then, with")
+        less = again.need_bytes[again.least()]
+        return self._too_large("the model fits no number of nodes", self.least(), out, less)
 
     def does_not_fit(self, num_nodes: int) -> PlanError:
         """The error for a model that ``num_nodes`` nodes do not hold."""
@@ -196,9 +194,9 @@ class _Model:
             )
         again = self._recomputing()
         out = again.way_out(num_nodes, "it needs") if again.fits(num_nodes) else ""
-        return self._too_large(f"the model does not fit {nodes}", stages, out)
+        return self._too_large(f"the model does not fit {nodes}", stages, out, again.need_bytes[stages])
 
-    def _least(self) -> int:
+    def least(self) -> int:
         """The number of stages with which a device needs least."""
         return min(range(1, len(self.need_bytes)), key=lambda s: (self.need_bytes[s], s))
 
@@ -208,12 +206,12 @@ class _Model:
 
     def way_out(self, num_nodes: int, effect: str) -> str:
         """The beginning of a hint: that it fits so many nodes, and what a device then needs."""
-        need = int(np.ceil(self.need_bytes[self.min_stages(num_nodes)]))
+        need = ceil(self.need_bytes[self.min_stages(num_nodes)])
         return way_out(f"{effect} {need:,} bytes of a device")
 
-    def _too_large(self, problem: str, num_stages: int, out: str) -> PlanError:
+    def _too_large(self, problem: str, num_stages: int, out: str, less: float) -> PlanError:
         """The error that names the stage which is too large even in the split that comes closest. ``out``:
-        the way out that recomputation is.
+        the way out that recomputation is, or else ``less``: the bytes that would do with it.
         """
         costs, profile, limit = self.largest, self.setup.profile, self.setup.device_memory_bytes
         num = self.setup.num_micro_batches
@@ -229,10 +227,8 @@ class _Model:
             f"each of {count(costs[0].num_devices, 'device')}" if costs[0].num_devices > 1 else "a device"
         )
         raised = f"raise resources.device_memory to at least {sizes[worst]:,} bytes"
-        again = self._recomputing()
-        less, besides = int(np.ceil(again.need_bytes[num_stages])), ""
-        if not out and less < sizes[worst]:
-            besides = f' ({less:,} bytes with schedule.recompute = "auto")'
+        helps = not out and ceil(less) < sizes[worst]
+        besides = f' ({ceil(less):,} bytes with schedule.recompute = "auto")' if helps else ""
         return PlanError(
             f"{problem}: with {count(num_stages, 'stage')}, the split that needs least, {where} "
             f"needs {sizes[worst]:,} bytes of {devices} and the limit is {limit:,}",

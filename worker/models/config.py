@@ -20,7 +20,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from oobleckd.protocol.job import Job
 from oobleckd.words import count
-from oobleckd.worker.models import experts, rope, routers
+from oobleckd.worker.models import rope, routers
+from oobleckd.worker.models.experts import grouped
 from oobleckd.worker.models.sizes import check_sizes
 from oobleckd.worker.models.unsupported import unsupported
 from oobleckd.worker.runtime.errors import UserError
@@ -102,12 +103,12 @@ def load_config(job: Job) -> PretrainedConfig:
         raise unsupported(family, FAMILIES)
     kind: type[PretrainedConfig] = CONFIG_MAPPING[family]
     if family in EXPERTS:
-        experts.check_given(job.model.config)
+        grouped.check_given(job.model.config)
     _check_keys(kind, job.model.config)
     routers.check_given(job.model.config)
     fields = _fields(kind, _stored(job), job.model.config)
     if family in EXPERTS:
-        fields["experts_implementation"] = experts.IMPLEMENTATION
+        fields["experts_implementation"] = grouped.IMPLEMENTATION
     config = _made(kind, fields)
     if "rope_parameters" in kind.__dataclass_fields__:
         rope.check_taken(config, job.model.config)

@@ -18,7 +18,7 @@ import torch.nn.functional as f
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from oobleckd.worker.models.experts import GROUPED_MM, shape_of_experts
+from oobleckd.worker.models.experts.grouped import GROUPED_MM, shape_of_experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
-from oobleckd.worker.models.experts import ShapesAlone, idle_params
+from oobleckd.worker.models.experts.grouped import ShapesAlone, idle_params
 from oobleckd.worker.models.folders.folder import Folder
 from oobleckd.worker.models.folders.names import saved
 from oobleckd.worker.models.heads.chunked import ChunkedHead
@@ -197,6 +197,7 @@ class ModelSpec:
         """
         meta = self._split.model
         real = {id(meta.get_parameter(key)): leaf for key, leaf in params.items()}
+        # Made anew they are zeros, with which a router chooses other experts. (D-models-015)
         stored = [name for name in self._constants if self.layer_of(name) == layer]
         real |= {id(meta.get_buffer(name)): self.constant(name).to(device) for name in stored}
         order = tuple(

@@ -29,7 +29,7 @@ from transformers.modeling_outputs import MoEModelOutputWithPastAndCrossAttentio
 
 from oobleckd.worker.models import light
 from oobleckd.worker.models.config import EXPERTS, MASKED
-from oobleckd.worker.models.experts import ShapesAlone, check_implementation
+from oobleckd.worker.models.experts.grouped import ShapesAlone, check_implementation
 from oobleckd.worker.models.products import product_parameters
 from oobleckd.worker.models.sizes import misfit
 from oobleckd.worker.models.strict import WholeSums

@@ -82,9 +82,8 @@ def _export(
         source = spec
         if spec.constants and manifest.spec.model.checkpoint:
             source = ModelSpec(manifest.spec, load_config(manifest.spec))
-        files, not_finite = _write_weights(
-            beside, _weights(checkpoint, manifest, spec, source), _plan(spec, shard_bytes, dtype), dtype
-        )
+        weights = _weights(checkpoint, manifest, spec, source, dtype)
+        files, not_finite = _write_weights(beside, weights, _plan(spec, shard_bytes, dtype))
         _settle(beside)
         _mark(beside, checkpoint, manifest.counters.step, job)
         num_bytes = sum((beside / file).stat().st_size for file in files)
@@ -125,25 +124,27 @@ def _plan(spec: ModelSpec, shard_bytes: int, dtype: torch.dtype) -> list[list[st
     shards: list[list[str]] = [[]]
     filled = 0
     for bucket in spec.buckets:
-        shapes = {**dict(zip(bucket.keys, bucket.shapes, strict=True)), **_constants_of(spec, bucket)}
-        empty = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+        shapes = zip(bucket.keys, bucket.shapes, strict=True)
+        empty = {key: torch.empty(shape, dtype=dtype, device="meta") for key, shape in shapes}
+        constants = _constants_of(spec, bucket)
+        empty |= {key: torch.empty(shape, device="meta") for key, shape in constants.items()}
         for key, value in spec.as_saved(empty).items():
-            num_bytes = value.numel() * dtype.itemsize
-            if shards[-1] and filled + num_bytes > shard_bytes:
+            if shards[-1] and filled + value.nbytes > shard_bytes:
                 shards.append([])
                 filled = 0
             shards[-1].append(key)
-            filled += num_bytes
+            filled += value.nbytes
     return shards
 
 
 def _weights(
-    checkpoint: Path, manifest: Manifest, spec: ModelSpec, source: ModelSpec
+    checkpoint: Path, manifest: Manifest, spec: ModelSpec, source: ModelSpec, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """``source``: what has the model's constants, which no checkpoint holds."""
+    """``source``: what has the model's constants, which no checkpoint holds, and which stay float32."""
     for bucket in spec.buckets:
         with _reading():
-            values = dict(zip(bucket.keys, read_params(checkpoint, manifest, bucket), strict=True))
+            params = read_params(checkpoint, manifest, bucket)
+        values = {key: value.to(dtype) for key, value in zip(bucket.keys, params, strict=True)}
         values |= {name: source.constant(name) for name in _constants_of(spec, bucket)}
         yield from spec.as_saved(values).items()
 
@@ -167,7 +168,7 @@ def _reading() -> Iterator[None]:
 
 
 def _write_weights(
-    folder: Path, weights: Iterator[tuple[str, Tensor]], shards: list[list[str]], dtype: torch.dtype
+    folder: Path, weights: Iterator[tuple[str, Tensor]], shards: list[list[str]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Write the files of weights and, where there are several, their index. Returns the names of the files,
     and of tensors that are not finite.
@@ -177,7 +178,7 @@ def _write_weights(
     total = 0
     for index, keys in enumerate(shards):
         name = shard_name(index, len(shards))
-        tensors = {key: _apart(value, dtype) for key, (_, value) in zip(keys, weights, strict=False)}
+        tensors = {key: _apart(value) for key, (_, value) in zip(keys, weights, strict=False)}
         assert list(tensors) == keys
         not_finite += [key for key, tensor in tensors.items() if not torch.isfinite(tensor).all()]
         save_file(tensors, folder / name, {"format": "pt"})
@@ -189,9 +190,9 @@ def _write_weights(
     return tuple(dict.fromkeys(places.values())), tuple(not_finite)
 
 
-def _apart(value: Tensor, dtype: torch.dtype) -> Tensor:
+def _apart(value: Tensor) -> Tensor:
     """``value`` in memory of its own, as safetensors asks for: an expert is a slice of what is trained."""
-    own = value.to(dtype).contiguous()
+    own = value.contiguous()
     return own if own.untyped_storage().nbytes() == own.nbytes else own.clone()
 
 

@@ -75,7 +75,8 @@ def _held(node: NodeView) -> str:
 def _stages(pipeline: PipelineView) -> str:
     def words(stage: LayerRange) -> str:
         vacant = " (vacant)" if stage.device in pipeline.vacant else ""
-        return f"{stage.device}: {layers(stage.start, stage.stop)}{vacant}"
+        again = f" ({pipeline.recompute[stage.device]} again)" if stage.device in pipeline.recompute else ""
+        return f"{stage.device}: {layers(stage.start, stage.stop)}{again}{vacant}"
 
     return ", ".join(map(words, pipeline.stages))
 

@@ -37,6 +37,7 @@ from oobleckd.console.widgets.listing import matches, rows, window
 from oobleckd.console.widgets.panel import Painter
 from oobleckd.draw.lines import Line, framed, length, plain
 from oobleckd.draw.times import minute
+from oobleckd.planner.plan import Recompute
 from oobleckd.protocol.api import PhaseView, RejectedView, RouterView
 from oobleckd.protocol.watch import LaneView, OpView, SampledSteps
 from tests.helpers.api_server import node_view
@@ -289,6 +290,22 @@ def test_the_chosen_template_shows_its_stages() -> None:
     text = said(templatetable.paint(LIVE, NOW, 90, 20, templatetable.TemplateTableLook(cursor=1)))
     assert "template of 3 nodes" in text
     assert " s2   layers 2" in text
+
+
+def test_stages_say_what_is_computed_again_where_anything_is() -> None:
+    chosen = templatetable.TemplateTableLook(cursor=1)
+    assert "again" not in said(templatetable.paint(LIVE, NOW, 90, 20, chosen))
+    modes: tuple[Recompute, ...] = ("blocks", "selective", "none")
+    again = [
+        msgspec.structs.replace(each, recompute=modes if each.num_nodes == 3 else ())
+        for each in LIVE.templates
+    ]
+    found = templatetable.paint(msgspec.structs.replace(LIVE, templates=again), NOW, 90, 20, chosen)
+    lines = [line for line in said(found).split("\n") if line.startswith(" s")]
+    assert [("blocks again" in line, "selective again" in line) for line in lines[:3]] == [
+        (True, False), (False, True), (False, False),
+    ]  # fmt: skip
+    assert all(len(line) <= 90 for line in lines)
 
 
 def test_phases_beside_the_median_of_earlier_ones_and_a_budget() -> None:

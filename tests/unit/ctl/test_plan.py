@@ -1,6 +1,6 @@
 """The verb ``plan``: no daemon, no cluster; what it prints, what it refuses, what it may not load.
 
-``python -m tests.unit.ctl.test_plan`` writes plan.txt, the golden text, anew.
+``python -m tests.unit.ctl.test_plan`` writes plan.txt and recompute.txt, the golden texts, anew.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import msgspec
@@ -36,6 +37,7 @@ from tests.unit.planner.build import even_profile
 from tests.unit.test_imports import ROOT
 
 GOLDEN = Path(__file__).with_name("plan.txt")
+GOLDEN_AGAIN = Path(__file__).with_name("recompute.txt")
 EXAMPLE = str(ROOT / "examples" / "gpt2-stdlib.toml")
 JobFile = Callable[[str], Path]
 
@@ -434,6 +436,81 @@ def test_no_plan(job_file: JobFile) -> None:
     assert "a --device of more memory" in refused(huge, "--nodes", "4", "--device", "a40", code=1)
 
 
+# --------------------------------------------------------------------------- recomputation
+
+
+LLAMA_2_7B = (
+    'name = "llama-2-7b"\n[model]\nfamily = "llama"\nconfig = { max_position_embeddings = 4096 }\n'
+    "[train]\nsteps = 10\nglobal_batch = 128\nmicro_batch = 4\n"
+    'sequence = 4096\nprecision = "bf16"\n[fault_tolerance]\nf = 0\n'
+)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    file = tmp_path / "llama.toml"
+    file.write_text(LLAMA_2_7B, encoding="utf-8")
+    return str(file)
+
+
+def again(file: str) -> str:
+    """What is said of it, for the golden text."""
+    text = ctl(file, "--nodes", "4", "--device", "h100", "--set", "schedule.recompute=auto").stdout
+    return text[text.index("RECOMPUTATION") : text.index("PIPELINE ")]
+
+
+def test_stages_and_settings_are_compared(llama: str) -> None:
+    assert again(llama) == GOLDEN_AGAIN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "none", "most"), [(4, 10, 6), (1, 4, 4)]
+)  # at most 6, and fewer than 5
+def test_llama_2_7b_on_few_devices_of_80_gb(llama: str, micro_batch: int, none: int, most: int) -> None:
+    words = ("--nodes", str(most), "--device", "h100", "--set", f"train.micro_batch={micro_batch}")
+    found = planned(llama, *words, "-v", "--set", "schedule.recompute=auto")
+    by_name = {each.recompute: each for each in found.recomputations}
+    assert by_name["none"].n0 == none
+    assert by_name["auto"].n0 == by_name["blocks"].n0 == 3 <= most
+    assert 0 < by_name["auto"].step_s <= min(by_name["blocks"].step_s, by_name["selective"].step_s)
+    assert by_name["auto"].step_s == found.plan.step_s
+    used = [stage for t in found.templates if t.instances for stage in t.stages]
+    assert all(stage.needed_bytes[stage.recompute] == stage.memory_bytes <= 80e9 for stage in used)
+    assert all(
+        s.needed_bytes["blocks"] <= s.needed_bytes["selective"] <= s.needed_bytes["none"] for s in used
+    )
+
+
+def test_a_compiled_job_is_not_offered_the_selective_one(llama: str) -> None:
+    found = planned(llama, "--nodes", "4", "--device", "h100", "-v", "--set", "train.compile=true",
+                    "--set", "schedule.recompute=auto")  # fmt: skip
+    assert [each.recompute for each in found.recomputations] == ["none", "blocks", "auto"]
+
+
+def test_nothing_is_said_of_it_where_nobody_asks(llama: str) -> None:
+    assert "RECOMPUTATION" not in ctl(EXAMPLE, "--nodes", "4").stdout
+    text = ctl(EXAMPLE, "--nodes", "4", "-v").stdout
+    assert "none (the job's)" in text
+    assert planned(EXAMPLE, "--nodes", "4").recomputations == ()
+
+
+def test_who_is_too_large_hears_of_it(llama: str) -> None:
+    h100 = ("--device", "h100", "--set", "train.global_batch=12800")
+    more = "plan for a --device of more memory"
+    for nodes, micro_batch, expected in (
+        (5, 4, f'add 5 or more nodes, or {more}, or set schedule.recompute = "auto" (3 are enough then)'),
+        (2, 4, f'add 8 or more nodes, or {more}, or set schedule.recompute = "auto" (3 are enough then)'),
+        (5, 16, f"(5 nodes are enough then, with 75,251,580,928 bytes of a device), {more}, or lower"),
+        (5, 64, f'{more} (136,692,760,576 bytes with schedule.recompute = "auto"), or lower'),
+    ):
+        words = ("--nodes", str(nodes), "--set", f"train.micro_batch={micro_batch}")
+        assert expected in refused(llama, *h100, *words, code=1)
+    recomputing = ("--nodes", "2", "--set", "schedule.recompute=auto")
+    assert "recompute" not in refused(llama, *h100, *recomputing, code=1)
+    redundant = ("--set", "fault_tolerance.policy=bamboo", "--set", "train.global_batch=16")
+    assert "(6 are enough then)" in refused(llama, *h100, "--nodes", "16", *redundant, code=1)
+
+
 # --------------------------------------------------------------------------- what it loads
 
 
@@ -453,6 +530,10 @@ def test_planning_loads_neither_torch_nor_sockets() -> None:
 
 def write() -> None:
     GOLDEN.write_text(golden(), encoding="utf-8")
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "llama.toml"
+        file.write_text(LLAMA_2_7B, encoding="utf-8")
+        GOLDEN_AGAIN.write_text(again(str(file)), encoding="utf-8")
 
 
 LLAMA_7B = (

@@ -29,7 +29,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(main, ["init", *words], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "gpt_neox", "mixtral"])
 @pytest.mark.parametrize("nodes", ["1", "5"])
 def test_every_page_is_a_job(family: str, nodes: str) -> None:
     text = run("--family", family, "--nodes", nodes, "--steps", "7", "--to", "-").stdout

@@ -29,7 +29,7 @@ from oobleckd.protocol.api import (
     TroubleView,
 )
 from oobleckd.protocol.changes import Change
-from tests.helpers.api_server import job_view, node_view
+from tests.helpers.api_server import job_spec, job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 
 INCIDENT = IncidentView(
@@ -138,6 +138,25 @@ def test_a_vacant_place_is_said_so(ctl: Ctl) -> None:
     stages = (LayerRange("node-1/0", 0, 4), LayerRange("node-2/0", 4, 5))
     ctl.api.pipelines = [PipelineView(0, ("node-1", "node-2"), stages, (0, 1), ("node-2/0",))]
     assert "node-1/0: 0-3, node-2/0: 4 (vacant)" in ctl("get", "pipelines").stdout
+
+
+def test_what_devices_compute_again_is_said(ctl: Ctl) -> None:
+    stages = (LayerRange("node-1/0", 0, 4), LayerRange("node-2/0", 4, 5))
+    pipeline = PipelineView(0, ("node-1", "node-2"), stages, (0, 1), recompute={"node-1/0": "blocks"})
+    ctl.api.pipelines = [pipeline]
+    assert "node-1/0: 0-3 (blocks again), node-2/0: 4" in ctl("get", "pipelines").stdout
+    for wanted, expected in (
+        ("auto", "recompute:      auto: none on 1 device, blocks on 1 device"),
+        ("selective", "recompute:      selective"),
+    ):
+        spec = job_spec()
+        spec = msgspec.structs.replace(
+            spec, schedule=msgspec.structs.replace(spec.schedule, recompute=wanted)
+        )
+        ctl.api.jobs = [job_view(spec=spec, pipelines=(pipeline,))]
+        assert expected in ctl("describe", "job", "small").stdout
+    ctl.api.jobs = [job_view(pipelines=(pipeline,))]
+    assert "recompute:" not in ctl("describe", "job", "small").stdout
 
 
 def test_json_is_versioned_and_round_trips(ctl: Ctl) -> None:

@@ -117,6 +117,24 @@ def test_what_is_small_takes_as_long_as_starting_it() -> None:
         assert layer.forward_s == layer.backward_s == SHEETS["h200"].dispatch_s
 
 
+def test_what_a_block_keeps_that_computes_again_what_is_cheap() -> None:
+    block = analytic_profile(LLAMA_7B, WORK, SHEETS["a100"]).layers[1]
+    # Its input in float32; q, k, v, attention's result, and the output projection's; gate, up and down; a
+    # number of attention for each head.
+    assert block.selective_bytes == 2048 * (4 * 4096 + 2 * (5 * 4096 + 2 * 11008 + 4096) + 4 * 32)
+    moved = 2 * (block.activation_bytes - block.selective_bytes) / SHEETS["a100"].memory_bytes_per_s
+    assert block.selective_s == pytest.approx(max(moved, SHEETS["a100"].dispatch_s))
+    assert block.selective_s < block.forward_s / 4
+    compiled = msgspec.structs.replace(WORK, selective=False)
+    assert analytic_profile(LLAMA_7B, compiled, SHEETS["a100"]).layers[1].selective_bytes == 0
+    # Attention whose dropout is no kernel's is made again.
+    dropping = msgspec.structs.replace(GPT2, attention_dropout=0.1)
+    kept, without = (
+        analytic_profile(s, WORK, SHEETS["cpu"]).layers[1].selective_bytes for s in (GPT2, dropping)
+    )
+    assert kept - without == 2048 * (2 * 768 + 4 * 12)
+
+
 def test_dropout_of_attention_costs_memory_where_it_is_not_fused() -> None:
     dropping = msgspec.structs.replace(GPT2, attention_dropout=0.1)
     kept = {

@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ from oobleckd.planner.reroute.reroute import Rerouting, layout_of
 from oobleckd.planner.schedules.routed import device_s
 from oobleckd.planner.schedules.timeline import dry_run_plan
 from oobleckd.planner.templates.redundant import Room
-from oobleckd.planner.templates.template import expected_share, templates
+from oobleckd.planner.templates.template import expected_share, templates, templates_for
 from tests.unit.planner.build import even_profile, profiles, setup_of
 
 EVEN = replace(
@@ -34,6 +35,14 @@ EVEN = replace(
     ),
 )
 """Equal layers of 180 bytes of state; a block holds 100 bytes, or 60 for 0.2 ms, or 10 for 1 ms."""
+SMALL_ENDS = replace(
+    EVEN,
+    layers=tuple(
+        replace(layer, activation_bytes=100 if 0 < n < 5 else 10, weight_s=8e-4, kept_bytes=10)
+        for n, layer in enumerate(EVEN.layers)
+    ),
+)
+"""The same with an embedding and a head that hold 10, and 10 for weight gradients."""
 
 
 def with_selective(profile: Profile, draw: st.DrawFn) -> Profile:
@@ -245,11 +254,7 @@ def test_with_a_decoupled_backward_what_weight_gradients_need_is_held() -> None:
 def test_plans_say_what_each_device_computes_again_and_keep_within_memory(
     decoupled: bool, chunks: int
 ) -> None:
-    small_ends = [
-        replace(layer, activation_bytes=100 if 0 < n < 5 else 10, weight_s=8e-4, kept_bytes=10)
-        for n, layer in enumerate(EVEN.layers)
-    ]
-    profile = replace(EVEN, layers=tuple(small_ends))
+    profile = SMALL_ENDS
     free = setup_of(profile, f=1, min_nodes=3, max_nodes=6, decoupled=decoupled, chunks=chunks, nodes_now=6)
     with pytest.raises(PlanError) as caught:
         prepare("oobleck", replace(free, device_memory_bytes=1))
@@ -362,3 +367,34 @@ def test_redundant_devices_of_auto_fit_wherever_some_modes_do(setup: Setup) -> N
             found = room.split(count)
             assert [(stage.start, stage.stop) for stage in found] in fits
             assert max(room.needed(found)) <= setup.device_memory_bytes
+
+
+def hint_of(policy_name: str, profile: Profile, limit: int, **changes: Any) -> str:
+    setup = setup_of(profile, num_micro_batches=3, device_memory_bytes=limit, **changes)
+    with pytest.raises(PlanError) as caught:
+        prepare(policy_name, setup)
+    return caught.value.hint
+
+
+def test_errors_of_models_that_are_too_large_say_what_recomputation_would_do() -> None:
+    auto = 'set schedule.recompute = "auto"'
+    # A block alone, with three in flight, needs 480 bytes, or 300. In five stages the last has the head, too.
+    said = hint_of("oobleck", SMALL_ENDS, 479)
+    assert said.startswith(f"{auto} (5 nodes are enough then, with 470 bytes of a device), raise ")
+    assert "480 bytes, or lower" in said
+    assert "480 bytes (300 bytes with schedule.recompute" in hint_of("oobleck", SMALL_ENDS, 299)
+    assert "recompute" not in hint_of("oobleck", SMALL_ENDS, 299, recompute="auto")
+    assert "recompute" not in hint_of("oobleck", EVEN, 479)  # the embedding is as large
+    assert hint_of("bamboo", EVEN, 800).startswith(f"{auto} (5 nodes are enough then), raise")
+    assert "recompute" not in hint_of("bamboo", EVEN, 700)
+    with pytest.raises(PlanError) as caught:
+        templates_for(setup_of(EVEN, num_micro_batches=3, device_memory_bytes=839), [(3, 3)])
+    assert caught.value.hint.startswith(f"{auto} (it needs 690 bytes of a device), raise")
+
+
+def test_too_few_nodes_hear_how_many_would_be_enough() -> None:
+    setup = setup_of(EVEN, num_micro_batches=6, device_memory_bytes=700)
+    for name in ("oobleck", "varuna", "adaptive"):
+        with pytest.raises(PlanError, match="4 usable nodes, and the model needs 5") as caught:
+            policy(name).adapt(setup, prepare(name, setup), Situation(("a", "b", "c", "d"), {}))
+        assert caught.value.hint.endswith('or set schedule.recompute = "auto" (3 are enough then)')

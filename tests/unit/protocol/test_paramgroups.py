@@ -19,6 +19,7 @@ PARAMS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "h.0.ln_1.weight": ((16,), (1,)),
     "h.0.mlp.c_fc.weight": ((16, 64), (1,)),
     "h.1.experts.up": ((4, 16, 64), (2,)),
+    "h.1.experts.up_bias": ((4, 64), (2,)),
     "ln_f.weight": ((16,), (3,)),
     "lm_head.weight": ((64, 16), (3,)),
 }

@@ -16,7 +16,7 @@ import pytest
 
 from oobleckd.core.cadence import cadence
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS, Action
-from oobleckd.protocol.job import Checkpoint, PolicyName
+from oobleckd.protocol.job import Checkpoint, PolicyName, Schedule
 from oobleckd.protocol.jobeval import Eval
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
@@ -45,6 +45,19 @@ def test_nothing_happens() -> None:
     assert run.useful_device_s == pytest.approx(4 * STEP_S * run.steps)
     assert (run.losses, run.plans, run.rollbacks) == (0, 1, 0)
     assert [decided.step_s for decided in run.decisions] == [pytest.approx(STEP_S)]
+
+
+@pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
+def test_steps_are_longer_where_blocks_are_computed_again(policy: str) -> None:
+    """Each stage has a block, of 10 ms: (2 + 2 - 1) * 70 ms."""
+    job = msgspec.structs.replace(job_of(), schedule=Schedule(recompute="blocks"))
+    run = simulate(question(policy, job=job))
+    assert run.steps == int((20.0 - BATCH_S) / 0.21)
+    loss = trace_of(4, TraceEvent(10.0, "fail", "node-2"))
+    again, plain = simulate(question(policy, loss, job=job)), simulate(question(policy, loss))
+    assert again.losses == plain.losses == 1
+    assert again.decisions[-1].step_s > plain.decisions[-1].step_s
+    assert again.rollbacks == 0
 
 
 def test_a_job_that_evaluates_is_simulated_without_that() -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.words import count
-from oobleckd.worker.models.experts import ShapesAlone
+from oobleckd.worker.models.experts.grouped import ShapesAlone
 from oobleckd.worker.models.folders import files, names
 from oobleckd.worker.models.folders.names import Recipe
 from oobleckd.worker.runtime.errors import UserError
