@@ -262,6 +262,7 @@ def test_routers_that_are_linear_modules_leave_their_weights_to_w(family: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it uses itself
 def test_compiled_blocks_have_the_same() -> None:
     """What a compiled block's router decides comes out of its graph; twice it is the same."""
     plain_spec, spec = (
