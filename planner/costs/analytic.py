@@ -404,7 +404,7 @@ def _selective_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
     """
     products = shape.attention + 2 * shape.kv + shape.hidden  # q, k, v, and the output projection
     attention = work.product_bytes * shape.attention + FULL * shape.num_heads
-    if (shape.attention_dropout and not device.fused_attention) or shape.sinks:
+    if shape.sinks or (shape.attention_dropout and not device.fused_attention):
         attention = 0
     if shape.experts is not None:
         mlp = shape.experts.product_bytes(shape.hidden, half=work.half)

@@ -85,8 +85,10 @@ class Experts(msgspec.Struct, frozen=True):
         return rows + router + product * (inputs * hidden + shared)
 
     def product_bytes(self, hidden: int, *, half: bool) -> int:
-        """Of these the results of products."""
-        rows = self.per_token * FULL * (2 * self.ffn + hidden)
+        """Of these the results of products; those of experts with biases, which are added in place, are made
+        again.
+        """
+        rows = 0 if self.bias else self.per_token * FULL * (2 * self.ffn + hidden)
         shared = 2 * self.shared + hidden if self.shared else 0
         return rows + (HALF if half else FULL) * (self.num + shared)
 

@@ -17,12 +17,14 @@ from oobleckd.worker import sums
 from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.models import Batch, load_spec, seed_layer
+from oobleckd.worker.models.config import EXPERTS
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
 from tests.helpers import gpu
+from tests.helpers.experts import tie_routers
 from tests.helpers.finishing import finished
 from tests.helpers.models import small_config, small_job
 from tests.helpers.separate import packed_batch, places_of, separate_spec, some_tokens
@@ -153,12 +155,21 @@ def test_a_timer_has_the_time_at_which_the_gpu_got_there(device: torch.device) -
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", ATTENTION)
+@pytest.mark.parametrize("family", [*ATTENTION, *EXPERTS])
 def test_a_step_computed_twice_has_the_same_bits(device: torch.device, family: str, precision: str) -> None:
     job = small_job(family, small_config(family, **WINDOWS), train={"precision": precision})
     once, again = step(job, device), step(job, device)
     assert all(torch.isfinite(tensor).all() for tensor in once)
     assert all(map(torch.equal, once, again))
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_routers_that_see_no_difference_choose_the_same_twice(
+    device: torch.device, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tie_routers(monkeypatch)
+    job = small_job(family)
+    assert all(map(torch.equal, step(job, device), step(job, device)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

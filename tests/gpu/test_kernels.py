@@ -117,7 +117,7 @@ def test_what_follows_from_a_total_has_the_bits_of_a_cpu(device: torch.device, s
     for on in (device, CPU):
         total = added(sums.empty(SHAPES, True, on), terms(seed), on)
         marks, tensors = total.marks, total.tensors
-        done = sums.finish(tensors, marks, EXPONENTS, float(TERMS), exact=True)
+        done = sums.finish([tensors], marks, EXPONENTS, float(TERMS), exact=True)
         figures = done.figures.tolist()
         told = sums.decode(figures, SHAPES, on, EXPONENTS, TERMS, exact=True)
         found.append((done.grads, told))
@@ -136,7 +136,7 @@ def test_norms_have_the_bits_of_torch_s_operations(device: torch.device, size: i
     if kernels is None:
         assert device.type == "cpu", "see the device's log"
         return
-    means, grads = kernels.finish(total, [math.ldexp(7.0, 34)]), mean_grads(total, [34], 7.0, exact=True)
+    means, grads = kernels.finish([total], [math.ldexp(7.0, 34)]), mean_grads(total, [34], 7.0, exact=True)
     assert same(means.grads, grads)
     assert same([means.largest], [largest(total)])
     assert means.squares.tolist() == [float(square) for grad in grads for square in squares(grad)]

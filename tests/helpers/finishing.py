@@ -23,7 +23,7 @@ def finished(
     device = total[0].device if total else torch.device("cpu")
     shapes = [tuple(tensor.shape) for tensor in total]
     told = torch.tensor(marks, dtype=torch.float64, device=device)
-    grads, figures = sums.finish(total, told, exponents, weight, exact=exact)
+    grads, figures = sums.finish([total], told, exponents, weight, exact=exact)
     assert figures.shape == (sums.num_figures(shapes, device, exact=exact),)
     assert figures.dtype == torch.float64
     return grads, sums.decode(figures.tolist(), shapes, device, exponents, num_contributions, exact=exact)

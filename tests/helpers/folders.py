@@ -77,8 +77,9 @@ def _model(family: str, config: Any, seed: int) -> PreTrainedModel:
         torch.default_generator.manual_seed(seed)
         model: PreTrainedModel = auto.from_config(config, dtype=torch.float32)
         with torch.no_grad():
-            for param in model.parameters():
-                param.add_(torch.randn_like(param), alpha=0.1)
+            saved = {id(value): value for value in model.state_dict(keep_vars=True).values()}
+            for value in saved.values():
+                value.add_(torch.randn_like(value), alpha=0.1)
     return model
 
 

@@ -116,6 +116,21 @@ def undivided(spec: ModelSpec, params: dict[str, Tensor]) -> PreTrainedModel:
     return model
 
 
+def seed_like_layers(model: PreTrainedModel, spec: ModelSpec) -> None:
+    """From now on dropout of the undivided ``model`` draws what that of the layers draws."""
+
+    def seed(layer: int) -> None:
+        seed_layer(spec.job.train.seed, 0, 0, layer, CPU)
+
+    cut = spec._split
+    names = {id(module): name for name, module in cut.model.named_modules()}
+    model.get_submodule(names[id(cut.body)]).register_forward_pre_hook(lambda *_: seed(0))
+    for index, meta in enumerate(cut.blocks):
+        block = model.get_submodule(names[id(meta)])
+        block.register_forward_pre_hook(lambda *_, layer=index + 1: seed(layer))
+    block.register_forward_hook(lambda *_: seed(spec.num_layers - 1))
+
+
 def layered_step(
     spec: ModelSpec, layers: list[Layer], batch: Batch, recompute: Recompute = "none"
 ) -> tuple[Tensor, dict[str, Tensor]]:

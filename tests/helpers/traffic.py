@@ -4,6 +4,7 @@ write.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -103,10 +104,15 @@ class Counted(Kernels):
         with self._traffic.hidden():
             return self._kernels.checksum(flat)
 
-    def finish(self, total: Sequence[Tensor], divisors: Sequence[float]) -> Means:
+    def square(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        self._traffic.moved([words])
         with self._traffic.hidden():
-            means = self._kernels.finish(total, divisors)
-        self._traffic.moved([*total, *means.grads, *means.squares])
+            return self._kernels.square(words)
+
+    def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
+        with self._traffic.hidden():
+            means = self._kernels.finish(parts, divisors)
+        self._traffic.moved([*itertools.chain.from_iterable(parts), *means.grads, *means.squares])
         if self._squared:
-            self._traffic.moved([*total, *total])  # as large as squares in float64: written, and read again
+            self._traffic.moved([*parts[0], *parts[0]])  # squares in float64: written, and read again
         return means

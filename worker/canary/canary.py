@@ -5,9 +5,10 @@ on fixed weights and inputs, at the job's precision and shapes, set up as for tr
 through sums, norms and one update. Devices with equal digests come to equal bits, whatever versions they say
 (``oobleckd.protocol.traits``); what follows is the daemon's.
 
-Shapes are shortened by a rule that looks at the job and the kind of device alone, and never at a clock, so
-that all devices of a kind compute the same: first rows, then the sequence, until it is done in a second. All
-numbers that go in are made of integers, so that no library's random numbers show.
+Of a job that compiles these are its compiled layers, at its own shapes, since others would be other programs.
+Else shapes are shortened by a rule that looks at the job and the kind of device alone, and never at a clock,
+so that all devices of a kind compute the same: first rows, then the sequence, until it is done in a second.
+All numbers that go in are made of integers, so that no library's random numbers show.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,11 +67,9 @@ class Canary:
 
     def sing(self, spec: ModelSpec, own: Traits) -> None:
         """Have the canary of the job of ``spec`` on a device that has ``own`` traits: computed once in the
-        life of its place, as another process there comes to the same.
+        life of its place, as another process there comes to the same. Its layers are compiled, where the job
+        compiles.
         """
-        if spec.job.train.compile:
-            self.said = ""  # layers would be compiled for other shapes, which takes minutes: versions decide
-            return
         of = subject(spec.job)
         if of not in self._known:
             self._known[of] = self._of_before(of, own) or self._computed(spec, of)
@@ -91,6 +91,8 @@ class Canary:
             _log.info("%s: no canary of bits: a layer is too large; versions decide", self._device)
             return ""
         _log.info("%s: canary of bits %s in %.2f s", self._device, found.digest, took_s)
+        if spec.job.train.compile:
+            return canary_words(found.digest, of)  # what a program does for attention only the compiler knows
         shape, attention = " x ".join(map(str, found.shape)), attention_words(found.attention)
         _log.info("%s: attention, at %s tokens: %s", self._device, shape, attention)
         return canary_words(found.digest, of)
@@ -107,7 +109,8 @@ def subject(job: Job) -> str:
         job.data.is_separate,
         train.loss_chunk_size,
     )
-    what = msgspec.json.encode((_VERSION, job.model, shapes, job.optimizer), order="deterministic")
+    compiled = ("compiled",) if train.compile else ()
+    what = msgspec.json.encode((_VERSION, job.model, shapes, job.optimizer, *compiled), order="deterministic")
     return hashlib.blake2b(what, digest_size=4).hexdigest()
 
 
@@ -154,13 +157,15 @@ def kinds(spec: ModelSpec) -> dict[int, int]:
 def shape_of(spec: ModelSpec, layers: Collection[int], kind: str) -> tuple[int, int] | None:
     """Rows and tokens of a row for a device of ``kind``; None where even the shortest would take too long.
 
-    At most the job's. A token costs 6 FLOPs a weight that it is multiplied with, and attention 12 a token of
-    its row and number of its width.
+    At most the job's, and these where it compiles: what it has compiled computes no others. A token costs 6
+    FLOPs a weight that it is multiplied with, and attention 12 a token of its row and number of its width.
     """
     embedding, *others = (_numbers(spec, index) for index in layers)
     if FLOAT_BYTES * max(embedding, *others) > _BYTES[kind]:
         return None
     rows, length = spec.job.train.micro_batch, spec.job.train.sequence
+    if spec.job.train.compile:
+        return rows, length
     left = _FLOPS[kind] - _OF_NUMBER * (embedding + sum(others))
     attention = 12 * spec.attention * (len(layers) - 2)
     while rows * length * (6 * sum(others) + attention * length) > left:
@@ -187,9 +192,10 @@ def _sing(spec: ModelSpec, layers: Mapping[int, int], shape: tuple[int, int], de
     for index, blocks in layers.items():
         part = _Part(spec, index, device, lambda found: heard.update(digest(found, ()).to_bytes(8, "little")))
         listener = Listener(dtype_of(spec))
-        with listener:
+        # Whoever listens is part of what a program is compiled for, and these are compiled already.
+        with nullcontext() if spec.job.train.compile else listener:
             x = part.sing(x, batch, calls.get(index))
-        if index in calls:
+        if index in calls and not spec.job.train.compile:
             attention.append(note_on(listener.heard, blocks, device))
     return Sung(heard.hexdigest(), shape, tuple(attention))
 
@@ -248,8 +254,8 @@ class _Part:
         exponents = (sums.START_EXPONENT,) * len(grads)
         found = sums.empty([tuple(grad.shape) for grad in grads], job.train.exact, self.device)
         found.add(grads, exponents, 1)
-        total = sums.total([found.tensors])
-        mean, figures = sums.finish(total, found.marks, exponents, 1.0, exact=job.train.exact)
+        tensors = found.tensors  # which looks at the memory, and marks what it finds
+        mean, figures = sums.finish([tensors], found.marks, exponents, 1.0, exact=job.train.exact)
         self.note([figures])
         state = BucketState(shape, shape.zeros(self.device), exponents)
         state.update_(mean, applied=1, lr=_LR)

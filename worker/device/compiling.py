@@ -33,11 +33,11 @@ from oobleckd.worker.device.measure import bind
 from oobleckd.worker.device.sample import calls_of, sample_batch
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.models import Batch, Call, Layer, ModelSpec, gradients, load_spec, seed_layer
-from oobleckd.worker.models.compiled import check_compiler, find_instructions, forget, keep_in
+from oobleckd.worker.models.compiled import check_compiler, find_instructions, forget, headers_in, keep_in
 from oobleckd.worker.runtime.deaths import is_out_of_memory
 from oobleckd.worker.runtime.errors import UserError
 
-_INSTRUCTIONS = "instructions"
+_INSTRUCTIONS, _HEADERS = "instructions", "headers"
 _KEY_BYTES = 8
 _KEPT_S = 90 * 86_400.0
 """Without anybody who loads it."""
@@ -106,7 +106,7 @@ class Compiling:
     def begin(self) -> None:
         """Make ready to compile. Raises UserError where nothing can be compiled here."""
         keep_in(self._root)
-        _drop_old(self._root)
+        _drop_old(self._root, folder_of(self._root, self._device))
         check_compiler(self._device)
 
     def run(self, spec: ModelSpec, layers: Sequence[int], bind: Callable[[int], Layer]) -> None:
@@ -138,16 +138,17 @@ class Compiling:
     @contextlib.contextmanager
     def _artifact(self, job: Job, kind: str) -> Iterator[None]:
         """Within, layers of ``kind`` are compiled, or loaded."""
+        folder = folder_of(self._root, self._device) / _name(job, kind)
         if kind in self._kinds:
+            keep_in(folder)
             yield  # another layer of those that are in memory
             return
-        folder = folder_of(self._root, self._device) / _name(job, kind)
         with contextlib.ExitStack() as held:
             if not artifact.is_intact(folder):
                 held.enter_context(_alone(folder))
             if artifact.is_intact(folder) or self._fetched(folder):
                 held.close()
-                self._prepare(folder)
+                self._prepare(folder, made=True)
                 yield
                 self._loaded(folder, kind)
             else:
@@ -173,7 +174,7 @@ class Compiling:
         made = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(made, ignore_errors=True)
         try:
-            self._prepare(made)
+            self._prepare(made, made=False)
             yield
             shutil.copytree(folder.parent / _INSTRUCTIONS, made / _INSTRUCTIONS, dirs_exist_ok=True)
             artifact.seal(made)
@@ -221,21 +222,22 @@ class Compiling:
         else:
             self.asking.made(key, archive)
 
-    def _prepare(self, folder: Path) -> None:
+    def _prepare(self, folder: Path, *, made: bool) -> None:
         """Have the compiler look into ``folder``, and write there. It knows by then which instructions it may
-        use: what that takes to find out comes with an artifact.
+        use: what that takes to find out comes with an artifact that was ``made``.
         """
         if self._device.type == "cpu":
             found = folder.parent / _INSTRUCTIONS
             with _alone(found):
                 if not artifact.is_intact(found):
                     shutil.rmtree(found, ignore_errors=True)
-                    if artifact.is_intact(folder) and (folder / _INSTRUCTIONS).is_dir():
+                    if made and (folder / _INSTRUCTIONS).is_dir():
                         shutil.copytree(folder / _INSTRUCTIONS, found)
                 keep_in(found)
                 find_instructions()
                 artifact.seal(found)
         keep_in(folder)
+        headers_in(None if made else folder.parent / _HEADERS)
 
     def _try(self, layer: Layer, x: Tensor, batch: Batch, call: Call | None) -> None:
         assert self._job is not None
@@ -275,14 +277,19 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _drop_old(root: Path) -> None:
-    """Let go of what nobody has loaded for long, of whatever version."""
+def _drop_old(root: Path, present: Path) -> None:
+    """Let go of what nobody has loaded for long: artifacts in ``present``, and folders of other versions with
+    all that is in them.
+    """
     before = time.time() - _KEPT_S
     with contextlib.suppress(OSError):
-        for path in (*root.glob("*/*"), *root.glob(".*")):
-            if path.is_dir() and path.name != _INSTRUCTIONS and path.stat().st_mtime < before:
+        for path in (*present.glob("*"), *root.glob("*")):
+            kept = path == present or path.name in {_INSTRUCTIONS, _HEADERS}
+            if kept or max(each.stat().st_mtime for each in (path, *path.glob("*"))) > before:
+                continue
+            if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.is_file() and path.stat().st_mtime < before:
+            else:
                 path.unlink(missing_ok=True)
 
 

@@ -61,7 +61,7 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags, How
 from oobleckd.worker.artifacts.asking import Asking
-from oobleckd.worker.canary.canary import Canary
+from oobleckd.worker.canary.canary import Canary, kinds
 from oobleckd.worker.checkpointing.writer import BackgroundWriter
 from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.device.agent_link import DeviceLink
@@ -443,6 +443,11 @@ class DeviceProcess:
         self.job_id = job_id
         corpus = self.reading.corpus(job_id, job)
         spec = load_spec(job)
+        if job.train.compile:
+            # All kinds, not only those that it is to hold: the canary computes each, and layers that it takes
+            # over after a loss are loaded then. (D-compile-012)
+            layers = [layer for layer in kinds(spec) if layer]
+            self._compile(spec, layers, partial(bind, spec, device=self.torch_device))
         self.canary.sing(spec, traits(self.torch_device))
         give_back_memory()  # of a layer's canary, before there is a state to hold
         self._tell_up()  # before others hear of it: what the agent says in a Hello counts

@@ -345,8 +345,8 @@ class _SumOf:
 
     def update(self) -> None:
         """From the sums to new weights; the next micro-batch is the first of a step."""
-        reduced = sums.total([self._sum.tensors])
-        mean, figures = sums.finish(reduced, self._sum.marks, self._exponents, 1.0, exact=self._exact)
+        tensors = self._sum.tensors  # which looks at the memory, and marks what it finds
+        mean, figures = sums.finish([tensors], self._sum.marks, self._exponents, 1.0, exact=self._exact)
         sums.decode(figures.tolist(), self._shapes, self.device, self._exponents, 1, exact=self._exact)
         self._state.update_(mean, applied=1, lr=1e-9)
         self._sum.zero_()

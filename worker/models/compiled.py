@@ -32,6 +32,7 @@ from oobleckd.worker.runtime.errors import UserError
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _BACKEND = "torch._inductor.compile_fx"
+_CACHE = "torch._inductor.codecache"
 _DYNAMO, _INDUCTOR, _VECTORS = "torch._dynamo", "torch._inductor.utils", "torch._inductor.cpu_vec_isa"
 _IN_PROCESS = "TORCHINDUCTOR_COMPILE_THREADS"
 _SAID = ("warning_once", "info_once", "warning")
@@ -74,6 +75,28 @@ def num_graphs() -> int:
     """How many graphs this process has compiled, or loaded."""
     counters = getattr(sys.modules.get(f"{_DYNAMO}.utils"), "counters", None)
     return int(counters["stats"]["unique_graphs"]) if isinstance(counters, dict) else 0
+
+
+def headers_in(folder: Path | None) -> None:
+    """Keep compiled headers there, 150 MB that are made with the first program; None: make none, as what is
+    to be loaded is compiled.
+    """
+    # Torch would make them also where every program is there, and keeps them below /tmp, by a name that
+    # anybody may have taken; there is no setting for either. (D-compile-009)
+    cache: Any = importlib.import_module(_CACHE)
+    made = _torchs_headers()
+    if folder is not None:
+        cache._HEADER_DIR, cache._HEADER_LOCK_DIR = str(folder), str(folder / "locks")  # noqa: SLF001
+    cache._precompile_header = _no_header if folder is None else made  # noqa: SLF001
+
+
+@functools.cache
+def _torchs_headers() -> Any:
+    return importlib.import_module(_CACHE)._precompile_header  # noqa: SLF001
+
+
+def _no_header(*_: object, **__: object) -> str:
+    return ""
 
 
 def find_instructions() -> None:
@@ -162,9 +185,7 @@ def _set_up() -> None:
         )
     inductor.deterministic = True
     inductor.compile_threads = 1
-    # Compiled headers take 150 MB and as long as they save, and are made also where all else is there.
-    # (D-compile-009)
-    inductor.cpp_cache_precompile_headers = False
+    headers_in(Path(os.environ[_FOLDER]) / "headers")
     # A try that takes too long on a busy machine would choose other instructions, and so other bits.
     inductor.cpp.vec_isa_ok = True
     # What transformers says once of a model it has said when the model was built.

@@ -35,24 +35,29 @@ class Gathered:
     """What ``sources`` have contributed to a bucket so far: by key, float64 integers (``exact``) or float32.
 
     Integers are added up as they come, in whatever order, so that of many holders' sums no more than one
-    waits in memory, 8 bytes a parameter. Float sums wait, as their order matters. Any thread may add tensors;
-    what they are is the exchange's to hear. ``beside``: source -> what came with its sums (``marks``). Of a
-    donor, who alone is heard, what it gives is kept as it is.
+    waits in memory, 8 bytes a parameter. This device's own lie in memory anyway and stay as they are: they
+    are a second part, added where means are made of both. Float sums wait, as their order matters. Any thread
+    may add tensors; what they are is the exchange's to hear. ``beside``: source -> what came with its sums
+    (``marks``). Of a donor, who alone is heard, what it gives is kept as it is.
     """
 
     sources: tuple[str, ...]
     exact: bool
     beside: dict[str, Tensor] = field(default_factory=dict)
-    _terms: dict[str, Sequence[Tensor]] = field(default_factory=dict)
+    _floats: dict[str, Sequence[Tensor]] = field(default_factory=dict)
+    _own: Sequence[Tensor] | None = None
+    _sum: Sequence[Tensor] | None = None  # of all others
+    _ours: bool = False  # the sum is nobody else's: it may be added to in place
     _added: set[str] = field(default_factory=set)
-    _ours: bool = False  # the one term is nobody else's: it may be added to in place
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, source: str, tensors: Sequence[Tensor], *, lent: bool = False) -> bool:
+    def add(self, source: str, tensors: Sequence[Tensor], *, lent: bool = False, own: bool = False) -> bool:
         """Take in what ``source`` has contributed: a tensor for each key, and what travels beside them. False
-        if it is not wanted, or here already.
+        if it is not wanted, or here already. Raises ValueError or RuntimeError where they are of other shapes
+        than what is here.
 
-        ``lent``: the tensors are the reader's, so integers are copied and not kept.
+        ``lent``: the tensors are the reader's, so integers are copied and not kept for long. ``own``: they
+        are this device's, and stay as they are until the commit.
         """
         with self._lock:
             if source not in self.sources or source in self._added:
@@ -60,25 +65,47 @@ class Gathered:
             self._added.add(source)
             *tensors, beside = tensors
             self.beside[source] = beside.clone() if lent else beside
+            if not self.exact:
+                self._floats[source] = tensors
+                return True
+            if (here := self._own or self._sum) is not None:
+                _check(here, tensors)
+            if own:
+                self._own = tensors
             # Integers leave no trace of their order, so they are added as they come and one sum waits in
             # memory, not one a holder. Floats wait for all and are added in the holders' order.
             # (D-exactness-011)
-            if not (self.exact and self._terms):
-                self._ours = lent and self.exact
-                self._terms[source] = [tensor.clone() for tensor in tensors] if self._ours else tensors
-                return True
-            ((first, before),) = self._terms.items()
-            if self._ours:
-                for into, tensor in zip(before, tensors, strict=True):
+            elif self._sum is None:
+                # Where our own are here, means are made of both before much more comes: no copy, and no
+                # total in memory besides. (D-kernels-006)
+                copied = lent and self._own is None
+                self._sum = [tensor.clone() for tensor in tensors] if copied else tensors
+                self._ours = lent
+            elif self._ours:
+                for into, tensor in zip(self._sum, tensors, strict=True):
                     into.add_(tensor)
             else:
-                self._terms[first], self._ours = sums.total([before, tensors]), True
+                self._sum, self._ours = sums.total([self._sum, tensors]), True
             return True
 
-    def total(self) -> list[Tensor]:
-        """The sum of all sources by key; floats are added in the sources' order."""
+    def parts(self) -> list[Sequence[Tensor]]:
+        """What adds up to the sum of all sources by key: two at most, where sums are exact, else one. Floats
+        are added in the sources' order.
+        """
         with self._lock:
-            return sums.total([self._terms[source] for source in self.sources if source in self._terms])
+            if self.exact:
+                return [part for part in (self._own, self._sum) if part is not None]
+            return [sums.total([self._floats[name] for name in self.sources if name in self._floats])]
+
+    def total(self) -> list[Tensor]:
+        """The sum of all sources by key."""
+        return sums.total(self.parts())
+
+
+def _check(here: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    shapes = [[(tensor.shape, tensor.dtype) for tensor in each] for each in (here, tensors)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"{shapes[1]} beside {shapes[0]}")
 
 
 @dataclass(frozen=True, slots=True)

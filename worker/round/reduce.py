@@ -250,7 +250,7 @@ class Reducer:
             return
         assert added or bool(tensors) != (what.is_empty or self.evaluates), f"bucket {bucket}: no sums came"
         if tensors:
-            self.gathered[bucket].add(source, tensors)
+            self.gathered[bucket].add(source, tensors, own=source == self.exchange.device)
         if self.exchange.hear(bucket, source, what) is not None:
             gathered, self.gathered[bucket] = self.gathered[bucket], Gathered((), self.exact)
             self.reduced[bucket] = self._finish(bucket, gathered)
@@ -354,10 +354,10 @@ class Reducer:
         """Of all contributions. Waits for nothing."""
         if self.evaluates:
             return Reduced([], _NO_FIGURES, ReadFigures(_NOTHING, {}))
-        total, beside = gathered.total(), gathered.beside
+        beside = gathered.beside
         if bucket in self.exchange.donors:
             (figures,) = beside.values()
-            return Reduced(total, figures)
+            return Reduced(gathered.total(), figures)
         widths, heard = self._widths(bucket), self.exchange.heard[bucket]
         joined = marks.joined(
             [
@@ -368,7 +368,9 @@ class Reducer:
             widths,
         )
         exponents, weight = self.store.buckets[bucket].exponents, self.weights_of(self.step).total
-        grads, figures = sums.finish(total, joined[: sums.NUM_MARKS], exponents, weight, exact=self.exact)
+        grads, figures = sums.finish(
+            gathered.parts(), joined[: sums.NUM_MARKS], exponents, weight, exact=self.exact
+        )
         told = marks.added(joined[sums.NUM_MARKS :], widths, self.exchange.per_step)
         return Reduced(grads, torch.cat((figures, told)))
 

@@ -64,7 +64,7 @@ def as_torch(kernels: Kernels, device: torch.device) -> bool:
         one.add(terms, _EXPONENTS, 8)
         other.add([term.to(torch.float32) for term in terms], _EXPONENTS, 8)
     mine, wanted = one.tensors, other.tensors
-    means = kernels.finish(mine, [2.0**exponent * 3 for exponent in _EXPONENTS])
+    means = kernels.finish([mine], [2.0**exponent * 3 for exponent in _EXPONENTS])
     grads = mean_grads(wanted, _EXPONENTS, 3.0, exact=True)
     by_chunk = torch.stack([square for grad in grads for square in squares(grad)])
     pairs = [

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from oobleckd.worker.runtime.library import in_parts, library, num_parts
 from oobleckd.worker.sums.arithmetic import NO_TIES, square_chunk
+from oobleckd.worker.sums.arithmetic import total as total_of
 from oobleckd.worker.sums.kernels import Kernels, Means, SumMemory
 
-INTERFACE = 1
+INTERFACE = 2
 """Of ``kernels.c``, where it is raised too."""
 
 _CPU = torch.device("cpu")
@@ -39,8 +40,12 @@ class Compiled(Kernels):
         ]
         library.oobleckd_sums_checksum.restype = _INT64
         library.oobleckd_sums_checksum.argtypes = [_ADDRESS, _INT64]
+        library.oobleckd_sums_square.restype = None
+        library.oobleckd_sums_square.argtypes = [_ADDRESS, _INT64, _INT64, _ADDRESS, _ADDRESS]
         library.oobleckd_sums_finish.restype = _INT64
-        library.oobleckd_sums_finish.argtypes = [_ADDRESS, _INT64, ctypes.c_double, _ADDRESS, _ADDRESS]
+        library.oobleckd_sums_finish.argtypes = [
+            *(_ADDRESS, _ADDRESS, _INT64, ctypes.c_double, _ADDRESS, _ADDRESS),
+        ]
 
     def memory(self, sizes: Sequence[int], device: torch.device) -> SumMemory:
         """As of any Kernels."""
@@ -72,30 +77,45 @@ class Compiled(Kernels):
         value: int = self._library.oobleckd_sums_checksum(flat.data_ptr(), flat.numel())
         return torch.tensor(value)
 
-    def finish(self, total: Sequence[Tensor], divisors: Sequence[float]) -> Means:
+    def square(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """As of any Kernels."""
+        rows, columns = words.shape
+        by_row, by_column = (torch.empty(size, dtype=torch.int64) for size in (rows, columns))
+        self._library.oobleckd_sums_square(
+            words.contiguous().data_ptr(), rows, columns, by_row.data_ptr(), by_column.data_ptr()
+        )
+        return by_row, by_column
+
+    def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
         """As of any Kernels. C leaves the squares of a chunk in the cache, and torch adds them up there."""
-        total = [tensor.to(torch.float64).contiguous() for tensor in total]  # as they are
+        first, *more = parts
+        total, other = (_plain(each) for each in (first, total_of(more) if more else ()))
         grads = [torch.empty(tensor.shape, dtype=torch.float32) for tensor in total]
         sizes = [tensor.numel() for tensor in total]
-        begins = [(tensor.data_ptr(), grad.data_ptr()) for tensor, grad in zip(total, grads, strict=True)]
+        others = [tensor.data_ptr() for tensor in other] or [0] * len(total)
+        begins = [
+            (tensor.data_ptr(), beside, grad.data_ptr())
+            for tensor, beside, grad in zip(total, others, grads, strict=True)
+        ]
         step = square_chunk(_CPU)
         chunks = [(key, at) for key, size in enumerate(sizes) for at in range(0, max(1, size), step)]
         largest = [0] * len(chunks)  # as the bits of a float64, whose order is that of the numbers
         squares = torch.empty(len(chunks), dtype=torch.float64)
-        parts = num_parts(sum(sizes))
+        num = num_parts(sum(sizes))
 
         def finish_part(part: int) -> None:
             buffer, by_chunk = torch.empty(step, dtype=torch.float64), squares.unbind()
-            for number in range(part, len(chunks), parts):
+            for number in range(part, len(chunks), num):
                 key, at = chunks[number]
-                (total_at, grad_at), size = begins[key], min(step, sizes[key] - at)
+                (total_at, other_at, grad_at), size = begins[key], min(step, sizes[key] - at)
                 largest[number] = self._library.oobleckd_sums_finish(
-                    total_at + 8 * at, size, divisors[key], grad_at + 4 * at, buffer.data_ptr()
-                )
+                    total_at + 8 * at, other_at + 8 * at if other_at else None, size, divisors[key],
+                    grad_at + 4 * at, buffer.data_ptr(),
+                )  # fmt: skip
                 # In the order of additions that it always had: torch's, which depends on the CPU.
                 torch.sum(buffer[:size], dim=0, out=by_chunk[number])
 
-        in_parts(parts, finish_part)
+        in_parts(num, finish_part)
         by_key = [0] * len(total)
         for (key, _), bits in zip(chunks, largest, strict=True):
             by_key[key] = max(by_key[key], bits)
@@ -106,6 +126,11 @@ def compiled(folder: Path = Path(__file__).parent) -> Compiled | None:
     """The kernels of the library in ``folder``, if there is one that this code can use."""
     found = library(folder, "_kernels", "oobleckd_sums_interface", INTERFACE)
     return Compiled(found) if found is not None else None
+
+
+def _plain(total: Sequence[Tensor]) -> list[Tensor]:
+    """Sums as C reads them, which they are already."""
+    return [tensor.to(torch.float64).contiguous() for tensor in total]
 
 
 def _dense(grad: Tensor, size: int) -> Tensor:

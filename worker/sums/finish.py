@@ -16,7 +16,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from oobleckd.worker.sums.arithmetic import added, largest, mean_grads, next_exponents, num_squares, squares
+from oobleckd.worker.sums.arithmetic import (
+    added,
+    largest,
+    mean_grads,
+    next_exponents,
+    num_squares,
+    squares,
+    total,
+)
 from oobleckd.worker.sums.choice import kernels_of
 from oobleckd.worker.sums.sum import NUM_MARKS
 
@@ -45,25 +53,32 @@ class BucketFigures(NamedTuple):
 
 
 def finish(
-    total: Sequence[Tensor], marks: Tensor, exponents: Sequence[int], weight: float, *, exact: bool
+    parts: Sequence[Sequence[Tensor]],
+    marks: Tensor,
+    exponents: Sequence[int],
+    weight: float,
+    *,
+    exact: bool,
 ) -> Finished:
-    """What follows from ``total``: by key, float64 integers scaled by ``2**exponent`` (exact) or float32.
+    """What follows from the total of ``parts``, one or more: each by key float64 integers scaled by
+    ``2**exponent`` (exact) or float32. They stay as they are.
 
     ``marks``: float64 (``NUM_MARKS``,) on its device, of all sums in it together. ``weight``: how much the
     micro-batches in it count together. Where the marks say NaN or overflow, gradients mean nothing.
     """
-    kernels = kernels_of(total[0].device.type) if exact and total else None
+    kernels = kernels_of(parts[0][0].device.type) if exact and parts[0] else None
     if kernels is not None:
         divisors = [math.ldexp(weight, exponent) for exponent in exponents]
-        means = kernels.finish(total, divisors)
+        means = kernels.finish(parts, divisors)
         return Finished(means.grads, torch.cat((marks, means.largest, means.squares)))
-    grads = mean_grads(total, exponents, weight, exact)
-    parts = [marks]
+    whole = total(parts)
+    grads = mean_grads(whole, exponents, weight, exact)
+    figures = [marks]
     if exact and grads:
-        parts.append(largest(total))
+        figures.append(largest(whole))
     if by_chunk := [square for grad in grads for square in squares(grad)]:
-        parts.append(torch.stack(by_chunk))
-    return Finished(grads, torch.cat(parts))
+        figures.append(torch.stack(by_chunk))
+    return Finished(grads, torch.cat(figures))
 
 
 def num_figures(shapes: Sequence[tuple[int, ...]], device: torch.device, *, exact: bool) -> int:

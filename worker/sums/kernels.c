@@ -25,7 +25,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 /* To be raised with every change of a function below: compiled.py uses no other one than it knows. */
-#define INTERFACE 1
+#define INTERFACE 2
 
 /* Between 2**52 and 2**53 float64 has no fractions: to add it and take it away again rounds to an integer. */
 static const double BASE = 0x1.8p52;
@@ -128,19 +128,48 @@ uint64_t oobleckd_sums_checksum(const double *numbers, int64_t size)
     return sum;
 }
 
-/* The end of a step for ``size`` numbers of one key: mean = total / divisor in float32, its squares in float64,
- * and the largest magnitude in ``total`` as the bits of a float64. */
+/* Sums of the rows and of the columns of ``rows`` times ``width`` words, modulo 2**64. */
 EVERY_CPU
-int64_t oobleckd_sums_finish(
-    const double *restrict total, int64_t size, double divisor, float *restrict mean, double *restrict squares)
+void oobleckd_sums_square(
+    const uint64_t *restrict words, int64_t rows, int64_t width, uint64_t *restrict by_row,
+    uint64_t *restrict by_column)
+{
+    memset(by_column, 0, (size_t)width * sizeof *by_column);
+    for (int64_t row = 0; row < rows; row++) {
+        const uint64_t *word = words + row * width;
+        uint64_t sum = 0;
+        for (int64_t column = 0; column < width; column++) {
+            sum += word[column];
+            by_column[column] += word[column];
+        }
+        by_row[row] = sum;
+    }
+}
+
+INLINE int64_t finish_key(
+    const double *restrict total, const double *restrict other, int both, int64_t size, double divisor,
+    float *restrict mean, double *restrict squares)
 {
     int64_t largest = 0;
     for (int64_t at = 0; at < size; at++) {
-        int64_t magnitude = (int64_t)(bits_of(total[at]) & 0x7fffffffffffffffu);
+        double sum = both ? total[at] + other[at] : total[at];
+        int64_t magnitude = (int64_t)(bits_of(sum) & 0x7fffffffffffffffu);
         largest = magnitude > largest ? magnitude : largest;
-        float value = (float)(total[at] / divisor);
+        float value = (float)(sum / divisor);
         mean[at] = value;
         squares[at] = (double)value * (double)value;
     }
     return largest;
+}
+
+/* The end of a step for ``size`` numbers of one key, whose total is ``total`` and, where it is not null,
+ * ``other``: mean = total / divisor in float32, its squares in float64, and the largest magnitude in the total as
+ * the bits of a float64. */
+EVERY_CPU
+int64_t oobleckd_sums_finish(
+    const double *total, const double *other, int64_t size, double divisor, float *mean, double *squares)
+{
+    if (other)
+        return finish_key(total, other, 1, size, divisor, mean, squares);
+    return finish_key(total, total, 0, size, divisor, mean, squares);
 }

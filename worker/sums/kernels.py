@@ -84,11 +84,19 @@ class Kernels(ABC):
     def checksum(self, flat: Tensor) -> Tensor:
         """The sum of the bits of ``flat``, float64, modulo 2**64: int64 (), on its device. 8 bytes."""
 
-    @abstractmethod
-    def finish(self, total: Sequence[Tensor], divisors: Sequence[float]) -> Means:
-        """What follows from ``total``: float64 integers by key, each to be divided by its divisor.
+    def square(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums of the rows and of the columns of ``words``, int64 (rows, columns), modulo 2**64: int64
+        (rows,) and (columns,). 8 bytes a word on a CPU, 16 on a GPU.
+        """
+        return words.sum(1), words.sum(0)
 
-        12 bytes on a CPU, where squares stay in the cache; 28 on a GPU.
+    @abstractmethod
+    def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
+        """What follows from the total of ``parts``, one or more: float64 integers by key, each to be divided
+        by its divisor. They stay as they are.
+
+        12 bytes on a CPU, where squares stay in the cache, and 20 of two parts; 28 on a GPU. What more parts
+        there are is added up first.
         """
 
 

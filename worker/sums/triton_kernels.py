@@ -16,6 +16,7 @@ from torch import Tensor
 
 from oobleckd.worker.sums import triton_source
 from oobleckd.worker.sums.arithmetic import NO_TIES, pieces_of, square_chunk
+from oobleckd.worker.sums.arithmetic import total as total_of
 from oobleckd.worker.sums.kernels import Kernels, Means, SumMemory, sent
 
 _BLOCK = 2048
@@ -70,8 +71,11 @@ class TritonKernels(Kernels):
         """As of any Kernels."""
         return flat.view(torch.int64).sum()
 
-    def finish(self, total: Sequence[Tensor], divisors: Sequence[float]) -> Means:
-        """As of any Kernels. torch adds up the squares, in the order in which it does without kernels."""
+    def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
+        """As of any Kernels. torch adds up the parts, and the squares in the order in which it does without
+        kernels.
+        """
+        total = total_of(parts)
         device = total[0].device
         step = square_chunk(device)
         by_key = sent(divisors, torch.float64, device)

@@ -519,7 +519,7 @@ def test_the_load_of_experts_has_a_line_where_there_are_any() -> None:
     mixture = fold(LIVE, [fetched(jobs=(build.job(routers=routers),))])
     lines = jobfacts.paint(mixture, NOW, 100, jobfacts.rows(mixture))
     assert "experts ▃▆█ load 4 at most (layer 3), aux loss 1.25" in said(lines)
-    assert "handed in" in said(lines)
+    assert "submitted" in said(lines)
     assert jobfacts.rows(mixture) == jobfacts.rows(LIVE) + 1
     assert "experts" not in said(jobfacts.paint(LIVE, NOW, 100, 6))
     many = tuple(RouterView(layer, 20, None, 0.0, 1.0, 0) for layer in range(1, 95))

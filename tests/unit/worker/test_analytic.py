@@ -43,7 +43,8 @@ def test_bytes_are_those_that_a_worker_measures(
 ) -> None:
     train = {"steps": 1, "global_batch": 2, "micro_batch": 2, "sequence": 32, "precision": precision}
     model = {"family": family, "config": config}
-    job = parse_job({"name": "x", "model": model, "train": train, "data": data})
+    said = {"name": "x", "model": model, "train": train, "data": data, "schedule": {"recompute": "auto"}}
+    job = parse_job(said)
     measured = measure(load_spec(job), job, torch.device("cpu"))
     expected = analytic_profile(shape_of(job), workload_of(job, shape_of(job)), SHEETS["cpu"])
     assert expected.buckets == measured.buckets
@@ -53,6 +54,7 @@ def test_bytes_are_those_that_a_worker_measures(
             real.name, real.param_bytes, real.state_bytes, real.output_bytes,
         )  # fmt: skip
         assert found.activation_bytes == pytest.approx(real.activation_bytes, rel=0.05), found.name
+        assert found.selective_bytes == pytest.approx(real.selective_bytes, rel=0.02), found.name
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

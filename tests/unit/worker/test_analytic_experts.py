@@ -58,7 +58,7 @@ def test_parameters_are_those_of_transformers(family: str) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", DEFAULTS)
 def test_bytes_are_those_that_a_worker_measures(family: str, precision: str, data: dict[str, Any]) -> None:
-    job = job_of(family, precision, data=data)
+    job = job_of(family, precision, data=data, schedule={"recompute": "auto"})
     measured = measure(load_spec(job), job, CPU)
     expected = analytic_profile(shape_of(job), workload_of(job, shape_of(job)), SHEETS["cpu"])
     assert expected.shared_bytes == pytest.approx(measured.shared_bytes, rel=0.02)
@@ -69,6 +69,7 @@ def test_bytes_are_those_that_a_worker_measures(family: str, precision: str, dat
             real.name, real.param_bytes, real.state_bytes, real.output_bytes,
         )  # fmt: skip
         assert found.activation_bytes == pytest.approx(real.activation_bytes, rel=0.05), found.name
+        assert found.selective_bytes == pytest.approx(real.selective_bytes, rel=0.02), found.name
 
 
 @pytest.mark.parametrize("optimizer", [{"name": "muon"}, {"name": "adafactor"}], ids=["muon", "adafactor"])

@@ -117,11 +117,17 @@ def test_one_that_would_take_too_long_is_not_had(monkeypatch: pytest.MonkeyPatch
     assert (singer.said, singer.traits(OWN)) == ("", OWN)
 
 
-def test_nor_of_a_job_whose_layers_are_compiled() -> None:
-    singer = Canary("n/0", CPU, {})
-    singer.sing(load_spec(small_job()), OWN)
-    singer.sing(load_spec(small_job(train={"compile": True})), OWN)
-    assert (singer.said, singer.traits(OWN)) == ("", OWN)
+def test_one_of_compiled_layers_has_the_shapes_that_they_are_compiled_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sung in tests/unit/worker/test_compiled.py."""
+    monkeypatch.setitem(canary._FLOPS, "cpu", 1e3)
+    job = small_job(train={"compile": True})
+    spec = load_spec(job)
+    assert shape_of(spec, kinds(spec), "cpu") == (job.train.micro_batch, job.train.sequence)
+    assert subject(job) != subject(small_job())
+    monkeypatch.setitem(canary._BYTES, "cpu", 1)
+    assert sung(spec, CPU) is None
 
 
 def test_nor_one_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     monkeypatch.setenv(FOLDER, "")  # put back
     monkeypatch.setattr(compiling, "check_compiler", lambda _: None)
     monkeypatch.setattr(compiling, "find_instructions", lambda: Path(os.environ[FOLDER], "isa.so").touch())
+    monkeypatch.setattr(compiling, "headers_in", lambda _: None)
     monkeypatch.setattr(compiling, "bind", lambda _spec, layer, device: made.bind(layer))
     return made
 
@@ -232,7 +233,10 @@ def test_what_nobody_has_loaded_for_long_goes(tmp_path: Path, compiler: Compiler
     run(Compiling(tmp_path, CPU), compiler)
     folder = folder_of(tmp_path, CPU)
     old = [path for path in folder.iterdir() if path.is_dir() and path.name != "instructions"]
-    for path in old:
-        os.utime(path, (0, 0))
+    (tmp_path / "of another torch" / "headers").mkdir(parents=True)
+    for path in (*old, tmp_path / "of another torch", tmp_path / "of another torch" / "headers"):
+        for each in (path, *path.iterdir()):
+            os.utime(each, (0, 0))
     run(Compiling(tmp_path, CPU), compiler)
     assert len(compiler.compiled) == 4
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]

@@ -6,18 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from oobleckd.planner.plan import Range
-from oobleckd.worker.models import FAMILIES, ModelSpec, load_spec, seed_layer
+from oobleckd.worker.models import FAMILIES, load_spec
 from oobleckd.worker.models.config import TIED
 from tests.helpers.models import (
-    CPU,
     DROPOUTS,
     all_layers,
     all_params,
     held_layers,
     layered_step,
+    seed_like_layers,
     small_config,
     small_job,
     some_batch,
@@ -30,21 +29,6 @@ STAGES = (Range(0, 2), Range(2, 3), Range(3, 5))
 def three_blocks(family: str, *, tied: bool, dropout: float) -> dict[str, Any]:
     more = dict.fromkeys(DROPOUTS, dropout)
     return small_config(family, num_hidden_layers=3, tie_word_embeddings=tied, **more)
-
-
-def seed_like_layers(model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Dropout of the undivided model draws what that of the layers draws."""
-
-    def seed(layer: int) -> None:
-        seed_layer(spec.job.train.seed, 0, 0, layer, CPU)
-
-    cut = spec._split
-    names = {id(module): name for name, module in cut.model.named_modules()}
-    model.get_submodule(names[id(cut.body)]).register_forward_pre_hook(lambda *_: seed(0))
-    for index, meta in enumerate(cut.blocks):
-        block = model.get_submodule(names[id(meta)])
-        block.register_forward_pre_hook(lambda *_, layer=index + 1: seed(layer))
-    block.register_forward_hook(lambda *_: seed(spec.num_layers - 1))
 
 
 @pytest.mark.parametrize(("tied", "dropout"), [(False, 0.0), (True, 0.2)])

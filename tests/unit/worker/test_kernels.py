@@ -147,14 +147,14 @@ def test_a_gradient_of_another_size_is_refused_before_anything_is_written() -> N
 # --------------------------------------------------------------------------- the end of a step
 
 
-def both(total: list[Tensor], exponents: tuple[int, ...], weight: float) -> None:
-    """Assert that what follows from ``total`` is the same with kernels as without, to the bit."""
+def both(exponents: tuple[int, ...], weight: float, *parts: list[Tensor]) -> None:
+    """Assert that what follows from ``parts`` is the same with kernels as without, to the bit."""
     marks = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
     found = []
     for using in (None, kernels()):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(finish, "kernels_of", lambda _, using=using: using)
-            found.append(sums.finish(total, marks, exponents, weight, exact=True))
+            found.append(sums.finish(parts, marks, exponents, weight, exact=True))
     one, other = found
     assert torch.equal(one.figures, other.figures)  # none is negative; 0 may be -0
     for mine, wanted in zip(one.grads, other.grads, strict=True):
@@ -171,7 +171,10 @@ def test_the_end_of_a_step_is_that_of_torch_to_the_bit(size: int, threads: int) 
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        both([total[0], total[1].double()], (34, 3), 7.0)
+        total[1] = total[1].double()
+        both((34, 3), 7.0, total)
+        both((34, 3), 7.0, total, [tensor.flip(0).neg() for tensor in total])
+        both((34, 3), 7.0, *[[(tensor / 4).round() for tensor in total]] * 3)
     finally:
         torch.set_num_threads(before)
 
@@ -183,7 +186,16 @@ def test_the_end_of_a_step_is_that_of_torch_to_the_bit(size: int, threads: int) 
 )
 def test_means_are_rounded_as_torch_rounds_them(values: list[int], exponent: int, weight: float) -> None:
     """Those that become infinite, subnormal or nothing in float32 too."""
-    both([torch.tensor(values, dtype=torch.float64)], (exponent,), weight)
+    both((exponent,), weight, [torch.tensor(values, dtype=torch.float64)])
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1024), (77, 1024), (3, 5), (0, 8)])
+def test_rows_and_columns_are_added_up_in_one_pass(rows: int, columns: int) -> None:
+    made = torch.Generator().manual_seed(rows)
+    words = torch.randint(-(2**63), 2**63 - 1, (rows, columns), generator=made)
+    by_row, by_column = kernels().square(words)
+    assert torch.equal(by_row, words.sum(1))
+    assert torch.equal(by_column, words.sum(0))
 
 
 # --------------------------------------------------------------------------- where it comes from
@@ -199,7 +211,7 @@ def test_instructions_leave_no_trace(tmp_path: Path, flags: str) -> None:
         memory = one.memory([math.prod(shape) for shape in SHAPES], CPU)
         for seed, dtype in enumerate((*DTYPES, *DTYPES)):
             one.add(memory, grads(seed, dtype), EXPONENTS, first=seed == 0)
-        means = one.finish([memory.flat], [7.0])
+        means = one.finish([[memory.flat], [memory.flat.flip(0)]], [7.0])
         found.append(
             [memory.flat, memory.seen, memory.checksum, means.grads[0], means.largest, means.squares]
         )

@@ -43,6 +43,23 @@ def test_integers_are_added_as_they_come_and_none_waits(order: tuple[int, ...], 
     assert all(torch.equal(one, other) for one, other in zip(terms[order[0]], first, strict=True))
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_own_integers_are_a_part_of_their_own_and_those_of_others_another(order: tuple[int, ...]) -> None:
+    """Nothing is copied where our own are here, and they stay as they are."""
+    terms = [integers(seed) for seed in range(3)]
+    wanted = [a + b + c for a, b, c in zip(*terms, strict=True)]
+    mine = [tensor.clone() for tensor in terms[0]]
+    gathered = Gathered(HOLDERS, exact=True)
+    for index in order:
+        gathered.add(HOLDERS[index], [*terms[index], BESIDE], lent=index > 0, own=index == 0)
+    own, others = gathered.parts()
+    assert all(one is other for one, other in zip(own, terms[0], strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(own, mine, strict=True))
+    assert (others[0] is terms[order[1]][0]) == (order[0] == 0)
+    found = gathered.total()
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
 def test_of_lent_integers_not_even_the_first_are_kept() -> None:
     gathered, tensors = Gathered(HOLDERS, exact=True), integers(0)
     kept = [weakref.ref(tensor) for tensor in tensors]

@@ -27,7 +27,16 @@ from tests.helpers.asking import asking_unequally
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import SCHEDULES, STAGES, random_deaths, stays_re_routed
 from tests.helpers.evaluations import on_texts
-from tests.helpers.models import all_params, held_layers, small_config, small_job, some_batch, undivided
+from tests.helpers.models import (
+    all_layers,
+    all_params,
+    held_layers,
+    layered_step,
+    small_config,
+    small_job,
+    some_batch,
+    undivided,
+)
 from tests.helpers.routers import COEFFICIENTS, RECOMPUTED, Routed, alone, check_routed, routed_job, world_on
 
 BLOCKS = {"mixtral": (1, 2), "qwen3_moe": (1, 2), "glm4_moe": (2,)}
@@ -233,6 +242,22 @@ def test_evaluations_have_none(routed: Routed, tmp_path: Path) -> None:
     other = alone(on_texts(routed_job(tmp_path, **OFF), tmp_path), tmp_path)
     assert world.evaluations
     assert other.reference[1] != world.losses
+
+
+@pytest.mark.slow
+def test_compiled_blocks_have_the_same() -> None:
+    """What a compiled block's router decides comes out of its graph; twice it is the same."""
+    plain_spec, spec = (
+        load_spec(small_job(train={**COEFFICIENTS, **more}, family="mixtral"))
+        for more in ({}, {"compile": True})
+    )
+    params, batch = all_params(spec), some_batch(spec)
+    wanted = layered_step(plain_spec, all_layers(plain_spec, params), batch)
+    layers = all_layers(spec, params)
+    one, other = (layered_step(spec, layers, batch) for _ in range(2))
+    for key, grad in wanted[1].items():
+        assert torch.equal(one[1][key], other[1][key])
+        torch.testing.assert_close(one[1][key], grad, rtol=0, atol=1e-6)
 
 
 # ---------------------------------------------------------------- what is refused

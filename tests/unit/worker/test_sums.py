@@ -382,7 +382,7 @@ def test_what_changed_says_so_beside_all_else() -> None:
 
 def test_figures_of_keys_of_other_shapes_are_refused() -> None:
     total = [torch.zeros(3).double()]
-    _, figures = sums.finish(total, torch.zeros(3).double(), (0,), 1.0, exact=True)
+    _, figures = sums.finish([total], torch.zeros(3).double(), (0,), 1.0, exact=True)
     with pytest.raises(AssertionError, match="other shapes"):
         sums.decode(figures.tolist(), [(70_000,)][:0], CPU, (0,), 1, exact=True)
 
