@@ -33,8 +33,10 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.words import size
 
-MAKING_S = 3600.0
-"""What a node gets to make one, as long as its connection stands."""
+MAKING_S = 1800.0
+"""What a node gets to make one, as long as its connection stands: those who wait have as long again before
+their watchdogs end them.
+"""
 AWAY_S = 10.0
 """After so long without a connection another node makes it."""
 MAX_WAITING = 100_000

@@ -82,6 +82,7 @@ from oobleckd.worker.telemetry.loglines import LogKeeper
 EXIT_HOPELESS, EXIT_REFUSED = 1, 5
 _HELLO_AGAIN_S = 2.0  # until the daemon has said Welcome
 _PLACE_S = 10.0  # what a spare gets to be up in its place: it has little to do
+_LOADING_S = 60.0  # and one that was taken while it loaded a kind of layer
 _MAX_HEIRS = 3  # that are killed one after the other
 _BACKOFF_S = (0.1, 5.0)  # between starts of devices that end before they are up
 _OURS = frozenset(
@@ -363,7 +364,7 @@ class Agent:
         device = self._place(name, heir)
         device.heirs, device.traits = old.heirs + 1, old.traits
         device.link.send(codec.encode(TakePlace(name, old.traits)))
-        self._loop.call_later(_PLACE_S, self._check_place, device)
+        self._loop.call_later(_LOADING_S if heir.is_loading else _PLACE_S, self._check_place, device)
         if heir.is_fork:
             self._spare.keep()  # the next one costs nothing to speak of
 
@@ -429,7 +430,7 @@ class Agent:
             return
         if head.type == "DeviceUp":
             self._device_up(name, data)
-        if head.type in {"DeviceUp", "SpareUp"}:  # the latter of one that was taken before it said so
+        if head.type in {"DeviceUp", "SpareUp", "LayersLoaded"}:  # of one that was taken before it said so
             return
         if head.type == "LastWords":
             self._devices[name].said = _last_words.decode(data).death

@@ -108,6 +108,7 @@ class SpareKeeper:
             self._drop()
             return None
         link.close()
+        child.is_loading = self._loading > 0
         self._forget()
         child.device = device
         return child

@@ -89,9 +89,11 @@ class Process(Protocol):
 
 
 class Child:
-    """A running device process and the agent's end of its socket. ``device`` is "" for a spare."""
+    """A running device process and the agent's end of its socket. ``device`` is "" for a spare;
+    ``is_loading``: a spare was taken while it loaded compiled layers.
+    """
 
-    __slots__ = ("_orphans", "device", "lifeline", "link", "pidfd", "process", "watchdog")
+    __slots__ = ("_orphans", "device", "is_loading", "lifeline", "link", "pidfd", "process", "watchdog")
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class Child:
         activity: ActivityReader,
         orphans: Orphans | None = None,
     ) -> None:
-        self.device = device
+        self.device, self.is_loading = device, False
         self.process = process
         self.link = link
         self.lifeline = lifeline

@@ -26,7 +26,7 @@ class StandIn:
     """A spare's process, as far as its keeper looks at it."""
 
     is_fork = False
-    device = ""
+    device, is_loading = "", False
 
     def __init__(self) -> None:
         self.link, self._theirs = socket.socketpair()
@@ -100,6 +100,7 @@ async def test_a_spare_is_ready_when_it_has_loaded_what_devices_compiled() -> No
     assert await ready()
     taken = keeper.take("node-1/0")
     assert cast("StandIn", taken) is child
+    assert not child.is_loading
     child.close()
 
 
@@ -119,5 +120,7 @@ async def test_one_that_still_loads_can_be_taken_all_the_same() -> None:
     keeper.compiled(JOB)
     assert keeper.state is not None
     assert not keeper.state.ready
-    assert keeper.take("node-1/0") is not None
+    taken = keeper.take("node-1/0")
+    assert taken is not None
+    assert taken.is_loading  # so it gets longer to be up
     child.close()
