@@ -56,7 +56,7 @@ class Compiled(Kernels):
         self, memory: SumMemory, grads: Sequence[Tensor], exponents: Sequence[int], *, first: bool
     ) -> None:
         """As of any Kernels."""
-        terms = [_dense(grad, size) for grad, size in zip(grads, memory.sizes, strict=True)]
+        terms = _terms(grads, memory.sizes)
         parts, num_keys = memory.seen.shape
         begins, sizes = _integers(memory.begins), _integers(memory.sizes)
         addresses = (_ADDRESS * num_keys)(*[term.data_ptr() for term in terms])
@@ -141,6 +141,17 @@ def _factors(exponents: tuple[int, ...]) -> ctypes.Array[ctypes.c_double]:
 def _plain(total: Sequence[Tensor]) -> list[Tensor]:
     """Sums as C reads them, which they are already."""
     return [tensor.to(torch.float64).contiguous() for tensor in total]
+
+
+def _terms(grads: Sequence[Tensor], sizes: Sequence[int]) -> Sequence[Tensor]:
+    """``grads`` as C reads them; most are so as they come."""
+    if (
+        tuple(map(Tensor.numel, grads)) == sizes
+        and all(map(Tensor.is_contiguous, grads))
+        and _KINDS.keys() >= {grad.dtype for grad in grads}
+    ):
+        return grads
+    return [_dense(grad, size) for grad, size in zip(grads, sizes, strict=True)]
 
 
 def _dense(grad: Tensor, size: int) -> Tensor:
