@@ -48,7 +48,7 @@ from oobleckd.protocol.parts import (
     repr_without_secrets,
 )
 
-PROTOCOL = 11
+PROTOCOL = 12
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
