@@ -1,7 +1,7 @@
 """Fault-free samples/s of oobleckd against torch.distributed.pipelining and DDP, in pairs that take turns.
 
-    python benchmarks/throughput.py [--tokens 1024] [--pairs 9] [--steps 5] [--only 1x4,2x2]
-                                    [--sums exact,float]
+    python benchmarks/throughput.py [--tokens 1024] [--pairs 9] [--steps N] [--only 1x4,2x2]
+                                    [--sums exact,float] [--aims]
 
 The same GPT-2, batch, micro-batches of ``--tokens`` and four processes everywhere; README.md says what is
 compared with what. The last line is one JSON object; exits 1 where a ratio is below the least that it may be.
@@ -51,6 +51,8 @@ class Aim(NamedTuple):
 
 AIMS = {1024: Aim(1.0, 0.95), 128: Aim(0.95, 0.9)}
 """Of ours against Schedule1F1B, by the tokens of a micro-batch."""
+STEPS = {1024: 2, 128: 5}
+"""Measured steps of a window, by the tokens of a micro-batch: some seconds on two cores."""
 
 
 class Comparison(NamedTuple):
@@ -131,7 +133,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     with contextlib.ExitStack() as stack:
         windows: dict[str, Window] = {}
         for comparison in COMPARISONS:
-            if comparison.layout in args.only:
+            if comparison.layout in args.only and (comparison.aims or not args.aims):
                 windows[comparison.peer] = _start_peer(stack, folder, comparison.peer, args.tokens)
         cluster = stack.enter_context(Cluster(folder / "ours"))
         cluster.pause()
@@ -139,7 +141,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
             for exact in (SUMS[kind] for kind in args.sums):
                 micro_batch = shape.MICRO_BATCHES[args.tokens]
                 windows[our_name(layout, exact)] = our_window(cluster, layout, exact, micro_batch)
-        return _take_turns(windows, args.pairs, args.steps)
+        return _take_turns(windows, args.pairs, args.steps or STEPS[args.tokens])
 
 
 def our_name(layout: str, exact: bool) -> str:
@@ -223,9 +225,10 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, choices=sorted(shape.MICRO_BATCHES), default=1024,
                         help="of a micro-batch")  # fmt: skip
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=5, help="measured steps of a window")
+    parser.add_argument("--steps", type=int, help="measured steps of a window (2 of 1,024 tokens, 5 of 128)")
     parser.add_argument("--only", type=_some_of(LAYOUTS), default=[*LAYOUTS], help="layouts")
     parser.add_argument("--sums", type=_some_of(SUMS), default=[*SUMS], help="of ours")
+    parser.add_argument("--aims", action="store_true", help="only peers against which there is an aim")
     args = parser.parse_args()
     isolate()
     try:

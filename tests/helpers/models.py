@@ -48,7 +48,7 @@ _SMALL = {
     "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
     "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
 }  # fmt: skip
-_SMALLER = {"deepseek_v3": {"num_key_value_heads": 4, "head_dim": 4}}
+_SMALLER = {"deepseek_v3": {"num_key_value_heads": 4, "head_dim": 4}, "minimax": {"block_size": 4}}
 
 
 def small_config(family: str, **more: Any) -> dict[str, Any]:

@@ -351,7 +351,7 @@ class _SumOf:
         self._state.update_(mean, applied=1, lr=1e-9)
         self._sum.zero_()
         if self._checks_every == 1:  # of more steps than one it is no part of a usual step
-            digest(self._state.tensors(), self._exponents, self._state.wrong_copies())
+            digest(self._state.storages(), self._exponents, self._state.wrong_copies())
 
 
 def _activations(measured: _Measured, x: Tensor | None) -> tuple[Tensor, int]:

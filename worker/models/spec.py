@@ -184,11 +184,14 @@ class ModelSpec:
         UserError when that cannot be read.
         """
         keys, folder = self.buckets[bucket].keys, self._folder
-        stored = {key for key in keys if folder is not None and folder.has(key)}
-        values = self._fresh(tuple(key for key in keys if key not in stored))
-        if folder is not None:
-            values |= {key: folder.read(key) for key in keys if key in stored}
-        return [torch.empty(values[key].shape, device=device).copy_(values[key]) for key in keys]
+        values = self._fresh(tuple(key for key in keys if folder is None or not folder.has(key)))
+
+        def read(key: str) -> Tensor:
+            # One at a time: all experts of a block are gigabytes.
+            value = values.pop(key) if folder is None or key in values else folder.read(key)
+            return torch.empty(value.shape, device=device).copy_(value)
+
+        return [read(key) for key in keys]
 
     def layer(self, layer: int, params: Mapping[str, Tensor], device: torch.device) -> Layer:
         """Layer ``layer`` on ``device``, computing with the leaf tensors ``params`` (by key) themselves: of

@@ -9,13 +9,14 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from oobleckd.protocol.optimizers import Knobs
 from oobleckd.worker.optimizers.compiled import CompiledPass, Roundings, update_library
-from oobleckd.worker.optimizers.one_pass import ElementRule, Update, UpdatedKeys
+from oobleckd.worker.optimizers.one_pass import Element, ElementRule, Update, UpdatedKeys
 from oobleckd.worker.optimizers.rule import OptimizerRule, UpdateStep
 from oobleckd.worker.optimizers.torch_passes import update_by_torch
 
@@ -29,7 +30,9 @@ _SCALE = 0.37
 
 def update_of(rule: OptimizerRule, kind: str) -> Update:
     """What makes the updates of ``rule`` on devices of this ``torch.device.type``."""
-    in_one_pass = _in_one_pass(rule) if kind == "cpu" and isinstance(rule, ElementRule) else None
+    in_one_pass = None
+    if kind == "cpu" and isinstance(getattr(rule, "element", None), Element):
+        in_one_pass = _in_one_pass(cast("ElementRule", rule))
     return in_one_pass or functools.partial(update_by_torch, rule)
 
 

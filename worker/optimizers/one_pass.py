@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -26,7 +26,6 @@ class Element(IntEnum):
     LION = 3
 
 
-@runtime_checkable
 class ElementRule(OptimizerRule, Protocol):
     """A rule whose arithmetic sees one number of a parameter at a time, and is one that is known."""
 

@@ -170,19 +170,22 @@ class Passes:
         for layer in task.layers.layers():
             needed = layer >= low
             into = None if x is None else x.detach().requires_grad_(layer > low)
-            with self.context.released(), torch.set_grad_enabled(needed):
+            # With a graph also below the lowest layer that is wanted: without one torch may choose another
+            # kernel, and whoever computed it the first time had one. (D-recompute-005)
+            with self.context.released(), torch.enable_grad():
                 x, held = self._layer_forward(task, layer, into, batch, calls.get(layer))
             self._note_routing(task, layer)
             yield
             if needed:
                 graph.append(held)
+            x = x.detach()
             del held
             self.clock.forwards += task.route.again(task.position) >= FORWARD
         self.board.ran_forward(task)
         if task.has_backward:
             self.graphs[task] = graph
         assert x is not None
-        self._ran_forward(task, x.detach())
+        self._ran_forward(task, x)
 
     def _layer_forward(
         self, task: Task, layer: int, into: Tensor | None, batch: Batch | None, call: Call | None
@@ -191,7 +194,7 @@ class Passes:
         self._seed(task, layer)
         module, weight = self.context.store.layers[layer], self._weight(task)
         apart = self.board.apart and task.route.wants(layer)
-        if torch.is_grad_enabled() and self._computes_again(layer):
+        if self._computes_again(layer):
             assert into is not None
             keeps = self.recompute == "selective"
             return computed(module, into, call, weight, apart=apart, keeps_products=keeps)

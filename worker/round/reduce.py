@@ -9,7 +9,7 @@ what to whom, and that every micro-batch is in a total exactly once, is
 
 Memory, in bytes a parameter where sums are exact: 8 of own sums, always; 4 of mean gradients, from the time
 that the bucket is reduced to the commit. Where others hold the bucket, too, 8 more from the time that the
-first of them has contributed until the last has, in place of the mean gradients: one total that grows.
+first of them has contributed until the last has, in place of the mean gradients: one sum of theirs grows.
 
 Nothing here is read by the host before ``look``, which reads once for all buckets: on a GPU each read waits
 until all that was asked of it is done. What a sum's memory was found to be is read there as well, before

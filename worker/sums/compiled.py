@@ -7,6 +7,7 @@ functions are called.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,13 +56,12 @@ class Compiled(Kernels):
         self, memory: SumMemory, grads: Sequence[Tensor], exponents: Sequence[int], *, first: bool
     ) -> None:
         """As of any Kernels."""
-        terms = [_dense(grad, size) for grad, size in zip(grads, memory.sizes, strict=True)]
+        terms = _terms(grads, memory.sizes)
         parts, num_keys = memory.seen.shape
-        words = _INT64 * num_keys
-        begins, sizes = words(*memory.begins), words(*memory.sizes)
+        begins, sizes = _integers(memory.begins), _integers(memory.sizes)
         addresses = (_ADDRESS * num_keys)(*[term.data_ptr() for term in terms])
         kinds = (_INT32 * num_keys)(*[_KINDS[term.dtype] for term in terms])
-        factors = (ctypes.c_double * num_keys)(*[math.ldexp(NO_TIES, exponent) for exponent in exponents])
+        factors = _factors(tuple(exponents))
         total, seen, checksum = memory.flat.data_ptr(), memory.seen, memory.checksum
 
         def add_part(part: int) -> None:
@@ -128,9 +128,30 @@ def compiled(folder: Path = Path(__file__).parent) -> Compiled | None:
     return Compiled(found) if found is not None else None
 
 
+@functools.lru_cache(maxsize=256)  # of the buckets of a device, which stay the same
+def _integers(values: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    return (_INT64 * len(values))(*values)
+
+
+@functools.lru_cache(maxsize=256)  # of a step's micro-batches
+def _factors(exponents: tuple[int, ...]) -> ctypes.Array[ctypes.c_double]:
+    return (ctypes.c_double * len(exponents))(*[math.ldexp(NO_TIES, exponent) for exponent in exponents])
+
+
 def _plain(total: Sequence[Tensor]) -> list[Tensor]:
     """Sums as C reads them, which they are already."""
     return [tensor.to(torch.float64).contiguous() for tensor in total]
+
+
+def _terms(grads: Sequence[Tensor], sizes: Sequence[int]) -> Sequence[Tensor]:
+    """``grads`` as C reads them; most are so as they come."""
+    if (
+        tuple(map(Tensor.numel, grads)) == sizes
+        and all(map(Tensor.is_contiguous, grads))
+        and _KINDS.keys() >= {grad.dtype for grad in grads}
+    ):
+        return grads
+    return [_dense(grad, size) for grad, size in zip(grads, sizes, strict=True)]
 
 
 def _dense(grad: Tensor, size: int) -> Tensor:

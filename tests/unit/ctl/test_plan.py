@@ -556,6 +556,21 @@ def test_mfu_of_a_plan_by_hand(tmp_path: Path) -> None:
     assert all(loss.plan is None or 0 < loss.plan.mfu < 0.35 for loss in found.losses)
 
 
+def test_of_a_mixture_a_plan_says_how_many_parameters_a_token_goes_through(tmp_path: Path) -> None:
+    """Of Mixtral-8x7B four blocks."""
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'name = "m"\n[model]\nfamily = "mixtral"\nconfig = { num_hidden_layers = 4 }\n'
+        "[train]\nsteps = 10\nglobal_batch = 8\nmicro_batch = 1\nsequence = 2048\n"
+    )
+    words = (str(file), "--nodes", "4", "--device", "h200")
+    found = planned(*words)
+    assert (found.params, found.active_params) == (6_067_228_672, 1_839_370_240)
+    blocks = 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 8 * 4096 + 2 * 3 * 4096 * 14336)
+    assert found.flops_per_token == 6 * (blocks + 4096 * 32000) + 12 * 4 * 4096 * 2048
+    assert "model:  6.07 B parameters, 1.84 B active" in ctl(*words).stdout
+
+
 def test_a_cpu_has_no_peak_and_a_sheet_of_ones_own_has(tmp_path: Path) -> None:
     found = planned(EXAMPLE, "--nodes", "7")
     assert (found.plan.mfu, found.peak_of) == (0.0, "")

@@ -92,6 +92,7 @@ HALF = ProgressView(
     elapsed_s=7500.0, left_s=9180.0, tokens=1_230_000_000, total_tokens=2_735_000_000, passes=3.4,
     tokens_per_s=831_898.0, flops_per_token=4.54e9, peak_flops=9.89e15, peak_of="NVIDIA H100 SXM, bf16",
     mfu=0.3819, goodput=0.973,
+    params=46_702_792_704, active_params=12_879_925_248,
     step_times=StepTimes(
         count=1000, p50_s=0.98, p95_s=1.2, p99_s=2.0, max_s=8.5, edges_s=(8.5,), counts=(1000,),
         slowest="node-3/0", slowest_factor=1.04,
@@ -108,6 +109,7 @@ def test_how_far_a_job_is_and_how_fast(ctl: Ctl) -> None:
     for line in (
         "progress:       33% in 2 h 5 min, about 2 h 33 min left",
         "tokens:         1.23 B of 2.73 B, 3.4 passes over the data",
+        "model:          46.7 B parameters, 12.9 B active",
         "throughput:     10.0 samples/s, 831,898 tokens/s",
         "MFU:            38.2%: 3.78 PFLOP/s of 9.89 PFLOP/s (NVIDIA H100 SXM, bf16)",
         "goodput:        97.3% of its devices' time",

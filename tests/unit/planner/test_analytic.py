@@ -5,6 +5,8 @@ That bytes are those of real layers is tested in tests/unit/worker/test_analytic
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ GPT2 = Shape(12, 768, 3072, 12, 768, 768, 50257, positions=1024, bias=True, tied
 LLAMA_7B = Shape(32, 4096, 11008, 32, 4096, 4096, 32000, gated=True)
 MISTRAL_7B = Shape(32, 4096, 14336, 32, 4096, 1024, 32000, gated=True)
 QWEN2_7B = Shape(28, 3584, 18944, 28, 3584, 512, 152064, gated=True, qkv_bias=True)
+PAGE = Path(__file__).parents[3] / "docs" / "experts.md"
 TRAIN = {"steps": 1, "global_batch": 1, "micro_batch": 1, "sequence": 16}
 WORK = Workload(2, 1024, "bf16", 24)
 
@@ -85,6 +88,26 @@ def test_blocks_without_experts_cost_what_they_are() -> None:
     assert mixed.param_bytes == 4 * 11_507_286_016
     assert mixed.activation_bytes > plain.activation_bytes
     assert mixed.forward_s > plain.forward_s
+
+
+def test_what_the_page_says_of_sums_in_blocks_with_experts() -> None:
+    """docs/experts.md: their share by the tokens of a micro-batch; a dense block has none of its own."""
+    [row] = re.findall(r"^[|] sums, of the time of a block [|](.*)[|]$", PAGE.read_text(), re.MULTILINE)
+    config = {"num_hidden_layers": 3, "head_dim": 128}
+    job = parse_job({"name": "x", "model": {"family": "qwen3_moe", "config": config}, "train": TRAIN})
+    shares = []
+    for sequences in (1, 2, 4, 8, 16):
+        work = msgspec.structs.replace(WORK, sequences=sequences)
+        without = msgspec.structs.replace(work, added_bytes_per_param=0)
+        found, less = (
+            analytic_profile(shape_of(job), each, SHEETS["h100"]).layers[1] for each in (work, without)
+        )
+        sums_s = found.backward_s - less.backward_s
+        assert sums_s == pytest.approx(20 * found.param_bytes / 4 / SHEETS["h100"].memory_bytes_per_s)
+        shares.append(f"{sums_s / (found.forward_s + found.backward_s):.0%}".replace("%", " %"))
+        dense = (analytic_profile(LLAMA_7B, each, SHEETS["h100"]) for each in (work, without))
+        assert next(dense) == next(dense)
+    assert [cell.strip() for cell in row.split("|")] == shares
 
 
 @pytest.mark.parametrize("name", SHEETS)

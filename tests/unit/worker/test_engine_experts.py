@@ -65,24 +65,24 @@ def kills_of(trained: Trained, folder: Path, seed: int) -> int:
     return len(world.fired)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_deaths_do_not_show(trained: Trained, tmp_path: Path, seed: int) -> None:
     kills_of(trained, tmp_path, seed)
 
 
-@pytest.mark.parametrize("seed", range(2))
 def test_nor_do_they_where_routers_see_no_difference(
-    trained: Trained, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To begin with all experts are equally good for every token; those that nobody chose still are later."""
     tie_routers(monkeypatch)
-    references = {each: undisturbed(trained.references[each][0], tmp_path) for each in PRECISIONS}
-    assert kills_of(Trained(trained.family, references), tmp_path, seed)
+    spec, *_ = trained.references["fp32"]
+    tied = Trained(trained.family, {"fp32": undisturbed(spec, tmp_path)})
+    assert kills_of(tied, tmp_path, 0)
 
 
 @pytest.mark.slow
 def test_nor_do_fifty(trained: Trained, tmp_path: Path) -> None:
-    kills, seed = 0, 3
+    kills, seed = 0, 2
     while kills < KILLS:
         kills += kills_of(trained, tmp_path, seed)
         seed += 1

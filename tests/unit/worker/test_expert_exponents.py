@@ -33,7 +33,7 @@ def step(exponents: tuple[int, ...], grads: Sequence[Tensor]) -> tuple[Tensor, t
         total = sums.empty([SHAPE], exact=True, device=CPU)
         for grad in grads:
             total.add([grad], exponents, len(grads))
-        finished = sums.finish(total.tensors, total.marks, exponents, len(grads), exact=True)
+        finished = sums.finish([total.tensors], total.marks, exponents, len(grads), exact=True)
         found = sums.decode(finished.figures.tolist(), [SHAPE], CPU, exponents, len(grads), exact=True)
         if not found.overflow:
             return finished.grads[0], found.exponents, again

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -41,9 +41,7 @@ def knobs(name: str, betas: tuple[float, float] = (0.9, 0.95)) -> Knobs:
 
 
 def rule(name: str) -> ElementRule:
-    found = rule_of("sgd" if "momentum" in RULES[name] else name)
-    assert isinstance(found, ElementRule)
-    return found
+    return cast("ElementRule", rule_of("sgd" if "momentum" in RULES[name] else name))
 
 
 @pytest.fixture(autouse=True)

@@ -197,6 +197,33 @@ def test_a_report_while_a_block_is_computed_again(
     assert gone_on <= {*kinds, "W"}
 
 
+@pytest.mark.parametrize("recompute", ["none", "blocks"])
+def test_every_forward_has_a_graph(
+    reference: Reference, tmp_path: Path, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a layer below what a loss took away, too: without one another kernel may be chosen."""
+    computes, with_graph, below = Layer._computed, set(), Passes._layer_forward
+
+    def watched(self: Layer, *args: Any) -> Tensor:
+        with_graph.add(torch.is_grad_enabled())
+        return computes(self, *args)
+
+    lowest = set()
+
+    def noted(self: Passes, task: Task, layer: int, *args: Any) -> Any:
+        lowest.add(layer < task.lowest)
+        return below(self, task, layer, *args)
+
+    monkeypatch.setattr(Layer, "_computed", watched)
+    monkeypatch.setattr(Passes, "_layer_forward", noted)
+    world = again(reference, tmp_path, 1, recompute=recompute, boundary_memory=0)
+    world.nodes["b1/0"].faults.arm("reduce", 2)
+    world.run()
+    check(world, reference)
+    assert lowest == {False, True}
+    assert with_graph == {True}
+
+
 def test_the_planner_is_asked_where_the_job_leaves_it_open(reference: Reference) -> None:
     layout = Layout(1, 4, {}, (), recompute={"a/0": "blocks"})
 
