@@ -102,16 +102,16 @@ def _have_sleep(layers: Any) -> None:
             module.asleep_s = float(head_s if layer.is_head else block_s if layer.index else embedding_s)
         return float(module.asleep_s)
 
-    def call(layer: Any, x: Any, batch: Any, given: Any = None) -> Any:
+    def call(layer: Any, *given: Any) -> Any:
         began_s = time.perf_counter()
-        out = compute(layer, x, batch, given)
+        out = compute(layer, *given)
         seconds = seconds_of(layer)
         _rest(began_s, seconds)
         apart = layer.deferral.on
         return Asleep.apply(out, seconds if apart else 2 * seconds)  # type: ignore[no-untyped-call]
 
-    def call_apart(layer: Any, x: Any, batch: Any, given: Any = None) -> Any:
-        out, owed = compute_apart(layer, x, batch, given)
+    def call_apart(layer: Any, *given: Any) -> Any:
+        out, owed = compute_apart(layer, *given)
         return out, Owed(owed, seconds_of(layer))
 
     layer_class.__call__, layer_class.forward_apart = call, call_apart

@@ -58,7 +58,7 @@ class Canary:
     def __init__(self, device: str, torch_device: torch.device, inherited: Traits) -> None:
         self._device, self._torch_device = device, torch_device
         self._inherited = inherited
-        self._known: dict[str, str] = {}
+        self._known: dict[tuple[str, int], str] = {}
         self.said = ""
 
     def traits(self, own: dict[str, str]) -> dict[str, str]:
@@ -70,10 +70,12 @@ class Canary:
         life of its place, as another process there comes to the same. Its layers are compiled, where the job
         compiles.
         """
-        of = subject(spec.job)
-        if of not in self._known:
-            self._known[of] = self._of_before(of, own) or self._computed(spec, of)
-        self.said = self._known[of]
+        of, constants = subject(spec.job), constants_digest(spec)
+        known = self._known.get((of, constants))
+        if known is None:
+            known = self._of_before(of, own) or self._computed(spec, of)
+            self._known[of, constants] = known
+        self.said = known
 
     def _of_before(self, of: str, own: Traits) -> str:
         """What the process before said, where that is this one in all that decides bits."""
@@ -112,6 +114,13 @@ def subject(job: Job) -> str:
     compiled = ("compiled",) if train.compile else ()
     what = msgspec.json.encode((_VERSION, job.model, shapes, job.optimizer, *compiled), order="deterministic")
     return hashlib.blake2b(what, digest_size=4).hexdigest()
+
+
+def constants_digest(spec: ModelSpec) -> int:
+    """Of what the model has besides parameters (``ModelSpec.constants``); 0 where it has nothing. Each node
+    reads it from a folder of its own, and nothing that nodes compare in a step has it.
+    """
+    return digest([spec.constant(name) for name in sorted(spec.constants)], ()) if spec.constants else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +206,8 @@ def _sing(spec: ModelSpec, layers: Mapping[int, int], shape: tuple[int, int], de
             x = part.sing(x, batch, calls.get(index))
         if index in calls and not spec.job.train.compile:
             attention.append(note_on(listener.heard, blocks, device))
+    if spec.constants:
+        heard.update(constants_digest(spec).to_bytes(8, "little"))
     return Sung(heard.hexdigest(), shape, tuple(attention))
 
 

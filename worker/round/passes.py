@@ -165,7 +165,7 @@ class Passes:
         task, low = work.task, work.task.lowest
         x = None if task.first else self._input(task, "F")
         batch = self._batch(task)
-        calls = self._calls(task, batch)
+        calls, weight = self._calls(task, batch), self._weight(task)
         graph: Graph = []
         for layer in task.layers.layers():
             needed = layer >= low
@@ -173,8 +173,9 @@ class Passes:
             # With a graph also below the lowest layer that is wanted: without one torch may choose another
             # kernel, and whoever computed it the first time had one. (D-recompute-005)
             with self.context.released(), torch.enable_grad():
-                x, held = self._layer_forward(task, layer, into, batch, calls.get(layer))
-            self._note_routing(task, layer)
+                x, held = self._layer_forward(task, layer, into, batch, calls.get(layer), weight)
+            if self.context.store.layers[layer].router is not None:
+                self._note_routing(task, layer)
             yield
             if needed:
                 graph.append(held)
@@ -188,13 +189,19 @@ class Passes:
         self._ran_forward(task, x)
 
     def _layer_forward(
-        self, task: Task, layer: int, into: Tensor | None, batch: Batch | None, call: Call | None
+        self,
+        task: Task,
+        layer: int,
+        into: Tensor | None,
+        batch: Batch | None,
+        call: Call | None,
+        weight: float,
     ) -> tuple[Tensor, Held]:
         """What comes out of ``layer``, and what is held of it for the backward."""
         self._seed(task, layer)
-        module, weight = self.context.store.layers[layer], self._weight(task)
+        module = self.context.store.layers[layer]
         apart = self.board.apart and task.route.wants(layer)
-        if self._computes_again(layer):
+        if self.recompute != "none" and self._is_block(layer):
             assert into is not None
             keeps = self.recompute == "selective"
             return computed(module, into, call, weight, apart=apart, keeps_products=keeps)
@@ -211,9 +218,9 @@ class Passes:
         job, store = self.context.job, self.context.store
         seed_layer(job.train.seed, self.counters.step, task.route.micro_batch, layer, store.device)
 
-    def _computes_again(self, layer: int) -> bool:
-        """Whether ``layer`` is a block, and this device computes blocks again in the backward."""
-        return self.recompute != "none" and 0 < layer < self.context.store.spec.num_layers - 1
+    def _is_block(self, layer: int) -> bool:
+        """Whether ``layer`` may be computed again in the backward."""
+        return 0 < layer < self.context.store.spec.num_layers - 1
 
     def _evaluation(self, work: Work) -> Pieces:
         """F in a round that evaluates. Of what it computes the output alone is kept, where it is sent on."""
@@ -432,7 +439,8 @@ class Passes:
             into = None if x is None else x.detach().requires_grad_(index > 0)
             with self.context.released():
                 x, held = self._redundant_layer(task, index, into, batch, calls.get(index))
-            self._note_routing(task, index)
+            if self.context.store.layers[index].router is not None:
+                self._note_routing(task, index)
             yield
             graph.append(held)
         self._ran_redundant(task, graph)
@@ -444,7 +452,7 @@ class Passes:
         self._seed(task, index)
         layer, forwards = self.context.store.layers[index], self.redundant_forwards
         weight = self._weight(task)
-        if self._computes_again(index):
+        if self.recompute != "none" and self._is_block(index):
             assert into is not None
             # Its input alone, whatever is held of blocks here: what is made of it is wanted after a loss
             # only. (D-recompute-003)

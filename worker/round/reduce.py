@@ -169,7 +169,7 @@ class Reducer:
         """
         done = {layer: counted for layer, counted in self.exchange.ledger.counted(layers).items() if counted}
         uses = [(bucket, layer) for layer in done for bucket in self.store.spec.buckets_of(layer)]
-        counted = done.get(self.store.spec.num_layers - 1, ())
+        counted = done.get(self.exchange.head, ())
         with self.released():
             nan, overflow = self._flags(uses)
             losses = {mb: float(self.losses[mb]) for mb in counted}
@@ -343,7 +343,7 @@ class Reducer:
         return {use: self.store.spec.num_told(use) for use in self.exchange.uses[bucket]}
 
     def _told_of(self, use: int, micro_batch: int) -> float | Tensor:
-        is_head = use == self.store.spec.num_layers - 1
+        is_head = use == self.exchange.head
         return self.losses[micro_batch] if is_head else self.routed[use, micro_batch]
 
     def _marks(self, bucket: int, uses: Sequence[int], told: Sequence[float | Tensor]) -> Tensor:
@@ -376,7 +376,7 @@ class Reducer:
 
     def _told(self, bucket: int, values: Sequence[float]) -> ReadFigures:
         shapes, device = self.store.spec.buckets[bucket].shapes, self.store.device
-        head = self.store.spec.num_layers - 1
+        head = self.exchange.head
         count = sums.num_figures(shapes, device, exact=self.exact)
         exponents, terms = (
             self.store.buckets[bucket].exponents,

@@ -442,7 +442,7 @@ def test_no_plan(job_file: JobFile) -> None:
 LLAMA_2_7B = (
     'name = "llama-2-7b"\n[model]\nfamily = "llama"\nconfig = { max_position_embeddings = 4096 }\n'
     "[train]\nsteps = 10\nglobal_batch = 128\nmicro_batch = 4\n"
-    'sequence = 4096\nprecision = "bf16"\n[fault_tolerance]\nf = 0\n'
+    'sequence = 4096\nprecision = "bf16"\n[fault_tolerance]\nf = 0\n[resources]\nmax_nodes = 6\n'
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from oobleckd.protocol.traits import CANARY, alike
 from oobleckd.worker.canary import canary
 from oobleckd.worker.canary.canary import Canary, Sung, kinds, shape_of, subject, sung
 from oobleckd.worker.models import load_spec
+from tests.helpers.experts import saved
 from tests.helpers.models import CPU, GPT2, small_job
 
 OWN = {"device": "cpu", "torch": "2.13"}
@@ -136,6 +138,24 @@ def test_nor_one_that_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(canary, "gradients", full)
     assert sung(load_spec(small_job()), CPU) is None
+
+
+def test_folders_that_correct_their_routers_otherwise_are_another_digest(tmp_path: Path) -> None:
+    """What nothing trains is compared by nobody else, and two nodes may have other files under one name."""
+    model = saved("glm4_moe", tmp_path)
+    correction = model.get_buffer("model.layers.1.mlp.gate.e_score_correction_bias")
+    job = small_job("glm4_moe", {}, model={"checkpoint": str(tmp_path)})
+    first = of(job)
+    device = Canary("node-1/0", CPU, {})
+    device.sing(load_spec(job), OWN)
+    before = device.said
+    assert before.startswith(first)
+    with torch.no_grad():
+        correction[0] += 2.0**-10
+    model.save_pretrained(tmp_path)
+    assert of(job) != first
+    device.sing(load_spec(job), OWN)
+    assert device.said != before
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
