@@ -30,7 +30,8 @@ from benchmarks.keeping import Kept
 from benchmarks.tables import table
 from oobleckd.ctl.profiles import analytic
 from oobleckd.planner.costs.devices import SHEETS
-from oobleckd.protocol.job import FaultTolerance, Job, Model, PolicyName, Schedule, Train
+from oobleckd.protocol.job import FaultTolerance, Job, Model, PolicyName, Train
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.simulator.costs import AS_PUBLISHED, OURS, costs_named
 from oobleckd.simulator.failures import memoryless, usual_duration_s
 from oobleckd.simulator.outcome import Question

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.protocol.job import FIRST_NAMES, Job
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobschedule import FIRST_NAMES
 
 
 def schema() -> dict[str, Any]:

@@ -14,7 +14,8 @@ import msgspec
 
 from oobleckd.ctl.output import USAGE, Failure, note
 from oobleckd.ctl.programs import run_worker
-from oobleckd.protocol.job import Job, Optimizer
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.optimizers import ENTRY_POINTS, RULES
 
 _AS_ADAMW = "its memory is taken for AdamW's, two float32 numbers a parameter"

@@ -25,7 +25,8 @@ from oobleckd.host import anyfile
 from oobleckd.planner.costs.analytic import Shape, Workload, analytic_profile
 from oobleckd.planner.costs.devices import SHEETS, DeviceSheet
 from oobleckd.planner.profile import Profile, added_bytes, state_bytes_per_param
-from oobleckd.protocol.job import Job, Optimizer
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.optimizers import RULES, RuleSheet
 from oobleckd.protocol.paramgroups import knobs_of

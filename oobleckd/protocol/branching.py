@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from oobleckd.protocol.job import Job, Optimizer, table_of
+from oobleckd.protocol.job import Job, table_of
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.learningrate import lr_at
 from oobleckd.protocol.optimizers import RULES
 from oobleckd.protocol.paramgroups import knobs_of

@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.protocol.job import Job, Optimizer, Schedule, Train
+from oobleckd.protocol.job import Job, Train
+from oobleckd.protocol.joboptimizer import Optimizer
+from oobleckd.protocol.jobschedule import Schedule
 
 _OPTIMIZER = (
     "schedule", "warmup_tokens", "decay_steps", "decay_type",

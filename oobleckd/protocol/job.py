@@ -21,17 +21,16 @@ from oobleckd.protocol.evaldata import check_evaluated
 from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.jobdata import Data, check_data, same_data
 from oobleckd.protocol.jobeval import Eval, check_eval
+from oobleckd.protocol.joboptimizer import Optimizer, check_rule
+from oobleckd.protocol.jobschedule import FIRST_NAMES, Resources, Schedule, check_link
 from oobleckd.protocol.jobsinks import SinkTable, check_sinks
 from oobleckd.protocol.jobtable import SEE, JobError, JobTable
-from oobleckd.protocol.optimizers import KEYED, RULES, takes
 from oobleckd.protocol.parts import Counters
-from oobleckd.protocol.units import parse_rate, parse_size
+from oobleckd.protocol.units import parse_size
 from oobleckd.protocol.unreadable import misfit
 from oobleckd.protocol.wishes import wish_of
 from oobleckd.words import count
 
-ScheduleName = Literal["cosine", "linear", "constant", "inverse-sqrt", "wsd"]
-DecayType = Literal["linear", "cosine", "1-sqrt"]
 PolicyName = Literal["adaptive", "oobleck", "slipstream", "bamboo", "varuna"]
 Positive = Annotated[int, Meta(ge=1)]
 MAX_SKIPPED = 3
@@ -41,12 +40,7 @@ ever.
 MAX_MICRO_BATCHES = 2**16
 """In a step: each has a route of its own in every plan."""
 
-FIRST_NAMES = {"shadow_memory": "redundant_memory"}
-"""Keys of ``[schedule]`` by their first names, which stay in journals, manifests and the API, and what a
-job.toml calls them.
-"""
 _LARGEST = 2**63 - 1
-_MIN_LINK = 1000.0  # bytes a second: whoever says less forgot the unit
 
 
 class Model(JobTable, frozen=True):
@@ -171,124 +165,6 @@ class Train(JobTable, frozen=True):
     ] = UNSET
 
 
-class OptimizerGroup(JobTable, frozen=True):
-    """Parameters that are updated in another way; each belongs to the first group that it matches."""
-
-    match: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=256,
-            description="Which parameters, by name as transformers has it: * is any characters, dots among "
-            "them, and ? one, such as `*.mlp.*`.",
-        ),
-    ]
-    lr_scale: Annotated[float, Meta(ge=0, description="Their share of the learning rate.")] = 1.0
-    weight_decay: Annotated[
-        Annotated[float, Meta(ge=0)] | UnsetType,
-        Meta(description="Their weight decay; left out: as without the group."),
-    ] = UNSET
-    frozen: Annotated[
-        bool,
-        Meta(
-            description="They stay as they are, with nothing kept of them but their weights. Their gradients "
-            "are computed and summed all the same, and do not count in the norm."
-        ),
-    ] = False
-
-
-class Optimizer(JobTable, frozen=True):
-    """How gradients become updates (docs/optimizers.md), clipped by their global norm, and at which rate."""
-
-    lr: Annotated[float, Meta(gt=0, description="Peak learning rate.")] = 3e-4
-    betas: Annotated[tuple[float, float], Meta(description="Decay of the moments, each in [0, 1).")] = (
-        0.9,
-        0.999,
-    )
-    eps: Annotated[float, Meta(gt=0, description="Added to the root of the second moment.")] = 1e-8
-    weight_decay: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="Of weights, in each step: decoupled, or with adam and sgd added to the gradient.",
-        ),
-    ] = 0.01
-    warmup_steps: Annotated[int, Meta(ge=0, description="Steps of linear warm-up from 0.")] = 0
-    min_lr_ratio: Annotated[
-        float, Meta(ge=0, le=1, description="lr at the last step as a share of the peak.")
-    ] = 0.1
-    clip_norm: Annotated[
-        float, Meta(ge=0, description="Largest global gradient norm; 0 switches clipping off.")
-    ] = 1.0
-    schedule: Annotated[
-        ScheduleName,
-        Meta(
-            description="What the learning rate does behind the warm-up (docs/recipe.md). cosine, linear: it "
-            "falls to min_lr_ratio at the last step. constant: it stays. inverse-sqrt: it falls with the "
-            "root of the step, to min_lr_ratio at least. wsd: it stays, and falls in the last decay_steps."
-        ),
-    ] = "cosine"
-    warmup_tokens: Annotated[
-        int,
-        Meta(ge=0, description="The warm-up in tokens instead of steps, rounded up to whole steps."),
-    ] = 0
-    decay_steps: Annotated[
-        int, Meta(ge=0, description="Steps at the end in which wsd falls to min_lr_ratio; 0: none yet.")
-    ] = 0
-    decay_type: Annotated[
-        DecayType,
-        Meta(description="How wsd falls: in a line, as half a cosine, or as one less the root of the way."),
-    ] = "linear"
-    name: Annotated[
-        str,
-        Meta(
-            pattern=r"^[a-z][a-z0-9_-]{0,62}$(?!\n)",
-            description="The rule: adamw, adam, sgd, lion, muon, adafactor, or one of a package that is "
-            "installed on the nodes (docs/optimizers.md).",
-        ),
-    ] = "adamw"
-    momentum: Annotated[
-        Annotated[float, Meta(ge=0, lt=1)] | UnsetType,
-        Meta(description="Of sgd (left out: 0) and muon (left out: 0.95)."),
-    ] = UNSET
-    nesterov: Annotated[
-        bool | UnsetType,
-        Meta(description="Whether momentum looks ahead, of sgd (left out: false) and muon (left out: true)."),
-    ] = UNSET
-    state: Annotated[
-        Literal["fp32", "bf16"],
-        Meta(
-            description="How first moments and momentum are kept; second moments are float32 always. bf16 "
-            "shows in the bits of the result."
-        ),
-    ] = "fp32"
-    decay: Annotated[
-        Literal["all", "matrices"],
-        Meta(
-            description="Which parameters decay. matrices: none of norms, biases and embeddings, a head that "
-            "is tied to them among these."
-        ),
-    ] = "all"
-    options: Annotated[
-        dict[str, bool | int | float | str],
-        Meta(description="What a rule of one's own is told besides."),
-    ] = {}  # noqa: RUF012 - msgspec gives every struct one of its own
-    group: Annotated[
-        tuple[OptimizerGroup, ...], Meta(description="Parameters that are updated in another way.")
-    ] = ()
-
-    @property
-    def kept(self) -> tuple[object, ...]:
-        """What decides how much is kept of each parameter, and how long an update takes; empty for what a job
-        has that says nothing.
-        """
-        groups = tuple((group.match, group.frozen) for group in self.group)
-        momentum = None if self.momentum is UNSET else self.momentum
-        if self.name == "adamw" and self.state == "fp32" and not any(frozen for _, frozen in groups):
-            return ()
-        return self.name, momentum, self.state, groups, self.options
-
-
 class FaultTolerance(JobTable, frozen=True):
     """How many simultaneous losses the job must survive, and how it reacts."""
 
@@ -329,139 +205,6 @@ class FaultTolerance(JobTable, frozen=True):
             "layer (docs/corruption.md)."
         ),
     ] = "report"
-
-
-class Schedule(JobTable, frozen=True):
-    """In which order a device works (docs/schedules.md)."""
-
-    backward: Annotated[
-        Literal["fused", "decoupled"],
-        Meta(
-            description="fused: a backward pass as a whole. decoupled: input gradients first, for which the "
-            "stage before waits; "
-            "weight gradients fill the bubbles, in an order that the planner made."
-        ),
-    ] = "fused"
-
-    chunks: Annotated[
-        Literal["auto", 1, 2],
-        Meta(
-            description="Parts of a pipeline that a device has, where the backward is decoupled. 2: one of "
-            "the first half and its "
-            "counterpart of the second, so that the first device begins and ends a micro-batch; less "
-            "waiting, twice the messages. A pipeline whose devices have "
-            "no two layers each, or no room for both parts, has one. auto: whichever is faster as modelled."
-        ),
-    ] = "auto"
-    update: Annotated[
-        Literal["flushed", "staggered"],
-        Meta(
-            description="flushed: weights are updated when all devices have reduced all gradients. "
-            "staggered: a device updates its own "
-            "as soon as it can and goes on with the next step; where a step turns out to be clipped or "
-            "skipped, that is taken back."
-        ),
-    ] = "flushed"
-    boundary_memory: Annotated[
-        str | int,
-        Meta(
-            description="Bytes of a device's boundary cache, which keeps what it sent to its neighbours "
-            "until the step is committed "
-            "(beside a GPU: of the host's memory), so that only a lost device's own work is done again; 0: "
-            "none."
-        ),
-    ] = "1GiB"
-    sum_copies: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=64,
-            description="How often in a step a device sends a copy of its gradient sums to a peer with the "
-            "same layers, so that a lost "
-            "device's work since the last copy alone is done again; 0: never. Each costs as much traffic as "
-            "the exchange of all "
-            "gradients, and the host memory of its sums three times (sent, arriving, kept).",
-        ),
-    ] = 0
-    recompute: Annotated[
-        Literal["none", "selective", "blocks", "auto"],
-        Meta(
-            description="What of a block's activations is not held for the backward, but computed again "
-            "there (activation checkpointing): none; selective: all but what matrix products and attention "
-            "make; blocks: all but a block's input. auto: what the planner chooses for each stage: as little "
-            "as its memory allows. The bits are the same."
-        ),
-    ] = "none"
-    redundant_memory: Annotated[
-        str | int,
-        Meta(
-            description="Bytes that a device may use, where it also holds layers for another, to keep that "
-            "one's forward passes, "
-            "which it runs while it would wait (beside a GPU: of the host's memory), so that after a loss "
-            "only backward passes "
-            "are left to do; 0: none is run."
-        ),
-    ] = msgspec.field(default="1GiB", name="shadow_memory")  # its first name, see ``FIRST_NAMES``
-
-    @property
-    def apart(self) -> bool:
-        """Whether the backward is decoupled."""
-        return self.backward == "decoupled"
-
-    @property
-    def num_chunks(self) -> int:
-        """``chunks`` as a number, 0 for auto."""
-        return 0 if self.chunks == "auto" else self.chunks
-
-    @property
-    def boundary_bytes(self) -> int:
-        """``boundary_memory`` in bytes."""
-        return parse_size(self.boundary_memory)
-
-    @property
-    def redundant_bytes(self) -> int:
-        """``redundant_memory`` in bytes."""
-        return parse_size(self.redundant_memory)
-
-
-class Resources(JobTable, frozen=True):
-    """What the job may use."""
-
-    device_memory: Annotated[
-        str | int,
-        Meta(
-            description='Cap on what the job takes of each device\'s memory, such as "48MiB"; 0: all of it, '
-            "on a CPU its "
-            "share of the host's less the spares'. What the runtime itself takes of a GPU is not counted."
-        ),
-    ] = 0
-    max_nodes: Annotated[
-        int,
-        Meta(ge=0, description="Nodes to use at most; 0: all. The others stand by for a dead one's place."),
-    ] = 0
-    min_pipeline_nodes: Annotated[
-        int,
-        Meta(ge=1, description="Nodes of a pipeline at least, even where the model fits fewer."),
-    ] = 1
-
-    link: Annotated[
-        str | int,
-        Meta(
-            description='What a node sends to another one, as achieved, such as "25Gbit/s" or "2.5GB/s": '
-            "what copies after a loss and tensors "
-            "between stages are planned with. 0: 1 GB/s, or in a simulation what the device's data sheet has."
-        ),
-    ] = 0
-
-    @property
-    def link_bytes_per_s(self) -> float:
-        """The link's bandwidth in bytes a second, one way; 0 when it is not said."""
-        return parse_rate(self.link)
-
-    @property
-    def device_memory_bytes(self) -> int:
-        """The cap in bytes; 0 when there is none."""
-        return parse_size(self.device_memory)
 
 
 class Checkpoint(JobTable, frozen=True):
@@ -701,7 +444,7 @@ def check_job(job: Job) -> None:
             parse_size(size)
         except ValueError as error:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
-    _check_link(job.resources)
+    check_link(job.resources)
     _check_chunks(job)
     _check_compile(job)
     check_sinks(job.sinks)
@@ -714,38 +457,13 @@ def check_job(job: Job) -> None:
     check_data(job.data, job.train.steps, has_folder=has_folder, evaluated=job.eval.source)
     check_evaluated(job.data, job.eval.source, has_folder=has_folder)
     _check_rates(job)
-    _check_rule(job.optimizer)
+    check_rule(job.optimizer)
     _check_spikes(job.train)
     for index, beta in enumerate(job.optimizer.betas):
         if not 0 <= beta < 1:
             raise JobError(
                 f"optimizer.betas[{index}]", f"{beta} is not in [0, 1)", "usual values are [0.9, 0.999]"
             )
-
-
-def _check_rule(optimizer: Optimizer) -> None:
-    defaults = {field.name: field.default for field in msgspec.structs.fields(Optimizer)} | {"options": {}}
-    taken = takes(optimizer.name)
-    for key in KEYED:
-        if key not in taken and getattr(optimizer, key) != defaults[key]:
-            having = [name for name, sheet in RULES.items() if key in sheet.keys]
-            which = f"goes with {_listed(having)}" if having else "goes with a rule of one's own"
-            raise JobError(
-                f"optimizer.{key}", f"{optimizer.name} takes no {key}: it {which}", f"leave {key} out"
-            )
-    sheet = RULES.get(optimizer.name)
-    if sheet is not None and optimizer.state == "bf16" and not sheet.narrows:
-        raise JobError(
-            "optimizer.state",
-            f"{optimizer.name} keeps nothing that could be bf16",
-            "leave state out, or choose another rule",
-        )
-    if optimizer.name == "sgd" and optimizer.nesterov is True and not optimizer.momentum:
-        raise JobError("optimizer.nesterov", "needs a momentum", "set optimizer.momentum, such as 0.9")
-
-
-def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def _check_spikes(train: Train) -> None:
@@ -813,16 +531,6 @@ def _reject_huge(value: object, path: str) -> None:
             raise JobError(path, "is no finite number", "write one, such as 0.01")
         case _:
             pass
-
-
-def _check_link(resources: Resources) -> None:
-    hint = 'write a number with a unit, such as "25Gbit/s" or "2.5GB/s"'
-    try:
-        rate = resources.link_bytes_per_s
-    except ValueError as error:
-        raise JobError("resources.link", str(error), hint) from error
-    if resources.link != 0 and rate < _MIN_LINK:
-        raise JobError("resources.link", f"{resources.link!r} is less than a kilobyte a second", hint)
 
 
 def _check_chunks(job: Job) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from oobleckd.protocol.job import Optimizer, OptimizerGroup
+from oobleckd.protocol.joboptimizer import Optimizer, OptimizerGroup
 from oobleckd.protocol.optimizers import RULES, Knobs
 
 

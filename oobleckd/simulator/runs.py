@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from typing import TypeVar
 
 from oobleckd.host.orphans import end_with_parent
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.simulator.outcome import Outcome, Question, SimulationError, Unable
 from oobleckd.simulator.planning import Planner
 from oobleckd.simulator.world import simulate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from oobleckd.protocol.job import Optimizer
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.digest import digest

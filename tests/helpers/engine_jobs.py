@@ -9,7 +9,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.job import Job, Schedule, parse_job
+from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.messages import StepDone
 from oobleckd.worker.runtime.faults import POINTS
 from oobleckd.worker.tools import reference as reference_run

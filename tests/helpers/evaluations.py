@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.protocol.job import Job, Schedule, check_job
+from oobleckd.protocol.job import Job, check_job
 from oobleckd.protocol.jobeval import Eval, EvalSource
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.messages import StepDone
 from oobleckd.protocol.parts import EvalSum
 from oobleckd.worker.tools import reference

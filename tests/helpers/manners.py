@@ -12,7 +12,8 @@ from msgspec import structs
 from oobleckd.planner.plan import Recompute
 from oobleckd.planner.policy import ROLLING_BACK, WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.api import JobView, PipelineView
-from oobleckd.protocol.job import PolicyName, Schedule
+from oobleckd.protocol.job import PolicyName
+from oobleckd.protocol.jobschedule import Schedule
 
 
 @dataclass(frozen=True)

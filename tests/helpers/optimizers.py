@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.job import Optimizer
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.optimizers import ENTRY_POINTS, Knobs, Slot
 from oobleckd.worker.optimizers.plan import Parameters
 from oobleckd.worker.optimizers.rule import Slots, UpdateStep

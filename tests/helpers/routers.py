@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from oobleckd.protocol.job import Job, Schedule, parse_job
+from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.parts import RouterFigures
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import SCHEDULES, STAGES, Reference, check, job

@@ -8,9 +8,10 @@ from msgspec import UNSET, UnsetType
 
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol.batchramp import BatchRamp
-from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Resources, Schedule, Train
+from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, PolicyName, Train
 from oobleckd.protocol.jobdata import Data
 from oobleckd.protocol.jobeval import Eval, EvalSource
+from oobleckd.protocol.jobschedule import Resources, Schedule
 
 UNPREPARED = Data(source="jsonl", path="/x.jsonl", tokenizer="/tokenizer")
 

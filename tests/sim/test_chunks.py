@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
-from oobleckd.protocol.job import PolicyName, Schedule
+from oobleckd.protocol.job import PolicyName
+from oobleckd.protocol.jobschedule import Schedule
 from tests.helpers.manners import KEEPING
 from tests.helpers.world import World
 

@@ -10,7 +10,7 @@ from oobleckd.core import view
 from oobleckd.core.entries import CorruptionFound, CorruptionSettled, LayoutDeployed, RolledBack
 from oobleckd.protocol.api import Drain
 from oobleckd.protocol.changes import DevicesDiffer, JobWentBack, NodeQuarantined
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

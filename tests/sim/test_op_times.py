@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from oobleckd.core.schedules import sampled_view
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.watch import OpView, ScheduleView
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World

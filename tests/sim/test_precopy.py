@@ -19,7 +19,7 @@ from oobleckd.planner.plan import node_of
 from oobleckd.planner.policies import adaptive
 from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.changes import PlanDeployed
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.messages import Deploy, PreCopy
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.simjobs import make_job, profile

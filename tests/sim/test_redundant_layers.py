@@ -12,7 +12,7 @@ from oobleckd.planner.plan import Layers
 from oobleckd.planner.policy import Action
 from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.changes import JobWentBack
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

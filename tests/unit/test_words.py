@@ -83,7 +83,7 @@ EXEMPT = {
     "oobleckd/host/settings.py": {"beat", "road"},
     "oobleckd/protocol/api.py": {"beat", "shadow"},
     "oobleckd/protocol/datagrams.py": {"beat"},
-    "oobleckd/protocol/job.py": {"shadow"},
+    "oobleckd/protocol/jobschedule.py": {"shadow"},
     "oobleckd/protocol/messages.py": {"beat"},
     "oobleckd/simulator/costs.py": {"beforehand"},
     "planner/plan.py": {"shadow"},

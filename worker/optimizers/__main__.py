@@ -7,7 +7,7 @@ import sys
 import click
 import torch
 
-from oobleckd.protocol.job import Optimizer
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.optimizers import RULES, takes
 from oobleckd.protocol.paramgroups import knobs_of
 from oobleckd.worker.optimizers.kit import problems_of

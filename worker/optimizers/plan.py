@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from oobleckd.protocol.job import Optimizer
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.optimizers import RULES, Knobs, Slot
 from oobleckd.protocol.paramgroups import ParamRecipe, knobs_of, matches, recipe_of
 from oobleckd.worker.optimizers.choice import update_of

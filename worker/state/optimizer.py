@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from oobleckd.protocol.job import Optimizer
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.worker.models import ModelSpec
 from oobleckd.worker.optimizers.plan import Parameters, plan_updates
 from oobleckd.worker.state.bucket_state import PARAM, SlotShape, StateShape

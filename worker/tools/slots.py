@@ -12,7 +12,7 @@ import sys
 import click
 import msgspec
 
-from oobleckd.protocol.job import Optimizer
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.worker.optimizers.plan import slots_of
 from oobleckd.worker.runtime.errors import UserError
 

@@ -17,7 +17,7 @@ SECONDS = 0.05
 _PROGRAM = """
 import json, msgspec, sys, torch
 from benchmarks.sleeping import job_of
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.worker.device.measure import measure
 from oobleckd.worker.models import load_spec
 

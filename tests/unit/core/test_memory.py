@@ -6,7 +6,8 @@ import pytest
 from oobleckd.core.lease import Lease
 from oobleckd.core.membership import Node
 from oobleckd.core.memory import SPARE_BYTES, held_besides, min_device_bytes
-from oobleckd.protocol.job import Checkpoint, Schedule
+from oobleckd.protocol.job import Checkpoint
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.parts import DeviceInfo, Spare
 from tests.helpers.simjobs import make_job, profile
 

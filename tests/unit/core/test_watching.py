@@ -13,7 +13,7 @@ from oobleckd.core import watching
 from oobleckd.core.impact import impact_view
 from oobleckd.core.modelled import modelled_view
 from oobleckd.core.schedules import sampled_view
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.watch import ImpactView, ScheduleView
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from oobleckd.protocol.branching import changes, keeps_alike, same_rates
-from oobleckd.protocol.job import Job, Optimizer, OptimizerGroup, parse_job
+from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.joboptimizer import Optimizer, OptimizerGroup
 
 TRAIN = {"steps": 200, "global_batch": 4, "micro_batch": 2, "sequence": 8}
 GPT2 = {"family": "gpt2", "config": {"n_embd": 16, "resid_pdrop": 0.0}}

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from oobleckd.protocol.canonical import canonical
-from oobleckd.protocol.job import Job, Optimizer, OptimizerGroup, parse_job
+from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.joboptimizer import Optimizer, OptimizerGroup
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.optimizers import RULES
 from oobleckd.protocol.paramgroups import ParamRecipe, knobs_of, recipe_of

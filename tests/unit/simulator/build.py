@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from oobleckd.planner.profile import LayerCost, Profile
-from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, Resources, Schedule, Train
+from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, Train
+from oobleckd.protocol.jobschedule import Resources, Schedule
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.outcome import Question
 from oobleckd.simulator.traces import Trace, TraceEvent, node_names

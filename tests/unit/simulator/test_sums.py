@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.simulator.outcome import Outcome
 from oobleckd.simulator.sums import Inherited, Sums
 from oobleckd.simulator.traces import TraceEvent

@@ -16,8 +16,9 @@ import pytest
 
 from oobleckd.core.cadence import cadence
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS, Action
-from oobleckd.protocol.job import Checkpoint, PolicyName, Schedule
+from oobleckd.protocol.job import Checkpoint, PolicyName
 from oobleckd.protocol.jobeval import Eval
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
 from oobleckd.simulator.runs import apart, run_all

@@ -12,7 +12,8 @@ from oobleckd.ctl.profiles import workload_of
 from oobleckd.ctl.shapes import shape_of
 from oobleckd.planner.costs.analytic import analytic_profile
 from oobleckd.planner.costs.devices import SHEETS
-from oobleckd.protocol.job import Job, Optimizer, parse_job
+from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.worker.device.measure import measure, profile_key
 from oobleckd.worker.models import load_spec
 

@@ -12,7 +12,8 @@ import msgspec
 from oobleckd.host.checkpoint import complete
 from oobleckd.protocol.branching import same_rates
 from oobleckd.protocol.checkpoint import manifest_of
-from oobleckd.protocol.job import Job, Optimizer
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.spikes import resumed
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import check, job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from oobleckd.protocol.job import Optimizer
+from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.worker.state.bucket_state import ALIGNED_BYTES, BucketState
 from oobleckd.worker.state.digest import digest
 from tests.helpers.optimizers import drawn, shape_of, trained

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.worker.canary.canary import kinds, sung
 from oobleckd.worker.models import compiled, load_spec, spec
 from oobleckd.worker.runtime.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round_machine.copies import SumCopy

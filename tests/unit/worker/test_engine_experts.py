@@ -11,7 +11,8 @@ import msgspec
 import pytest
 import torch
 
-from oobleckd.protocol.job import Job, Model, Schedule
+from oobleckd.protocol.job import Job, Model
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.worker.models import ModelSpec, load_spec
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import SCHEDULES, STAGES, Reference, check, job, random_deaths

@@ -11,7 +11,7 @@ import torch
 
 from oobleckd.host.checkpoint import complete
 from oobleckd.protocol.checkpoint import manifest_of
-from oobleckd.protocol.job import Optimizer, OptimizerGroup
+from oobleckd.protocol.joboptimizer import Optimizer, OptimizerGroup
 from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.device.measure import measure
 from oobleckd.worker.round.reduce import Reducer

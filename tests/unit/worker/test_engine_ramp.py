@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import torch
 
-from oobleckd.protocol.job import Job, Schedule
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.learningrate import lr_at
 from oobleckd.worker import sums
 from oobleckd.worker.data.corpus import open_corpus

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from oobleckd.planner.plan import Range
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round.round import Work

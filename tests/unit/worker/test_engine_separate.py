@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from oobleckd.protocol.job import Job, Schedule
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.worker.data.packed import Packed
 from oobleckd.worker.models import ModelSpec
 from tests.helpers.engine import World

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.parts import Flags, Vote
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import (

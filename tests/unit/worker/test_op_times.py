@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from oobleckd.planner.plan import BACKWARD, FORWARD, Range, Route, Segment
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.messages import FromWorker, OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
 from oobleckd.worker.round import op_times

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oobleckd.protocol.job import Optimizer, OptimizerGroup
+from oobleckd.protocol.joboptimizer import Optimizer, OptimizerGroup
 from oobleckd.protocol.optimizers import RULES, Knobs
 from oobleckd.protocol.paramgroups import knobs_of
 from oobleckd.worker.optimizers import registry

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
 from oobleckd.worker.device.executor import Executor

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oobleckd.planner.plan import Layout, Range, Recompute
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.job import Schedule
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.worker.device.measure import measure
 from oobleckd.worker.models import FAMILIES, Layer, gradients, load_spec, seed_layer
 from oobleckd.worker.models.config import TIED

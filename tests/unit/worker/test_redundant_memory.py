@@ -15,7 +15,8 @@ from oobleckd.planner.plan import Range, Route, Segment
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.reroute.redundant import graphs_of
 from oobleckd.planner.schedules.jobshop import base_bytes
-from oobleckd.protocol.job import Checkpoint, FaultTolerance, Model, Schedule
+from oobleckd.protocol.job import Checkpoint, FaultTolerance, Model
+from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.measure import measure
 from oobleckd.worker.models import load_spec
