@@ -64,7 +64,15 @@ def analytic(job: Job, sheet: DeviceSheet) -> Profile:
 
 
 def workload_of(job: Job, shape: Shape) -> Workload:
-    """A micro-batch of ``job``, whose model has this ``shape``."""
+    """A micro-batch of ``job``, whose model has this ``shape``. Raises JobError where the job says something
+    of experts, and there are none.
+    """
+    if job.train.experts_precision == "bf16" and shape.experts is None:
+        raise JobError(
+            "train.experts_precision",
+            f"{job.model.family}, as model.config has it, has no experts",
+            "leave experts_precision out, or plan a mixture of experts (docs/experts.md)",
+        )
     return Workload(
         job.train.micro_batch,
         job.train.sequence,
@@ -75,6 +83,7 @@ def workload_of(job: Job, shape: Shape) -> Workload:
         slot_bytes=_slot_bytes(job.optimizer, shape),
         selective=not job.train.compile,
         added_bytes_per_param=added_bytes(job.train.exact),
+        experts_precision=job.train.experts_precision,
     )
 
 

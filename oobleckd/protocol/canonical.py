@@ -32,6 +32,7 @@ _LATER: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
             "compile",
             "batch_ramp",
             "loss_chunk_size",
+            "experts_precision",
             "router_aux_loss_coef",
             "router_z_loss_coef",
         ),

@@ -79,6 +79,14 @@ class Train(JobTable, frozen=True):
     precision: Annotated[
         Literal["fp32", "bf16"], Meta(description="bf16: autocast over float32 weights.")
     ] = "fp32"
+    experts_precision: Annotated[
+        Literal["fp32", "bf16"],
+        Meta(
+            description="In what the experts of a mixture compute where precision is bf16 (docs/experts.md). "
+            "fp32: as autocast has them. bf16: as other products, which on GPUs is several times as fast; "
+            "weights stay float32. Shows in the bits."
+        ),
+    ] = "fp32"
     loss_chunk_size: Annotated[
         int,
         Meta(
@@ -336,6 +344,7 @@ class Job(JobTable, frozen=True):
             "separate": self.data.is_separate,
             "compiled": train.compile,
             "selective": self.measures_selective,
+            "experts in bf16": train.experts_precision == "bf16",
         }
         said = (name for name, on in switches.items() if on)
         kept = self.optimizer.kept
@@ -447,6 +456,7 @@ def check_job(job: Job) -> None:
     check_link(job.resources)
     _check_chunks(job)
     _check_compile(job)
+    _check_experts(job.train)
     check_sinks(job.sinks)
     check_eval(job.eval, job.train.micro_batch)
     for index, source in enumerate(job.eval.source):
@@ -464,6 +474,15 @@ def check_job(job: Job) -> None:
             raise JobError(
                 f"optimizer.betas[{index}]", f"{beta} is not in [0, 1)", "usual values are [0.9, 0.999]"
             )
+
+
+def _check_experts(train: Train) -> None:
+    if train.experts_precision == "bf16" and train.precision != "bf16":
+        raise JobError(
+            "train.experts_precision",
+            f"experts compute in bf16 where all products do, and train.precision is {train.precision}",
+            'set train.precision = "bf16", or leave experts_precision out',
+        )
 
 
 def _check_spikes(train: Train) -> None:

@@ -138,10 +138,13 @@ class Shape(msgspec.Struct, frozen=True):
         of_experts = 0 if self.experts is None else self.experts.biases(self.hidden)
         return self.projections + self._biases + of_experts + self._small_params
 
-    @property
-    def rounded_params(self) -> int:
-        """Those of a block of which there is a copy in bfloat16 where linear layers round."""
-        mlp = self._mlp_weights if self.experts is None else self.experts.rounded(self.hidden)
+    def rounded_params(self, *, experts: bool) -> int:
+        """Those of a block of which there is a copy in bfloat16 where linear layers round, and ``experts`` or
+        not.
+        """
+        mlp = self._mlp_weights
+        if self.experts is not None:
+            mlp = self.experts.rounded(self.hidden, experts=experts)
         return self._attention_weights + mlp + self._biases
 
     @property
@@ -181,11 +184,12 @@ class Shape(msgspec.Struct, frozen=True):
 
 class Workload(msgspec.Struct, frozen=True):
     """A micro-batch: ``sequences`` of ``length`` tokens, ``precision`` "fp32" or "bf16" (autocast over
-    float32 weights). ``state_bytes_per_param``: everything that lives as long as a parameter, itself
-    included, and two moments in float32; ``slot_bytes``: of each layer what the optimizer keeps in place of
-    these. ``separate``: whether documents of a sequence are kept apart, by a mask; ``chunked``: whether
-    logits and loss are computed for some tokens at a time; ``selective``: whether blocks can compute again
-    what is cheap (compiled ones cannot). ``added_bytes_per_param``: what adding a gradient to its sum moves.
+    float32 weights), ``experts_precision`` that of experts. ``state_bytes_per_param``: everything that lives
+    as long as a parameter, itself included, and two moments in float32; ``slot_bytes``: of each layer what
+    the optimizer keeps in place of these. ``separate``: whether documents of a sequence are kept apart, by a
+    mask; ``chunked``: whether logits and loss are computed for some tokens at a time; ``selective``: whether
+    blocks can compute again what is cheap (compiled ones cannot). ``added_bytes_per_param``: what adding a
+    gradient to its sum moves.
     """
 
     sequences: int
@@ -197,6 +201,7 @@ class Workload(msgspec.Struct, frozen=True):
     slot_bytes: tuple[int, ...] | None = None
     selective: bool = True
     added_bytes_per_param: int = added_bytes(exact=True)
+    experts_precision: str = "fp32"
 
     @property
     def tokens(self) -> int:
@@ -207,6 +212,11 @@ class Workload(msgspec.Struct, frozen=True):
     def half(self) -> bool:
         """Whether matrix products round to 16 bits."""
         return self.precision == "bf16"
+
+    @property
+    def half_experts(self) -> bool:
+        """Whether products of experts do."""
+        return self.experts_precision == "bf16"
 
     @property
     def product_bytes(self) -> int:
@@ -270,11 +280,12 @@ def _moments(shape: Shape) -> tuple[int, ...]:
 def _block(name: str, shape: Shape, slot_bytes: int, work: Workload, device: DeviceSheet) -> LayerCost:
     by_experts = 0 if shape.experts is None else shape.experts.expert_weights(shape.hidden)
     of_token = 2.0 * (shape.active_projections - by_experts) + 4.0 * work.length * shape.attention
-    # Experts compute in float32 whatever the precision. (D-costs-002)
-    products_s = of_token / device.flops(work.precision) + 2.0 * by_experts / device.flops("fp32")
+    # Experts have a precision of their own. (D-costs-002)
+    products_s = of_token / device.flops(work.precision)
+    products_s += 2.0 * by_experts / device.flops(work.experts_precision)
     block = _layer(
         name, shape.block_params, slot_bytes, work.tokens * products_s, _block_bytes(shape, work, device),
-        FULL * work.tokens * shape.hidden, shape.rounded_params, work, device,
+        FULL * work.tokens * shape.hidden, shape.rounded_params(experts=work.half_experts), work, device,
     )  # fmt: skip
     if shape.experts is None:
         return block
@@ -368,7 +379,7 @@ def _gated_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
     """Of a token in a block like Llama's."""
     norms = 2 * _norm_bytes(shape)
     if shape.experts is not None:
-        mlp = shape.experts.kept_bytes(shape.hidden, half=work.half)
+        mlp = shape.experts.kept_bytes(shape.hidden, half=work.half, experts=work.half_experts)
     else:  # gate, its activation, up, their product
         mlp = work.product_bytes * ((2 if work.half else 1) * shape.hidden + 4 * shape.ffn)
     return norms + _attention_bytes(shape, work, device) + mlp
@@ -407,7 +418,7 @@ def _selective_bytes(shape: Shape, work: Workload, device: DeviceSheet) -> int:
     if shape.sinks or (shape.attention_dropout and not device.fused_attention):
         attention = 0
     if shape.experts is not None:
-        mlp = shape.experts.product_bytes(shape.hidden, half=work.half)
+        mlp = shape.experts.product_bytes(shape.hidden, half=work.half, experts=work.half_experts)
     else:  # gate and up, or up alone; down
         mlp = work.product_bytes * ((2 if shape.gated else 1) * shape.ffn + shape.hidden)
     return FULL * shape.hidden + work.product_bytes * products + attention + mlp

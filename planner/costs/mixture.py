@@ -2,7 +2,7 @@
 
 Owns their parameters, products and the bytes that they keep for the backward. Does not put blocks together
 (``analytic``). Counted for a token: ``hidden`` is how wide hidden states are, ``half`` whether linear layers
-round to bfloat16.
+round to bfloat16, ``experts`` whether products of experts do.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Experts(msgspec.Struct, frozen=True):
 
     def idle_params(self, hidden: int) -> int:
         """Parameters of the experts that a token does not go through."""
-        of_expert = 3 * hidden * self.ffn + self.bias * (2 * self.ffn + hidden)
-        return (self.num - self.per_token) * of_expert
+        return (self.num - self.per_token) * self._of_expert(hidden)
 
-    def rounded(self, hidden: int) -> int:
-        """Parameters of which there is a copy in bfloat16 where linear layers round."""
+    def rounded(self, hidden: int, *, experts: bool) -> int:
+        """Parameters of which there is a copy in bfloat16 where linear layers round, ``experts`` or not."""
         router = 0 if self.full_router else self.num * (hidden + self.router_bias)
-        return router + self._shared_weights(hidden)
+        of_experts = self.num * self._of_expert(hidden) if experts else 0
+        return router + self._shared_weights(hidden) + of_experts
 
     def tensors(self, hidden: int) -> list[tuple[int, ...]]:
         """Shapes of its parameters; experts are one tensor for each of their products."""
@@ -72,25 +72,31 @@ class Experts(msgspec.Struct, frozen=True):
             *([(1, hidden)] if self.shared_gate else []),
         ]
 
-    def kept_bytes(self, hidden: int, *, half: bool) -> int:
-        """What a token keeps behind the norm before it."""
-        # Products of experts are not among those that autocast rounds. (D-costs-002)
+    def kept_bytes(self, hidden: int, *, half: bool, experts: bool) -> int:
+        """What a token keeps behind the norm before it. ``experts``: whether they round, too."""
+        # Products of experts are not among those that autocast rounds: a job says it. (D-costs-002)
+        number = HALF if experts else FULL
         # Gate, up, the activation, their product; experts with biases clamp the gate, in three steps more.
         width, places = (7, 4) if self.bias else (4, 3)
-        rows = self.per_token * (FULL * (2 * hidden + width * self.ffn + 1) + places * NUMBER)
+        rows = self.per_token * (number * (2 * hidden + width * self.ffn) + FULL + places * NUMBER)
         router = FULL * self.num + (FULL + NUMBER) * self.per_token
         product = HALF if half else FULL
         inputs = 1 + 2 * bool(self.shared) + self.shared_gate if half else 1
         shared = 4 * self.shared + self.shared_gate * (hidden + 1)
         return rows + router + product * (inputs * hidden + shared)
 
-    def product_bytes(self, hidden: int, *, half: bool) -> int:
+    def product_bytes(self, hidden: int, *, half: bool, experts: bool) -> int:
         """Of these the results of products; those of experts with biases, which are added in place, are made
         again.
         """
-        rows = 0 if self.bias else self.per_token * FULL * (2 * self.ffn + hidden)
+        number = HALF if experts else FULL
+        rows = 0 if self.bias else self.per_token * number * (2 * self.ffn + hidden)
         shared = 2 * self.shared + hidden if self.shared else 0
         return rows + (HALF if half else FULL) * (self.num + shared)
+
+    def _of_expert(self, hidden: int) -> int:
+        """Parameters of one."""
+        return 3 * hidden * self.ffn + self.bias * (2 * self.ffn + hidden)
 
     def _shared_weights(self, hidden: int) -> int:
         return 3 * hidden * self.shared + self.shared_gate * hidden

@@ -111,8 +111,9 @@ def subject(job: Job) -> str:
         job.data.is_separate,
         train.loss_chunk_size,
     )
-    compiled = ("compiled",) if train.compile else ()
-    what = msgspec.json.encode((_VERSION, job.model, shapes, job.optimizer, *compiled), order="deterministic")
+    said: tuple[str, ...] = ("compiled",) if train.compile else ()
+    said += ("experts in bf16",) if train.experts_precision == "bf16" else ()
+    what = msgspec.json.encode((_VERSION, job.model, shapes, job.optimizer, *said), order="deterministic")
     return hashlib.blake2b(what, digest_size=4).hexdigest()
 
 

@@ -297,7 +297,8 @@ def _graphs(job: Job) -> tuple[object, ...]:
     """What of ``job`` shows in the graphs of its layers."""
     train = job.train
     shapes = train.micro_batch, train.sequence, train.precision, train.loss_chunk_size
-    return job.model, *shapes, job.data.is_separate
+    experts = ("experts in bf16",) if train.experts_precision == "bf16" else ()
+    return job.model, *shapes, job.data.is_separate, *experts
 
 
 def _name(job: Job, kind: str) -> str:

@@ -21,7 +21,12 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote, note_of
 from oobleckd.worker.models.compiled import compiled
 from oobleckd.worker.models.config import TIED, first_position, load_config
-from oobleckd.worker.models.experts.grouped import ShapesAlone, idle_params
+from oobleckd.worker.models.experts.grouped import (
+    ShapesAlone,
+    check_precision,
+    idle_params,
+    params_of_experts,
+)
 from oobleckd.worker.models.folders.folder import Folder
 from oobleckd.worker.models.folders.names import saved
 from oobleckd.worker.models.heads.chunked import ChunkedHead
@@ -71,6 +76,7 @@ class ModelSpec:
             self._untie(self._folder.apart)
         self._routers = places_of(self._split.model, self._split.blocks)
         check_coefficients(job.train, job.model.family, self._routers)
+        check_precision(job.train, job.model.family, self._split.model)
         self.buckets = _buckets(self._split)
         self._constants = self._split.constants()
         self._of_layer = tuple(
@@ -264,19 +270,27 @@ class ModelSpec:
     def rounded(self, layer: int) -> frozenset[str]:
         """Keys that autocast would round to bfloat16 whenever ``layer`` computes with them, and that it does
         nothing else with: a copy of them that is rounded already, made once, gives the same bits. A head in
-        chunks adds up their gradients in float32, so it has none.
+        chunks adds up their gradients in float32, so it has none. With them, where the job has its experts in
+        bfloat16, all that these compute with.
         """
         chunked = bool(self.job.train.loss_chunk_size) and layer == self.num_layers - 1
         if not self._bf16 or chunked:
             return frozenset()
         if not self._rounded:
             model, keys = self._split.model, [self._keys_of(each) for each in range(self.num_layers)]
-            products = self._split.products()
+            products, experts = self._split.products(), self._rounded_experts()
             self._rounded = tuple(
-                frozenset(key for key in of_layer if id(model.get_parameter(key)) in ids)
+                frozenset(key for key in of_layer if id(model.get_parameter(key)) in ids | experts)
                 for of_layer, ids in zip(keys, products, strict=True)
             )
         return self._rounded[layer]
+
+    def _rounded_experts(self) -> frozenset[int]:
+        """Ids of the parameters of experts that autocast leaves alone, and this job does not."""
+        # What goes into them and comes out follows from their dtype. (D-models-016)
+        if self.job.train.experts_precision != "bf16":
+            return frozenset()
+        return frozenset(map(id, params_of_experts(self._split.model)))
 
     def calls_for(self, batch: Batch) -> dict[int, Call]:
         """What each block is called with, by its layer, for ``batch``, which may have another shape than the

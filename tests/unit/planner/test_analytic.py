@@ -90,14 +90,17 @@ def test_blocks_without_experts_cost_what_they_are() -> None:
     assert mixed.forward_s > plain.forward_s
 
 
-def test_what_the_page_says_of_sums_in_blocks_with_experts() -> None:
+@pytest.mark.parametrize(
+    ("row", "precision"), [("sums, of the time of a block", "bf16"), ("sums, with experts in fp32", "fp32")]
+)
+def test_what_the_page_says_of_sums_in_blocks_with_experts(row: str, precision: str) -> None:
     """docs/experts.md: their share by the tokens of a micro-batch; a dense block has none of its own."""
-    [row] = re.findall(r"^[|] sums, of the time of a block [|](.*)[|]$", PAGE.read_text(), re.MULTILINE)
+    [cells] = re.findall(rf"^[|] {row} [|](.*)[|]$", PAGE.read_text(), re.MULTILINE)
     config = {"num_hidden_layers": 3, "head_dim": 128}
     job = parse_job({"name": "x", "model": {"family": "qwen3_moe", "config": config}, "train": TRAIN})
     shares = []
-    for sequences in (1, 2, 4, 8, 16):
-        work = msgspec.structs.replace(WORK, sequences=sequences)
+    for sequences in (1, 2, 4, 8, 16, 32):
+        work = msgspec.structs.replace(WORK, sequences=sequences, experts_precision=precision)
         without = msgspec.structs.replace(work, added_bytes_per_param=0)
         found, less = (
             analytic_profile(shape_of(job), each, SHEETS["h100"]).layers[1] for each in (work, without)
@@ -107,7 +110,26 @@ def test_what_the_page_says_of_sums_in_blocks_with_experts() -> None:
         shares.append(f"{sums_s / (found.forward_s + found.backward_s):.0%}".replace("%", " %"))
         dense = (analytic_profile(LLAMA_7B, each, SHEETS["h100"]) for each in (work, without))
         assert next(dense) == next(dense)
-    assert [cell.strip() for cell in row.split("|")] == shares
+    assert [cell.strip() for cell in cells.split("|")] == shares
+
+
+def test_experts_in_bf16_are_costed_at_its_rate_and_keep_half_the_bytes() -> None:
+    """Of Mixtral-8x7B: two of its eight experts are most of the operations of a token."""
+    job = parse_job(
+        {"name": "x", "model": {"family": "mixtral", "config": {"num_hidden_layers": 1}}, "train": TRAIN}
+    )
+    shape, sheet = shape_of(job), msgspec.structs.replace(SHEETS["h100"], memory_bytes_per_s=1e30)
+    wide, narrow = (
+        analytic_profile(shape, msgspec.structs.replace(WORK, experts_precision=each), sheet).layers[1]
+        for each in ("fp32", "bf16")
+    )
+    weights = 3 * 4096 * 14336
+    flops = 2 * WORK.tokens * 2 * weights
+    saved_s = flops / sheet.flops("fp32") - flops / sheet.flops("bf16")
+    assert wide.forward_s - narrow.forward_s == pytest.approx(saved_s)
+    rows = WORK.tokens * 2 * (2 * 4096 + 4 * 14336)
+    assert wide.activation_bytes - narrow.activation_bytes == 2 * rows
+    assert narrow.state_bytes - wide.state_bytes == 2 * 8 * weights
 
 
 @pytest.mark.parametrize("name", SHEETS)

@@ -30,8 +30,13 @@ SEPARATE = {"source": "jsonl", "path": "a.jsonl", "tokenizer": "tokenizer.json",
 OWN = {"deepseek_v3": {"num_key_value_heads": 4}}
 
 
-def job_of(family: str, precision: str = "fp32", **tables: Any) -> Job:
-    train = {"steps": 1, "global_batch": 2, "micro_batch": 2, "sequence": 32, "precision": precision}
+FP32: dict[str, Any] = {"precision": "fp32"}
+BF16 = {"precision": "bf16"}
+ALL_BF16 = BF16 | {"experts_precision": "bf16"}
+
+
+def job_of(family: str, precision: dict[str, Any] = FP32, **tables: Any) -> Job:
+    train = {"steps": 1, "global_batch": 2, "micro_batch": 2, "sequence": 32, **precision}
     return small_job(family, small_config(family, **WIDE | OWN.get(family, {})), train=train, **tables)
 
 
@@ -55,9 +60,11 @@ def test_parameters_are_those_of_transformers(family: str) -> None:
 
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("data", [{}, SEPARATE], ids=["joined", "separate"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [FP32, BF16, ALL_BF16], ids=["fp32", "bf16", "experts-too"])
 @pytest.mark.parametrize("family", DEFAULTS)
-def test_bytes_are_those_that_a_worker_measures(family: str, precision: str, data: dict[str, Any]) -> None:
+def test_bytes_are_those_that_a_worker_measures(
+    family: str, precision: dict[str, Any], data: dict[str, Any]
+) -> None:
     job = job_of(family, precision, data=data, schedule={"recompute": "auto"})
     measured = measure(load_spec(job), job, CPU)
     expected = analytic_profile(shape_of(job), workload_of(job, shape_of(job)), SHEETS["cpu"])

@@ -1,7 +1,8 @@
 """How experts of a mixture compute: by ``grouped_mm``, one product for all experts of a block.
 
-Owns that they do so, what a job may not say of them, what torch does not know of that product by itself, and
-which of their parameters a token does not go through. Which families are mixtures of experts is ``config``'s.
+Owns that they do so, in which precision they can, what a job may not say of them, what torch does not know of
+that product by itself, and which of their parameters a token does not go through. Which families are mixtures
+of experts is ``config``'s.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 
+from oobleckd.protocol.job import Train
 from oobleckd.worker.runtime.errors import UserError
 
 IMPLEMENTATION = "grouped_mm"
 _IMPLEMENTATIONS = ("experts_implementation", "_experts_implementation")
+_WEIGHT_DIM = 3
+_IN_BF16 = 8
+"""Numbers of bfloat16 in 16 bytes, of which ``grouped_mm`` wants rows to be multiples."""
 _LOSS = "output_router_logits"
 GROUPED_MM: Callable[..., Tensor] = torch._grouped_mm  # noqa: SLF001 - what ``grouped_mm`` shows to a mode
 """The product of all experts of a block, as torch's modes see it."""
@@ -50,6 +55,25 @@ def check_implementation(config: PretrainedConfig) -> None:
             f"{IMPLEMENTATION} is proven",
             "install the versions of torch and transformers in constraints.txt",
         )
+
+
+def check_precision(train: Train, family: str, model: PreTrainedModel) -> None:
+    """Raises UserError where ``train`` has experts in bfloat16, and ``model`` has none, or none that can."""
+    if train.experts_precision != "bf16":
+        return
+    weights = [param for param in params_of_experts(model) if param.dim() == _WEIGHT_DIM]
+    if not weights:
+        raise UserError(
+            f"train.experts_precision: {family}, as model.config has it, has no experts",
+            "leave experts_precision out, or train a mixture of experts (docs/experts.md)",
+        )
+    for size in (size for param in weights for size in param.shape[1:]):
+        if size % _IN_BF16:
+            raise UserError(
+                f"train.experts_precision: experts with a side of {size} cannot compute in bf16: torch's "
+                f"{IMPLEMENTATION} wants multiples of {_IN_BF16}",
+                'set other sizes in model.config, or train.experts_precision = "fp32"',
+            )
 
 
 class ShapesAlone(TorchFunctionMode):
@@ -87,6 +111,17 @@ def _joined(tensors: Sequence[Tensor], dim: int = 0, *, new: bool) -> Tensor:
     return tensors[0].new_empty((*first[:dim], size, *first[dim if new else dim + 1 :]))
 
 
+def params_of_experts(model: PreTrainedModel) -> dict[nn.Parameter, int]:
+    """Parameters of experts, each one tensor for all experts of a block -> how many experts these are."""
+    found: dict[nn.Parameter, int] = {}
+    for module in model.modules():
+        # What transformers puts into every class of experts, whatever the family calls it.
+        num = getattr(module, "num_experts", None)
+        if isinstance(num, int) and hasattr(module, "has_gate"):
+            found |= dict.fromkeys(module.parameters(recurse=False), num)
+    return found
+
+
 def idle_params(model: PreTrainedModel) -> dict[nn.Parameter, int]:
     """Parameters of experts, each one tensor for all experts of a block -> how many of its numbers are of
     experts that a token does not go through.
@@ -94,11 +129,5 @@ def idle_params(model: PreTrainedModel) -> dict[nn.Parameter, int]:
     chosen = getattr(model.config, "num_experts_per_tok", None)
     if not isinstance(chosen, int):
         return {}
-    idle: dict[nn.Parameter, int] = {}
-    for module in model.modules():
-        # What transformers puts into every class of experts, whatever the family calls it.
-        num = getattr(module, "num_experts", None)
-        if isinstance(num, int) and hasattr(module, "has_gate"):
-            own = module.parameters(recurse=False)
-            idle |= {param: param.numel() // num * (num - chosen) for param in own}
-    return idle
+    experts = params_of_experts(model)
+    return {param: param.numel() // num * (num - chosen) for param, num in experts.items()}
