@@ -63,8 +63,9 @@ class Manner:
         """
         hasty, saving = self.update == "staggered", saving or self.policy in ROLLING_BACK
         redundant = self.policy in WITH_REDUNDANT_LAYERS
+        less = self.recompute == "blocks"  # with a MiB more the whole model has room on a device
         memory: dict[str, Any] = {
-            "device_memory": f"{9 + 3 * hasty + 4 * saving + 6 * (self.sum_copies > 0)}MiB"
+            "device_memory": f"{9 - less + 3 * hasty + 4 * saving + 6 * (self.sum_copies > 0)}MiB"
         }
         if redundant:  # two stages and what is run ahead
             memory = {"device_memory": "64MiB", "min_pipeline_nodes": 2 if num_devices == 1 else 1}

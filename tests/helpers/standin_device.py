@@ -20,7 +20,7 @@ from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death, Memory
 from oobleckd.protocol.messages import DeviceUp, Inject, LastWords, Progress, Report, Resume, StepDone
 from oobleckd.protocol.parts import Counters, DeviceInfo
 from oobleckd.worker.device.agent_link import DeviceLink
-from oobleckd.worker.device.process import wait_for_place
+from oobleckd.worker.device.process import Loading, wait_for_place
 from oobleckd.worker.processes.children import die_with_parent
 from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage
 from oobleckd.worker.runtime.faults import hang_for_ever
@@ -91,7 +91,7 @@ def main(
         os._exit(9)
     traits = {"born": str(os.getpid())}  # of the first in a place, and from then on of its heirs
     if not device:
-        place = wait_for_place(fd)
+        place = wait_for_place(fd, Loading(kind, Path(run_dir) / "compiled"))
         device, traits = place.device, place.before
         hang_if_first(os.environ.get("STANDIN_STUCK"))
     mailbox, shown = Mailbox(), ActivityPage(activity)
