@@ -101,7 +101,7 @@ class Sharing:
         self._daemon.set()
 
     def lost(self) -> None:
-        """There is none, for now."""
+        """The connection to the daemon is gone: what was asked of it has no answer."""
         self._daemon.clear()
         for future in self._open.values():
             if not future.done():
