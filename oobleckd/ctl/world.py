@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from oobleckd.core.jobs import exchange_of
 from oobleckd.core.memory import held_besides
 from oobleckd.planner.placement.transfer import copy_s, recompute_on, redundant_on, segments_on
 from oobleckd.planner.plan import Pipeline, Plan, Transfer, node_of
@@ -24,6 +25,7 @@ from oobleckd.planner.policy import (
     Way,
 )
 from oobleckd.planner.profile import Profile
+from oobleckd.planner.sizing.exchanged import exchanging, reduce_s_of
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few
 from oobleckd.planner.templates.fewest import fewest_recomputing
 from oobleckd.planner.templates.guarantee import lost_layers, max_pipelines
@@ -82,6 +84,7 @@ class PlannedWorld:
             nodes_now=num_nodes,
             dealt=job.batch_sizes.ramp_steps > 0,
             recompute=job.schedule.recompute,
+            exchange=exchange_of(job),
         )
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)
@@ -108,7 +111,8 @@ class PlannedWorld:
             return adapt(self._policy, self.setup, self.templates, Situation(nodes, {})).plan
         if len(nodes) < self.n0:
             raise self._too_few(len(nodes))
-        found = instantiate(self.templates, len(nodes), self.setup.f, self.setup.num_micro_batches)
+        reduce_s = reduce_s_of(self.setup, self.templates, len(nodes))
+        found = instantiate(self.templates, len(nodes), self.setup.f, self.setup.num_micro_batches, reduce_s)
         placed, first = [], 0
         for size in found.sizes:
             placed.append(nodes[first : first + size])
@@ -214,7 +218,8 @@ class PlannedWorld:
 
     def _plan(self, placed: Sequence[tuple[str, ...]], idle: Sequence[str]) -> Plan:
         members = [self.by_size[len(nodes)] for nodes in placed]
-        shares = split_micro_batches(members, self.setup.num_micro_batches)
+        timed = exchanging(self.setup, members)
+        shares = split_micro_batches(timed, self.setup.num_micro_batches)
         pipelines, first = [], 0
         for template, nodes, share in zip(members, placed, shares, strict=True):
             block = tuple(range(first, first + share))
@@ -223,7 +228,7 @@ class PlannedWorld:
         return Plan(
             tuple(pipelines),
             tuple(idle),
-            slowest_s(members, shares),
+            slowest_s(timed, shares),
             redundant=redundant_on(members, placed),
             recompute=recompute_on(members, placed),
         )

@@ -20,6 +20,7 @@ from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies.cases import Nodes, listed
 from oobleckd.planner.policies.oobleck import Oobleck, pipelines_of, steps_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Action, Proposal, Rejected, Setup, Situation, Way
+from oobleckd.planner.sizing.exchanged import exchange_s
 from oobleckd.planner.sizing.instantiate import split_micro_batches, too_few
 from oobleckd.planner.templates.fewest import fewest_recomputing
 from oobleckd.words import count, seconds, than
@@ -127,7 +128,7 @@ def _shapes(
 
 def _step_s(setup: Setup, template: Template, width: int) -> float:
     """Of equal pipelines the one with most micro-batches is the slowest."""
-    return template.time_s(-(-setup.num_micro_batches // width))
+    return template.time_s(-(-setup.num_micro_batches // width)) + exchange_s(setup, template, width)
 
 
 def _stop_s(setup: Setup, template: Template) -> float:
