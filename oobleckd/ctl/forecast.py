@@ -1,8 +1,8 @@
 """What a job would do on nodes that need not be there: plan, losses, guarantee and schedule as modelled.
 
-Owns the answers of ``oobleckctl plan``; makes no plan itself (``planner``). Times leave out what no profile
-has, the exchange of sums between pipelines, and what an estimate has not: adding up gradients, and the
-update.
+Owns the answers of ``oobleckctl plan``; makes no plan itself (``planner``). Times leave out what an
+estimate has not, adding up gradients and the update, and the exchange of gradients where the job does not say
+its link.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import groupby
 import msgspec
 
 from oobleckd.core.evaluations import planned_s, planned_share
+from oobleckd.ctl.exchange import exchange_forecast
 from oobleckd.ctl.world import Loss, PlannedWorld
 from oobleckd.planner.costs.devices import DeviceSheet
 from oobleckd.planner.costs.makespan import busy_s, one_f_one_b_s
@@ -35,6 +36,7 @@ from oobleckd.planner.templates.needs import needed_by_mode
 from oobleckd.planner.templates.redundant import decoupled_within
 from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.protocol.forecast import (
+    ExchangeForecast,
     Forecast,
     Group,
     GuaranteeForecast,
@@ -207,6 +209,7 @@ class _Teller:
     def plan(self, plan: Plan) -> PlanForecast:
         """``plan`` by kinds of pipelines."""
         groups = groups_of(plan)
+        exchange = exchange_forecast(self.world.setup, plan, self.world.by_size)
         samples_per_s = self.job.train.global_batch / plan.step_s
         tokens_per_s = samples_per_s * self.job.train.sequence
         rounds = self.job.eval_rounds
@@ -219,11 +222,12 @@ class _Teller:
             step_s=plan.step_s,
             samples_per_s=samples_per_s,
             tokens_per_s=tokens_per_s,
-            bubble=self._bubble(groups) if not plan.vacant else self._bubble_around(plan),
+            bubble=self._bubble(groups) if not plan.vacant else self._bubble_around(plan, exchange),
             memory_bytes=_most_bytes(self.world, plan),
             evaluation_s=evaluation_s,
             evaluation_share=planned_share(rounds, evaluation_s, plan.step_s),
             mfu=self.of_peak * tokens_per_s / (len(plan.holdings()) or 1),
+            exchange=exchange,
         )
 
     def loss(self, loss: Loss, alike: int) -> LossForecast:
@@ -269,12 +273,13 @@ class _Teller:
         """Nodes whose loss leads to no checkpoint, whichever they are."""
         return 0 if self.world.rolls_back else losses_survived(plan.copies())
 
-    def _bubble_around(self, plan: Plan) -> float:
+    def _bubble_around(self, plan: Plan, exchange: ExchangeForecast) -> float:
         """Share of waiting over all devices, where peers compute for vacant places."""
+        passes_s = plan.step_s - (exchange.shown_s if exchange.counted else 0.0)
         profile = self.world.setup.profile
         layout = layout_of(plan, 1, len(profile.layers))
         working_s = sum(device_s(layout.routes, profile, layout.recompute).values())
-        return max(0.0, 1 - working_s / (plan.step_s * len(plan.holdings())))
+        return max(0.0, 1 - working_s / (passes_s * len(plan.holdings())))
 
     def _bubble(self, groups: Sequence[Group]) -> float:
         """Share of waiting over all devices, until the slowest pipeline is done."""

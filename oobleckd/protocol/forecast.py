@@ -50,13 +50,32 @@ class Group(msgspec.Struct, frozen=True):
     count: int
 
 
+class ExchangeForecast(msgspec.Struct, frozen=True):
+    """What the exchange of gradients costs in each step of a plan.
+
+    ``sent_bytes`` by the device that sends most, on average over steps; ``checked_bytes`` in a step in which
+    replicas are compared (``fault_tolerance.check_every``). ``waiting_bytes``: of a device's memory, in which
+    sums of others wait at most, and no plan reserves. ``shown_s``: what of it does not fit under the backward
+    where a node sends ``link_bytes_per_s`` to others, and whether that is ``counted`` in the step, as it is
+    where the job says its link.
+    """
+
+    sent_bytes: int = 0
+    checked_bytes: int = 0
+    waiting_bytes: int = 0
+    shown_s: float = 0.0
+    link_bytes_per_s: float = 0.0
+    counted: bool = False
+
+
 class PlanForecast(msgspec.Struct, frozen=True):
     """A plan by kinds of pipelines. ``can_lose``: nodes that may die at once, whichever they are.
 
-    ``idle``: nodes of the job without a place, for ``idle_reason``. ``bubble``: share of the step in which a
-    device waits, over all devices in the plan. ``memory_bytes``: the most that one of them holds.
+    ``idle``: nodes of the job without a place, for ``idle_reason``. ``bubble``: share of the passes' time in
+    which a device waits, over all devices in the plan. ``memory_bytes``: the most that one of them holds.
     ``evaluation_s`` of an evaluation, and ``evaluation_share`` of all in the job's time (0: there is none).
-    ``mfu``: model FLOPs utilisation, as in ``ProgressView``; 0 where it is not known.
+    ``mfu``: model FLOPs utilisation, as in ``ProgressView``; 0 where it is not known. ``exchange``: of
+    gradients.
     """
 
     groups: tuple[Group, ...]
@@ -71,6 +90,7 @@ class PlanForecast(msgspec.Struct, frozen=True):
     evaluation_s: float = 0.0
     evaluation_share: float = 0.0
     mfu: float = 0.0
+    exchange: ExchangeForecast = ExchangeForecast()
 
 
 class LossForecast(msgspec.Struct, frozen=True):

@@ -176,9 +176,16 @@ def _backward_s(profile: Profile) -> tuple[float, ...]:
     return (0.0, *np.cumsum([layer.backward_s for layer in profile.layers]).tolist())
 
 
-def device_bytes(exchange: GradientExchange, parts: Iterable[SentPart]) -> float:
-    """Bytes that a device sends of ``parts`` in a step, on average over steps."""
-    return float(sum(_bytes(exchange, part, ONCE)[0] for part in parts))
+def device_bytes(exchange: GradientExchange, parts: Iterable[SentPart], pipelines: int = 1) -> float:
+    """Bytes that a device sends of ``parts`` in a step, on average over steps, in one of so many pipelines
+    that are alike.
+    """
+    return float(sum(_bytes(exchange, part, pipelines * ONCE)[0] for part in parts))
+
+
+def waiting_of(exchange: GradientExchange, parts: Iterable[SentPart], pipelines: int = 1) -> float:
+    """Bytes of a device in which sums of others wait at most (``waiting_bytes``)."""
+    return sum(part.params * waiting_bytes(exchange, pipelines * part.holders) for part in parts)
 
 
 def shown_s(setup: Setup, sent: Mapping[str, Collection[SentPart]], pipelines: Floats = ONCE) -> Floats:

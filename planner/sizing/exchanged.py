@@ -7,7 +7,7 @@ several sizes a layer's holders are still as many, and each size waits for its o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -30,7 +30,7 @@ def reduce_s_of(
         return None
     by_size = sorted(templates, key=lambda template: template.num_nodes)
     counts = np.maximum(1.0, np.arange(num_nodes // by_size[0].num_nodes + 1) + others)
-    columns = [shown_s(setup, _sent(setup, template), counts) for template in by_size]
+    columns = [shown_s(setup, sent_of_pipeline(setup, template), counts) for template in by_size]
     return np.stack(columns, axis=1)
 
 
@@ -48,12 +48,13 @@ def exchange_s(setup: Setup, template: Template, count: int) -> float:
     """Seconds of a step that the exchange shows in pipelines like ``template``, ``count`` of them."""
     if not setup.exchange.is_known:
         return 0.0
-    return float(shown_s(setup, _sent(setup, template), np.array([float(count)]))[0])
+    return float(shown_s(setup, sent_of_pipeline(setup, template), np.array([float(count)]))[0])
 
 
-# Of one pipeline: a plan on thousands of nodes asks for each template many times.
+# A plan on thousands of nodes asks for each template many times.
 @lru_cache(maxsize=256)
-def _sent(setup: Setup, template: Template) -> dict[str, tuple[SentPart, ...]]:
+def sent_of_pipeline(setup: Setup, template: Template) -> Mapping[str, tuple[SentPart, ...]]:
+    """Device -> what it exchanges in a step, of one pipeline like ``template`` by itself."""
     held, for_others = dict[str, Layers](), dict[str, Layers]()
     places = zip(template.held, template.redundant_layers, strict=True)
     for node, num_stages in enumerate(node_stages(template)):
