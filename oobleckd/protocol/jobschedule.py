@@ -138,8 +138,9 @@ class Resources(JobTable, frozen=True):
         str | int,
         Meta(
             description='What a node sends to another one, as achieved, such as "25Gbit/s" or "2.5GB/s": '
-            "what copies after a loss and tensors "
-            "between stages are planned with. 0: 1 GB/s, or in a simulation what the device's data sheet has."
+            "what copies after a loss, tensors between stages and the exchange of gradients are planned "
+            "with. 0: for copies and tensors 1 GB/s, or in a simulation what the device's data sheet has; "
+            "the exchange is then not in the time of a step."
         ),
     ] = 0
 

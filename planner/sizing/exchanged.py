@@ -30,8 +30,7 @@ def reduce_s_of(
         return None
     by_size = sorted(templates, key=lambda template: template.num_nodes)
     counts = np.maximum(1.0, np.arange(num_nodes // by_size[0].num_nodes + 1) + others)
-    columns = [shown_s(setup, sent_of_pipeline(setup, template), counts) for template in by_size]
-    return np.stack(columns, axis=1)
+    return np.stack([exchanges_s(setup, template, counts) for template in by_size], axis=1)
 
 
 def exchanging(setup: Setup, members: Sequence[Template]) -> Sequence[Template]:
@@ -46,9 +45,14 @@ def exchanging(setup: Setup, members: Sequence[Template]) -> Sequence[Template]:
 
 def exchange_s(setup: Setup, template: Template, count: int) -> float:
     """Seconds of a step that the exchange shows in pipelines like ``template``, ``count`` of them."""
+    return float(exchanges_s(setup, template, (count,))[0])
+
+
+def exchanges_s(setup: Setup, template: Template, counts: Sequence[int] | Floats) -> Floats:
+    """As ``exchange_s``, for each of ``counts``."""
     if not setup.exchange.is_known:
-        return 0.0
-    return float(shown_s(setup, sent_of_pipeline(setup, template), np.array([float(count)]))[0])
+        return np.zeros(len(counts))
+    return shown_s(setup, sent_of_pipeline(setup, template), np.asarray(counts, dtype=np.float64))
 
 
 # A plan on thousands of nodes asks for each template many times.
