@@ -77,6 +77,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     slot_bytes: int = -1
     selective_bytes: int = 0
     selective_s: float = 0.0
+    gathered_bytes: int = 0
+    gather_s: float = 0.0
 
     @property
     def copied_bytes(self) -> int:
@@ -97,7 +99,8 @@ class Profile(msgspec.Struct, frozen=True):
     device that computes layers of it, however many these are (the masks of separate documents).
     ``flops_per_token``: of the model, forward and backward, by formula (``costs.flops``). ``params``: of the
     model, a tied weight once; ``active_params`` of them a token goes through, which are fewer where there are
-    experts. Of all three 0: whoever measured it did not say.
+    experts. Of all three 0: whoever measured it did not say. ``devices_per_stage``: so many devices hold the
+    state of a stage between them, and compute as many micro-batches at a time (``costs.sharded``).
     """
 
     key: str
@@ -112,6 +115,7 @@ class Profile(msgspec.Struct, frozen=True):
     flops_per_token: float = 0.0
     params: int = 0
     active_params: int = 0
+    devices_per_stage: int = 1
 
     @property
     def copied_bytes(self) -> int:

@@ -143,6 +143,15 @@ class Resources(JobTable, frozen=True):
         ),
     ] = 0
 
+    devices_per_stage: Annotated[
+        Literal["auto", 1, 2, 4, 8],
+        Meta(
+            description="Devices of a node that hold the state of a stage between them and compute as many "
+            "micro-batches at a time. auto: the fastest of those that fit. `oobleckctl plan` knows them all; "
+            "what is submitted must have 1."
+        ),
+    ] = 1
+
     @property
     def link_bytes_per_s(self) -> float:
         """The link's bandwidth in bytes a second, one way; 0 when it is not said."""
@@ -152,6 +161,17 @@ class Resources(JobTable, frozen=True):
     def device_memory_bytes(self) -> int:
         """The cap in bytes; 0 when there is none."""
         return parse_size(self.device_memory)
+
+
+def check_trained(resources: Resources) -> None:
+    """Raises JobError for what can be planned and not be trained yet."""
+    wanted = resources.devices_per_stage
+    if wanted != 1:
+        raise JobError(
+            "resources.devices_per_stage",
+            f"{wanted!r} can be planned, and not be trained yet: a stage that is trained has one device",
+            "leave it out, or see what it would do with `oobleckctl plan`",
+        )
 
 
 def check_link(resources: Resources) -> None:
