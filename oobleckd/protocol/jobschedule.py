@@ -164,13 +164,13 @@ class Resources(JobTable, frozen=True):
 
 
 def check_trained(resources: Resources) -> None:
-    """Raises JobError for what can be planned and not be trained yet."""
+    """Raises JobError for what the planner knows and the engine does not."""
     wanted = resources.devices_per_stage
     if wanted != 1:
         raise JobError(
             "resources.devices_per_stage",
-            f"{wanted!r} can be planned, and not be trained yet: a stage that is trained has one device",
-            "leave it out, or see what it would do with `oobleckctl plan`",
+            f"{wanted!r} can be planned, and neither trained nor simulated yet: there a stage has one device",
+            "leave it out, or see with `oobleckctl plan` what it would do",
         )
 
 
