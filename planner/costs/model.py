@@ -127,7 +127,7 @@ def _cut_s(profile: Profile, before: LayerCost, behind: LayerCost) -> float:
     """
     sent_s = profile.devices_per_stage * before.output_bytes / profile.link_bytes_per_s
     # The first gather of a pass shows, and every cut makes two layers the first of a pass: the one behind it
-    # in the forward, the one before it in the backward. (D-planner-014)
+    # in the forward, the one before it in the backward. (D-planner-016)
     return profile.link_latency_s + sent_s + (before.gather_s + behind.gather_s) / 2
 
 

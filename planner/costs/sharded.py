@@ -62,7 +62,7 @@ def sharded(profile: Profile, sharding: Sharding) -> Profile:
     gathered = [_gathered_bytes(layer, sharding.exact) for layer in profile.layers]
     gather_s = [link.latency_s + (g - 1) / g * num_bytes / link.bytes_per_s for num_bytes in gathered]
     # While a layer computes, its neighbour's weights come, and in the backward the gradients of the one
-    # behind go. The first gather of a pass has nothing to hide behind. (D-planner-014)
+    # behind go. The first gather of a pass has nothing to hide behind. (D-planner-016)
     forward_s = [
         max(c.forward_s, comes_s) for c, comes_s in zip(profile.layers, [*gather_s[1:], 0.0], strict=True)
     ]
@@ -88,7 +88,7 @@ def sharded_setup(setup: Setup, sharding: Sharding) -> Setup:
     """``setup`` with stages that devices share so: its "devices" are the places of stages, and its
     micro-batches turns of theirs. Raises PlanError where a node's devices do not divide into such stages.
     """
-    # Nothing in the planner need know of it: what is right for a device is for such a stage. (D-planner-016)
+    # Nothing in the planner need know of it: what is right for a device is for such a stage. (D-planner-018)
     g = sharding.devices_per_stage
     if g == 1:
         return setup
@@ -128,7 +128,7 @@ def best(options: Sequence[StageOption], f: int) -> StageOption | None:
     """The fastest of the ``options`` that have a plan, of those that can lose ``f`` nodes, or else most; the
     fewest devices a stage among equals. None: none has a plan.
     """
-    # A faster plan that could lose fewer would break the job's promise without its word. (D-planner-015)
+    # A faster plan that could lose fewer would break the job's promise without its word. (D-planner-017)
     found = [option for option in options if option.step_s]
     return min(
         found,

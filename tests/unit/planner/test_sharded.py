@@ -11,6 +11,8 @@ from math import ceil
 import pytest
 from msgspec.structs import replace
 
+from oobleckd.core.memory import held_besides
+from oobleckd.planner.costs.forward import forward_s
 from oobleckd.planner.costs.model import copy_bytes, stage_costs
 from oobleckd.planner.costs.recompute import recomputed
 from oobleckd.planner.costs.sharded import (
@@ -23,10 +25,11 @@ from oobleckd.planner.costs.sharded import (
     sharded_setup,
 )
 from oobleckd.planner.costs.work import stage_works
-from oobleckd.planner.plan import Range
+from oobleckd.planner.plan import Pipeline, Plan, Range, Segment
 from oobleckd.planner.policy import PlanError
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.planner.templates.template import templates_for
+from oobleckd.protocol.job import parse_job
 from tests.unit.planner.build import setup_of
 
 LINK = NodeLink(bytes_per_s=1000.0, latency_s=0.5)
@@ -80,6 +83,39 @@ def test_what_does_not_hide_shows() -> None:
     # 30, 6, 7.5 and 12 s: a backward has the gather of the layer before and the gradients of the one behind.
     assert [each.forward_s for each in slow] == pytest.approx([30 + 6, 8.0, 12.0, 6.0])
     assert [each.backward_s for each in slow] == pytest.approx([6.0, 30 + 7.5, 6 + 12, 12.0 + 12])
+
+
+def run_s(computes_s: list[float], gathers_s: list[float], exchanges_s: list[float]) -> float:
+    """When a device has computed all layers of a pass, in the order given. Its link fetches the next layer's
+    weights when this layer begins, which is when the one before it needs no room any more, and then sends the
+    gradients of that one.
+    """
+    link_s = begins_s = gathers_s[0]
+    for here, computes in enumerate(computes_s):
+        link_s = max(link_s, begins_s)
+        if here + 1 < len(computes_s):
+            link_s += gathers_s[here + 1]
+        weights_s = link_s
+        link_s += exchanges_s[here - 1] if here else 0.0
+        begins_s = begins_s + computes if here + 1 == len(computes_s) else max(begins_s + computes, weights_s)
+    return begins_s
+
+
+def test_a_device_that_fetches_ahead_takes_what_is_planned() -> None:
+    dice = random.Random(3)
+    for _ in range(200):
+        rows = [layer(dice.randint(1, 900), dice.uniform(0.1, 3)) for _ in range(dice.randint(1, 6))]
+        found = sharded(model(*rows), BY_4).layers
+        gathers = [each.gather_s for each in found]
+        planned_s = sum(each.forward_s for each in found)
+        ran_s = run_s([row.forward_s for row in rows], gathers, [0.0] * len(rows))
+        assert planned_s == pytest.approx(ran_s)
+        planned_s = sum(each.backward_s for each in found)
+        ran_s = run_s([row.backward_s for row in rows][::-1], gathers[::-1], gathers[::-1])
+        # As planned a layer waits for the gradients behind it to be away, and a device may go on before.
+        assert ran_s <= planned_s * (1 + 1e-9)
+        if all(each.backward_s == row.backward_s for each, row in zip(found[:-1], rows, strict=False)):
+            assert ran_s == pytest.approx(planned_s)
 
 
 def test_every_cut_shows_a_gather_on_both_its_sides() -> None:
@@ -182,6 +218,26 @@ def test_the_search_keeps_the_memory_of_every_device() -> None:
             continue
         (made,) = templates_for(setup, [(3, 4)])
         assert tuple(stage.layers.start for stage in made.stages[1:]) in every
+
+
+def test_an_evaluation_takes_turns_too() -> None:
+    profile = sharded(SMALL, Sharding(4, NodeLink(float("inf"))))
+    plan = Plan((Pipeline(("a",), (Segment("a/0", Range(0, 4)),), (0, 1, 2)),))
+    assert forward_s(plan, profile, 9) == 3 * 23.0
+    assert forward_s(plan, profile, 8) == 2 * 23.0
+
+
+def test_a_device_keeps_what_it_sent_of_its_own_turns() -> None:
+    job = parse_job(
+        {
+            "name": "a",
+            "train": {"steps": 1, "global_batch": 12, "micro_batch": 1, "sequence": 8},
+            "checkpoint": {"every": 0},
+        }
+    )
+    profile = replace(SMALL, device="cpu")
+    assert held_besides(job, profile).device_bytes == 2 * 12 * 80
+    assert held_besides(job, sharded(profile, BY_4)).device_bytes == 2 * 3 * 80
 
 
 def test_the_fastest_is_chosen_of_those_that_can_lose_enough() -> None:
