@@ -101,6 +101,18 @@ def test_what_follows_a_loss_is_planned_under_every_policy(policy: str) -> None:
     assert sorted(n for each in found.pipelines for n in each.micro_batches) == list(range(12))
 
 
+def test_redundant_layers_are_of_stages_too() -> None:
+    words = (
+        EXAMPLE, "--nodes", "6", "--devices", "2", "--devices-per-stage", "2",
+        "--set", "fault_tolerance.policy=bamboo", "--set", "resources.min_pipeline_nodes=3",
+        "--set", "resources.device_memory=0",
+    )  # fmt: skip
+    before, after = planned(*words), planned(*words, "--without", "node-2")
+    assert [len(pipeline.nodes) for pipeline in before.pipelines] == [3, 3]
+    assert after.change is not None
+    assert (after.change.way, after.change.copied_bytes) == ("take-over", 0)
+
+
 def test_a_copy_is_of_whole_layers_however_many_devices_hold_them() -> None:
     job = load_job(Path(EXAMPLE), {"fault_tolerance.policy": "oobleck", "resources.min_pipeline_nodes": 2})
     profile = analytic(job, SHEETS["cpu"])
