@@ -78,6 +78,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     slot_bytes: int = -1
     selective_bytes: int = 0
     selective_s: float = 0.0
+    gathered_bytes: int = 0
+    gather_s: float = 0.0
 
     @property
     def copied_bytes(self) -> int:
@@ -99,7 +101,8 @@ class Profile(msgspec.Struct, frozen=True):
     ``flops_per_token``: of the model, forward and backward, by formula (``costs.flops``). ``params``: of the
     model, a tied weight once; ``active_params`` of them a token goes through, which are fewer where there are
     experts. Of all three 0: whoever measured it did not say. ``node_bytes_per_s``: between two devices of a
-    node, one way (0: not known, and nobody waits for it).
+    node, one way (0: not known, and nobody waits for it). ``devices_per_stage``: so many devices hold the
+    state of a stage between them, and compute as many micro-batches at a time (``costs.sharded``).
     """
 
     key: str
@@ -115,6 +118,7 @@ class Profile(msgspec.Struct, frozen=True):
     params: int = 0
     active_params: int = 0
     node_bytes_per_s: float = 0.0
+    devices_per_stage: int = 1
 
     @property
     def copied_bytes(self) -> int:

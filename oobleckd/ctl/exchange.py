@@ -30,10 +30,11 @@ def exchange_forecast(setup: Setup, plan: Plan, by_size: Mapping[int, Template])
     checked = msgspec.structs.replace(exchange, check_every=min(1, exchange.check_every))
     sent_by_kind, times = _sent(setup, plan, by_size)
     devices = [parts for sent in sent_by_kind for parts in sent.values()]
+    each = setup.profile.devices_per_stage  # of a stage's devices each has its part of the sums
     return ExchangeForecast(
-        sent_bytes=round(max(device_bytes(exchange, parts, times) for parts in devices)),
-        checked_bytes=round(max(device_bytes(checked, parts, times) for parts in devices)),
-        waiting_bytes=round(max(waiting_of(exchange, parts, times) for parts in devices)),
+        sent_bytes=round(max(device_bytes(exchange, parts, times) for parts in devices) / each),
+        checked_bytes=round(max(device_bytes(checked, parts, times) for parts in devices) / each),
+        waiting_bytes=round(max(waiting_of(exchange, parts, times) for parts in devices) / each),
         shown_s=max(float(shown_s(setup, sent, np.array([float(times)]))[0]) for sent in sent_by_kind),
         link_bytes_per_s=rate,
         counted=counted,

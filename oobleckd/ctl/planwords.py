@@ -24,6 +24,8 @@ from oobleckd.protocol.forecast import (
     PlanForecast,
     RecomputeForecast,
     ScheduleForecast,
+    StagesBecause,
+    StagesForecast,
     TemplateForecast,
 )
 from oobleckd.protocol.modelnotes import AttentionNote
@@ -34,6 +36,12 @@ _STAGES_SHOWN = 8
 _WIDTH = (60, 140)
 _MAX_ROWS = 24
 _NONE = "-"
+_BECAUSE: dict[StagesBecause, str] = {
+    "asked": "as the job asks",
+    "only": "the only number that has a plan on these nodes",
+    "fastest": "the fastest of those that have a plan on these nodes",
+    "can-lose": "the fastest of those that can lose as many nodes as the job asks for, or most",
+}
 
 
 def show(found: Forecast) -> None:
@@ -46,6 +54,12 @@ def show(found: Forecast) -> None:
     emit_table(
         ("NODES", "STAGES", "FILL", "PERIOD", "IN PLAN", "LAYERS", "MEMORY"), _templates(found.templates)
     )
+    if found.stage_options:
+        _title("devices a stage")
+        emit_table(
+            ("DEVICES A STAGE", "FEWEST NODES", "STEP", "MEMORY", "CAN LOSE"),
+            [_stage_option(each, found.devices_per_stage) for each in found.stage_options],
+        )
     if found.recomputations:
         _recomputation(found)
     _title("plan")
@@ -71,7 +85,7 @@ def show(found: Forecast) -> None:
         [_loss(loss, counted=counted) for loss in found.losses],
     )  # fmt: skip
     _title("schedule")
-    _draw(found.schedule)
+    _draw(found.schedule, found.devices_per_stage)
 
 
 def _title(text: str) -> None:
@@ -88,7 +102,24 @@ def _headline(found: Forecast) -> dict[str, str]:
         "nodes": f"{found.num_nodes:,} of {count(found.devices_per_node, 'device')}",
         "device": f"{found.device}, times {how}",
         "memory": limit,
+        **({"stages": _stages(found)} if found.stages_because else {}),
     }
+
+
+def _stages(found: Forecast) -> str:
+    """How many devices a stage has, and why."""
+    why = _BECAUSE[found.stages_because]
+    return f"of {count(found.devices_per_stage, 'device')} each, {why}"
+
+
+def _stage_option(found: StagesForecast, chosen: int) -> Sequence[str]:
+    number = str(found.devices_per_stage) + (" (chosen)" if found.devices_per_stage == chosen else "")
+    if not found.n0:
+        return number, "fits none", _NONE, _NONE, _NONE
+    if not found.step_s:
+        return number, str(found.n0), _NONE, _NONE, _NONE
+    lost = f"{found.can_lose:,}"
+    return number, str(found.n0), seconds(found.step_s), size(found.memory_bytes), lost
 
 
 def _attention(found: AttentionNote) -> tuple[str, str, str]:
@@ -295,8 +326,11 @@ def _some(names: Sequence[str]) -> str:
 # --------------------------------------------------------------------------- schedule
 
 
-def _draw(schedule: ScheduleForecast) -> None:
+def _draw(schedule: ScheduleForecast, devices_per_stage: int) -> None:
     shown = _micro_batches(schedule.of_micro_batches)
+    if devices_per_stage > 1:
+        turns = count(schedule.of_micro_batches, "turn")
+        shown = f"{turns} of {_micro_batches(devices_per_stage)} at once"
     if schedule.of_micro_batches > schedule.micro_batches:
         shown = f"the first {schedule.micro_batches} of {shown}"
     what = "decoupled schedule" if schedule.decoupled else "1F1B"

@@ -6,6 +6,8 @@ in seconds.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from oobleckd.planner.plan import Recompute, RecomputeWanted
@@ -13,9 +15,15 @@ from oobleckd.planner.policy import Action, Way
 from oobleckd.protocol.api import API_VERSION, PipelineView
 from oobleckd.protocol.modelnotes import AttentionNote
 
+StagesBecause = Literal["", "asked", "only", "fastest", "can-lose"]
+"""Why stages have so many devices: nobody asked for more than one; the job says it; no other number has a
+plan; the others are slower; those that are not could lose fewer nodes than the job asks for.
+"""
+
 
 class StageForecast(msgspec.Struct, frozen=True):
-    """Layers of one device: forward and backward of a micro-batch, and the most that the device holds.
+    """Layers of one device, or of those that share the stage: forward and backward of a micro-batch, and the
+    most that such a device holds.
 
     ``recompute``: what its blocks compute again in the backward. ``needed_bytes``: what the device would hold
     with each setting of that, as far as costs are known.
@@ -147,6 +155,19 @@ class RecomputeForecast(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
 
 
+class StagesForecast(msgspec.Struct, frozen=True):
+    """The job with so many devices a stage. ``n0``: the fewest nodes that hold the model (0: none do).
+    ``step_s`` of the plan on all nodes, the most that a device of it holds, and the nodes that it
+    ``can_lose``; 0 where they are too few.
+    """
+
+    devices_per_stage: int
+    n0: int
+    step_s: float = 0.0
+    memory_bytes: int = 0
+    can_lose: int = 0
+
+
 class OpForecast(msgspec.Struct, frozen=True):
     """A forward (``0F3``: stage 0, micro-batch 3), backward or part of one, from ``start_s`` to
     ``stop_s``.
@@ -161,7 +182,8 @@ class ScheduleForecast(msgspec.Struct, frozen=True):
     """1F1B of one pipeline for the first ``micro_batches`` of its ``of_micro_batches``; with ``decoupled``
     what is in its place.
 
-    ``stages``: the ops of each, as simulated; with two ``chunks`` of each device, which has two.
+    ``stages``: the ops of each, as simulated; with two ``chunks`` of each device, which has two. Where stages
+    have several devices, all counts are of turns: as many micro-batches at once.
     """
 
     num_nodes: int
@@ -183,6 +205,8 @@ class Forecast(msgspec.Struct, frozen=True):
     as in ``ProgressView``. ``attention``: the kernels
     that compute it, as torch would choose on such a device; () where nobody asked, or could look.
     ``recompute``: as the job has it, and ``recomputations``: each setting of it; () where nobody asked.
+    ``devices_per_stage`` hold the state of a stage between them, ``stages_because`` of what, and
+    ``stage_options``: each number that was compared.
     """
 
     job: str
@@ -209,4 +233,7 @@ class Forecast(msgspec.Struct, frozen=True):
     active_params: int = 0
     recompute: RecomputeWanted = "none"
     recomputations: tuple[RecomputeForecast, ...] = ()
+    devices_per_stage: int = 1
+    stages_because: StagesBecause = ""
+    stage_options: tuple[StagesForecast, ...] = ()
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect
