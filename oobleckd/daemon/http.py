@@ -53,6 +53,7 @@ from oobleckd.protocol.api import (
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import MANIFEST, Manifest
 from oobleckd.protocol.job import parse_job, reads_the_same
+from oobleckd.protocol.jobschedule import check_trained
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.text import all_visible, shown_json, visible
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
@@ -303,6 +304,7 @@ class Api:
         """Queue a job."""
         body = await _body(request, SubmitBody)
         job = parse_job(body.job)
+        check_trained(job.resources)
         await asyncio.to_thread(check_allowed, job, self._service.config.sinks)
         source = latest(self._service.core, job.name) if body.resume == "latest" else body.resume
         manifest = await asyncio.to_thread(_manifest_of, source)

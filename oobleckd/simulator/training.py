@@ -44,7 +44,7 @@ from oobleckd.simulator.account import Account
 from oobleckd.simulator.clock import VirtualClock
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.precopy import SimulatedPreCopy
-from oobleckd.simulator.progress import Moment, answers
+from oobleckd.simulator.progress import Moment, answers, forward_share
 from oobleckd.simulator.steps import mended_at
 from oobleckd.simulator.sums import Sums
 from oobleckd.worker.round_machine.commands import CommitRound, Tell
@@ -319,7 +319,8 @@ class Training:
         moment = Moment(told, self.share, kept, nothing)
         standing, survivors, dead = self.standing(), self.survivors(), self.machine.dead
         theirs = self.sums.inherited(self.layout, standing, dead, survivors, self.share, self.step_s)
-        found = answers(moment, self.layout.routes, standing, dead, survivors, theirs)
+        forward_of = forward_share(self.layout, self.profile)
+        found = answers(moment, self.layout.routes, standing, dead, survivors, theirs, forward_of)
         for device, answer in found.items():
             self.world.hear(device, answer)
 
