@@ -18,8 +18,8 @@ from oobleckd.protocol.jobschedule import Schedule
 
 @dataclass(frozen=True)
 class Manner:
-    """A policy, and a schedule. Two ``chunks`` a device are for a decoupled backward alone. ``check_every``: 0
-    or 1, with which every mean is made twice.
+    """A policy, and a schedule. Two ``chunks`` a device are for a decoupled backward alone. ``check_every``:
+    0, or 1, with which every mean is made twice.
     """
 
     policy: PolicyName = "oobleck"
