@@ -51,8 +51,9 @@ def forward_share(layout: Layout, profile: Profile) -> ForwardShare:
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """``told``: what all of them answer. ``share`` of the round's normal time has passed. ``kept``: what was
-    sent is kept until the commit; without it no route is mended. ``nothing``: all that was done is lost.
+    """``told``: what all of them answer. ``share`` of the normal time of the round's passes is over.
+    ``kept``: what was sent is kept until the commit; without it no route is mended. ``nothing``: all that was
+    done is lost.
     """
 
     told: Progress

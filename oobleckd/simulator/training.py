@@ -71,6 +71,9 @@ class TrainingShell(Protocol):
     def besides_s(self) -> float:
         """Of these what follows the last pass, besides the update."""
 
+    def exchange_s(self) -> float:
+        """Of that what the planner has of the exchange of gradients."""
+
     def best_s(self) -> float:
         """Seconds of a step with the best plan for whoever is alive."""
 
@@ -195,9 +198,10 @@ class Training:
         self.world.account.spend(self.world.clock.now, "detect")
 
     def _share(self) -> float:
-        """How much of the round under way is done."""
+        """How much of the passes of the round under way is done."""
         took_s = self.mended_at - self.begun_at if self.mended_at < inf else self.step_s
-        return min(1.0, max(0.0, (self.world.clock.now - self.begun_at - self.late_s) / took_s))
+        passes_s = max(took_s - self.world.exchange_s(), 1e-9)
+        return min(1.0, max(0.0, (self.world.clock.now - self.begun_at - self.late_s) / passes_s))
 
     def born(self, devices: Collection[str]) -> None:
         """Names are borne by new incarnations, which hold nothing: in the layout in force they are dead, and

@@ -336,12 +336,17 @@ class World:
 
     def besides_s(self) -> float:
         """What of it follows the last pass, besides the update."""
+        training = self.training
+        assert training.layout is not None
+        return self.besides.seconds(training.layout, training.machine.dead) + self.exchange_s()
+
+    def exchange_s(self) -> float:
+        """Of that what the planner has of the exchange of gradients."""
         job, training = self._record(), self.training
         assert job is not None
         assert job.setup is not None
         assert training.layout is not None
-        exchange_s = self.steps.exchange_s(job.setup, training.layout, training.machine.dead)
-        return self.besides.seconds(training.layout, training.machine.dead) + exchange_s
+        return self.steps.exchange_s(job.setup, training.layout, training.machine.dead)
 
     def best_s(self) -> float:
         """Seconds of a step with the best plan for whoever is alive."""

@@ -370,6 +370,20 @@ def test_a_loss_with_a_link_that_is_known(policy: str) -> None:
     assert booked(run) == pytest.approx(run.live_device_s, abs=1e-6)
 
 
+def test_a_loss_in_the_exchange_comes_after_all_passes() -> None:
+    """A third of a step is the exchange. Who dies in it has done all passes, and so have the others: the
+    other holder of its stage does both micro-batches of that again, in 120 ms, and the exchange of 100
+    follows.
+    """
+    job = linked(job_of(), 1000)
+    step_s = simulate(question(job=job)).decisions[0].step_s
+    assert step_s == pytest.approx(STEP_S + 0.003 + 0.1)  # with three sends of a byte that nobody hides
+    dies_at = BATCH_S + 20.8 * step_s
+    run = simulate(question("oobleck", trace_of(4, TraceEvent(dies_at, "fail", "node-2")), job=job))
+    mended = next(point for point in run.points if point.at_s > dies_at)
+    assert mended.at_s == pytest.approx(dies_at + 0.12 + 0.1)
+
+
 def test_who_goes_on_alone_exchanges_with_nobody() -> None:
     """Going around a dead stage the one that is left of it has nobody to exchange its layers with, and the
     two holders of the others do so under its backward.
