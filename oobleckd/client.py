@@ -19,23 +19,15 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from oobleckd.protocol.api import (
-    Accepted,
-    EvaluationView,
-    IncidentView,
-    Items,
-    JobView,
-    NodeLogView,
-    NodeView,
-    PipelineView,
-    RouterView,
-    Status,
-    StepView,
-    TemplateView,
-)
+from oobleckd.protocol.api import Items, Status
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobView, PipelineView, RouterView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import NodeLogView, NodeView
 from oobleckd.protocol.parts import How
+from oobleckd.protocol.requests import Accepted
 from oobleckd.protocol.watch import (
     Bundle,
     CurveView,

@@ -11,7 +11,7 @@ from heapq import nsmallest
 from oobleckd.console.model import View
 from oobleckd.console.widgets.nodes import natural
 from oobleckd.draw.lines import Line, Role, as_fits, cell, clipped, flow, framed, wrapped
-from oobleckd.protocol.api import LayerRange, NodeView
+from oobleckd.protocol.nodeviews import LayerRange, NodeView
 from oobleckd.protocol.watch import ImpactView
 from oobleckd.words import CELLS, count, layers, noun, seconds, size
 

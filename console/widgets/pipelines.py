@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Span, bar, clipped, more
-from oobleckd.protocol.api import LayerRange, PipelineView
+from oobleckd.protocol.jobviews import PipelineView
+from oobleckd.protocol.nodeviews import LayerRange
 from oobleckd.words import count, layers
 
 DEPENDS = ("pipelines", "nodes", "refused")

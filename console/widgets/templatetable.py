@@ -12,7 +12,7 @@ import msgspec
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import clamped, matches, missing, nothing, rows
 from oobleckd.draw.lines import Line, bar, clipped
-from oobleckd.protocol.api import TemplateView
+from oobleckd.protocol.jobviews import TemplateView
 from oobleckd.protocol.watch import LaneView
 from oobleckd.words import CELLS, count, layers, seconds, size
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from oobleckd.client import Client
 from oobleckd.ctl.output import USAGE, fail, note
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.branching import KeyChange, changes, keeps_alike, same_rates
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.unixhttp import ApiProblem
 from oobleckd.words import being, count
 

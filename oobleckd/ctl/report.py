@@ -25,7 +25,7 @@ from oobleckd.unixhttp import ApiProblem
 from oobleckd.words import count, size
 
 if TYPE_CHECKING:
-    from oobleckd.protocol.api import JobView
+    from oobleckd.protocol.jobviews import JobView
     from oobleckd.report.page import Material
 
 _BINS = 400

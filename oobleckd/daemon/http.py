@@ -37,7 +37,13 @@ from oobleckd.daemon.sinking import check_allowed
 from oobleckd.daemon.turns import Took, Turns, leave, metered
 from oobleckd.daemon.watchapi import WatchApi
 from oobleckd.host.folder import disclaim
-from oobleckd.protocol.api import (
+from oobleckd.protocol.api import Problem
+from oobleckd.protocol.changes import Change
+from oobleckd.protocol.checkpoint import MANIFEST, Manifest
+from oobleckd.protocol.job import parse_job, reads_the_same
+from oobleckd.protocol.jobtable import JobError
+from oobleckd.protocol.nodeviews import NodeLogView, NodeView
+from oobleckd.protocol.requests import (
     AnyRequest,
     Control,
     Delete,
@@ -45,15 +51,8 @@ from oobleckd.protocol.api import (
     Drain,
     Forget,
     Kill,
-    NodeLogView,
-    NodeView,
-    Problem,
     Submit,
 )
-from oobleckd.protocol.changes import Change
-from oobleckd.protocol.checkpoint import MANIFEST, Manifest
-from oobleckd.protocol.job import parse_job, reads_the_same
-from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.text import all_visible, shown_json, visible
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.protocol.watch import Scale
@@ -426,7 +425,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
             "invalid",
             422,
             f"the request cannot be read: {problem_of(error)}",
-            "its fields are those of oobleckd.protocol.api",
+            "docs/api.md lists its fields",
         )
     except ConnectionError:
         problem = Problem("gone", 400, "who asked has gone", "nobody reads this")

@@ -13,9 +13,11 @@ import msgspec
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from oobleckd.protocol.api import EvaluationView, IncidentView, JobView
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import Manifest
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.watch import CurveView, GoodputView
 from oobleckd.report import tables
 from oobleckd.report.panels import panels

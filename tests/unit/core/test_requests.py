@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from oobleckd.core import view
-from oobleckd.protocol.api import Accepted, Control, Delete, Denied, Drain, Kill, Submit
 from oobleckd.protocol.changes import Audited
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Train
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.requests import Accepted, Control, Delete, Denied, Drain, Kill, Submit
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

@@ -7,18 +7,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from oobleckd.protocol.api import (
-    CurveBin,
-    EvaluationView,
-    IncidentView,
-    PhaseView,
-    ReasonView,
-    RejectedView,
-    SourceLoss,
-)
 from oobleckd.protocol.changes import Change, PlanChosen, PlanDeployed
 from oobleckd.protocol.checkpoint import BucketFile, Manifest
+from oobleckd.protocol.evalviews import EvaluationView, SourceLoss
+from oobleckd.protocol.incidentviews import IncidentView, PhaseView, ReasonView, RejectedView
 from oobleckd.protocol.inputs import Input
+from oobleckd.protocol.jobviews import CurveBin
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.watch import CurveMark, CurveView, GoodputView
 from oobleckd.report.page import Material
