@@ -12,7 +12,7 @@ from oobleckd.protocol.checkpoint import BucketFile, Manifest
 from oobleckd.protocol.evalviews import EvaluationView, SourceLoss
 from oobleckd.protocol.incidentviews import IncidentView, PhaseView, ReasonView, RejectedView
 from oobleckd.protocol.inputs import Input
-from oobleckd.protocol.jobviews import CurveBin
+from oobleckd.protocol.jobviews import CurveBin, RouterView
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.watch import CurveMark, CurveView, GoodputView
 from oobleckd.report.page import Material
@@ -69,6 +69,12 @@ STORY: tuple[Change, ...] = tuple(
             ),
         )
     )
+)
+
+
+ROUTERS = (
+    RouterView(1, 10, 1.0625, 0.0, 1.5, 0, (12, 4, 8, 8)),
+    RouterView(3, 10, None, 0.0, 2.5, 1, (20, 0, 6, 6)),
 )
 
 
