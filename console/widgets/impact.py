@@ -72,6 +72,11 @@ def ranking(view: View, _now: float, width: int, height: int) -> list[Line]:
     return framed([*lines, *(_ranked(each, width) for each in known)], width, height)
 
 
+def num_rows(view: View) -> int:
+    """Of the ranking, with the columns' names."""
+    return 1 + len(candidates(view, many=True))
+
+
 def _ranks(width: int) -> list[tuple[str, int, Callable[[ImpactView], str]]]:
     """Columns of numbers that have room: name, cells, and what they say."""
     found: list[tuple[str, int, Callable[[ImpactView], str]]] = [
