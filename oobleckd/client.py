@@ -241,7 +241,9 @@ class Client:
     # ------------------------------------------------------------------- acting
 
     def submit(self, job: Job, *, resume: str = "") -> Accepted:
-        """Queue ``job``; ``resume`` is a checkpoint folder or "latest". ApiProblem 422 for a bad job."""
+        """Queue ``job``; ``resume`` is a checkpoint folder, "latest", JOB or JOB@STEP. ApiProblem 422 for a
+        bad job, or where there is no such checkpoint.
+        """
         return self._post("/v1/jobs", {"job": job, "resume": resume})
 
     def control(self, job: str, act: Act, *, discard: bool = False) -> Accepted:
