@@ -53,7 +53,7 @@ def allowed_contracts() -> dict[str, AllowedContract]:
 
 
 PLANTED = {
-    "worker": [("oobleckd.worker.device.executor", "oobleckd.core.decide")],
+    "worker": [("oobleckd.worker.training.executor", "oobleckd.core.decide")],
     "round_machine": [
         ("oobleckd.worker.round_machine.machine", "torch"),
         ("oobleckd.worker.round_machine.machine", "time"),
