@@ -315,7 +315,7 @@ def _kill(core: Core, request: Kill) -> Response:
     for victim in victims:
         device = victim.devices[0].device if victim.devices else ""
         core.tell(victim.name, Inject(request.how, device, request.at, request.round, request.seconds, times))
-    return Accepted(request.node, f"{request.how} on its way to {', '.join(names)}")
+    return Accepted(request.node, f"fault {request.how} is on its way to {', '.join(names)}")
 
 
 def _nonsense(request: Kill) -> Denied | None:
