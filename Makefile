@@ -20,7 +20,7 @@ demo: STAGES := 6
 .venv/ready: STAGES := 4
 INSTALLED := 0
 
-.venv/product: pyproject.toml constraints.txt setup.py worker/sums/kernels.c worker/optimizers/update.c
+.venv/product: pyproject.toml constraints.txt setup.py worker/sums/kernels.c worker/optimizers/update.c worker/runtime/cpu.h
 	$(eval INSTALLED := 3)@$(PYTHON) tools/install.py product --of $(STAGES)
 	@touch $@
 

@@ -38,7 +38,6 @@ from oobleckd.planner.sizing.instantiate import why_idle
 from oobleckd.planner.templates.guarantee import guarantee
 from oobleckd.planner.templates.needs import needed_by_mode
 from oobleckd.planner.templates.redundant import decoupled_within
-from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.protocol.forecast import (
     ExchangeForecast,
     Forecast,
@@ -54,6 +53,8 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import PipelineView
+from oobleckd.protocol.nodeviews import LayerRange
 from oobleckd.words import count
 
 SETTINGS: tuple[RecomputeWanted, ...] = (*MODES, "auto")

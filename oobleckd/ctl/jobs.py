@@ -38,10 +38,11 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
 from oobleckd.host.hold import held
 from oobleckd.host.program import Seconds
-from oobleckd.protocol.api import Accepted, JobView
 from oobleckd.protocol.batchramp import BatchRamp
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, without_folders
+from oobleckd.protocol.jobviews import JobView
+from oobleckd.protocol.requests import Accepted
 from oobleckd.protocol.traits import COMPILER_HINT, lacking, no_compiler
 from oobleckd.unixhttp import ClientError
 from oobleckd.words import being, count, seconds, size, skipped

@@ -12,7 +12,8 @@ import msgspec
 
 from oobleckd.planner.plan import Recompute, RecomputeWanted
 from oobleckd.planner.policy import Action, Way
-from oobleckd.protocol.api import API_VERSION, PipelineView
+from oobleckd.protocol.api import API_VERSION
+from oobleckd.protocol.jobviews import PipelineView
 from oobleckd.protocol.modelnotes import AttentionNote
 
 StagesBecause = Literal["", "asked", "only", "fastest", "can-lose"]

@@ -44,7 +44,6 @@ from oobleckd.core.events import (
 from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import Submit
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobeval import Eval
 from oobleckd.protocol.jobparts import parts_of
@@ -78,6 +77,7 @@ from oobleckd.protocol.messages import (
     Wake,
     Welcome,
 )
+from oobleckd.protocol.requests import Submit
 from oobleckd.simulator import traces
 from oobleckd.simulator.account import NS, Account
 from oobleckd.simulator.clock import VirtualClock

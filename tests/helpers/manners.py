@@ -11,9 +11,9 @@ from msgspec import structs
 
 from oobleckd.planner.plan import Recompute
 from oobleckd.planner.policy import ROLLING_BACK, WITH_REDUNDANT_LAYERS
-from oobleckd.protocol.api import JobView, PipelineView
 from oobleckd.protocol.job import PolicyName
 from oobleckd.protocol.jobschedule import Schedule
+from oobleckd.protocol.jobviews import JobView, PipelineView
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any, get_args
 
 from oobleckd.planner.plan import node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, PolicyName
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.parts import Counters
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.datakinds import EVALUATES_EVERY, KINDS, data_of, eval_of

@@ -134,6 +134,16 @@ def test_a_job_has_a_folder_that_nobody_else_has(running: Daemon, agent: Agent, 
     assert sorted(path.name for path in (tmp_path / "ck").iterdir()) == [f"small-{number}", accepted.id]
 
 
+def test_a_job_that_has_no_checkpoint_is_nothing_to_go_on_from(running: Daemon, agent: Agent) -> None:
+    first = running.client.submit(job("bare")).id
+    for named in ("bare", first, f"{first}@3"):
+        with pytest.raises(ApiProblem, match=f"{first} .* has no checkpoint") as caught:
+            running.client.submit(job(), resume=named)
+        assert caught.value.status == 422
+        assert f"checkpoint {first} --wait" in caught.value.hint
+    running.client.control(first, "cancel", discard=True)
+
+
 def test_drain_and_undrain(running: Daemon, agent: Agent) -> None:
     client = running.client
     client.drain("node-1", "repair")
@@ -153,6 +163,7 @@ def test_refusals_are_problems_with_hints(running: Daemon, agent: Agent) -> None
         (404, lambda: client.drain("nonesuch")),
         (403, lambda: client.kill("node-1")),
         (422, lambda: client.submit(job(), resume="/nonesuch")),
+        (404, lambda: client.submit(job(), resume="nonesuch@3")),
     ):
         with pytest.raises(ApiProblem) as caught:
             ask()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from tests.helpers.chaos import daemon_seed, random_seed
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner

@@ -27,9 +27,9 @@ from oobleckd.planner.plan import node_of
 from oobleckd.protocol.messages import Decide, Emptied, Progress, Release, Report, StepDone
 from oobleckd.worker.agent.outbox import Outbox
 from oobleckd.worker.device.device import DeviceProcess
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round_machine.ledger import Ledger
 from oobleckd.worker.round_machine.tasks import Board
+from oobleckd.worker.training.executor import Executor
 from tests.helpers import plants, weather
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.simstore import Said, SimReducer
