@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 import zlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -28,16 +30,40 @@ settings.register_profile("ours", deadline=None, derandomize=True, print_blob=Tr
 settings.load_profile("ours")
 
 
-class _LiveTogether(LoadScopeScheduling):
-    """Tests with real processes run one after another in one of the processes that ``make test`` starts, all
-    others in the other.
+class ClustersTogether(LoadScopeScheduling):
+    """Tests with whole clusters run one after another in one of the processes that ``make test`` starts. The
+    other begins with the files of tests that have real processes, but no cluster, and goes on with what only
+    computes; whoever is through first takes of that, one test at a time, so that both end together.
 
     Where two clusters share the machine, both take more than twice as long; beside what only computes, they
     wait less.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "live" if nodeid.startswith(("tests/host/", "tests/loopback/")) else nodeid
+        file = nodeid.partition("::")[0]
+        if not file.startswith(_LIVE):
+            return nodeid
+        return "clusters" if has_cluster(file) else file
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """As in the base. What a process is through with is forgotten: the base counts all of it again after
+        every test, which with ten thousand of them are five seconds.
+        """
+        super().mark_test_complete(node, item_index, duration)
+        work = self.assigned_work[node]
+        scope = self._split_scope(self.registered_collections[node][item_index])
+        if all(work[scope].values()):
+            del work[scope]
+
+
+_LIVE = ("tests/host/", "tests/loopback/")
+
+
+@functools.cache
+def has_cluster(file: str) -> bool:
+    """Whether a file of tests starts nodes that train: on booted hosts, or by ``up``."""
+    text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+    return file.startswith("tests/host/") or "Cluster(" in text or '"up"' in text
 
 
 def pytest_collection_finish() -> None:
@@ -88,7 +114,7 @@ def _values(item: pytest.Function) -> set[tuple[str, str]]:
 
 @pytest.hookimpl(optionalhook=True)  # without xdist all runs one after another
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return _LiveTogether(config, log)
+    return ClustersTogether(config, log)
 
 
 def bare_names(names: Iterable[str]) -> list[str]:
