@@ -7,8 +7,9 @@ import gc
 import os
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -78,34 +79,54 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of what is marked ``thin(n)``, about one in n is for ``make test``: all others are slow, and
-    ``make thorough`` runs them.
+    ``make thorough`` runs them. Tests in simulated worlds that have a seed and no mark are thin(3).
     """
     kinds: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("thin") is not None:
+        if not isinstance(item, pytest.Function):
+            continue
+        if item.nodeid.startswith("tests/sim/") and is_seeded(item) and not item.get_closest_marker("thin"):
+            item.add_marker(pytest.mark.thin(3))
+        if item.get_closest_marker("thin") is not None:
             kinds.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for kind in kinds.values():
-        for item in _left_out(kind):
+        for item in left_out(kind):
             item.add_marker(pytest.mark.slow)
 
 
-def _left_out(kind: list[pytest.Function]) -> list[pytest.Function]:
+def is_seeded(item: pytest.Function) -> bool:
+    """Whether it is one of several that differ in what a seed draws."""
+    return "seed" in getattr(item, "callspec", NO_CALL).params
+
+
+NO_CALL = SimpleNamespace(params={})
+
+
+def left_out(kind: Sequence[pytest.Function]) -> list[pytest.Function]:
     """One in n is chosen by its name; and some more, so that every value of a parameter occurs, but for those
-    of ``seed``.
+    of ``seed``, of which at least two do.
     """
     seen: set[tuple[str, str]] = set()
+    chosen = 0
     rest = []
     for item in kind:
         if zlib.crc32(item.name.encode()) % item.get_closest_marker("thin").args[0]:
             rest.append(item)
         else:
+            chosen += 1
             seen |= _values(item)
-    left_out = []
+    found = []
     for item in rest:
-        if _values(item) <= seen:
-            left_out.append(item)
+        if _values(item) <= seen and chosen >= LEAST:
+            found.append(item)
+        else:
+            chosen += 1
         seen |= _values(item)
-    return left_out
+    return found
+
+
+LEAST = 2
+"""Of each kind."""
 
 
 def _values(item: pytest.Function) -> set[tuple[str, str]]:
