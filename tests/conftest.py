@@ -9,7 +9,6 @@ import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -79,13 +78,14 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of what is marked ``thin(n)``, about one in n is for ``make test``: all others are slow, and
-    ``make thorough`` runs them. Tests in simulated worlds that have a seed and no mark are thin(3).
+    ``make thorough`` runs them. Random failures of simulated worlds and of the engine are thin(3) where
+    nothing else is said.
     """
     kinds: dict[str, list[pytest.Function]] = {}
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
-        if item.nodeid.startswith("tests/sim/") and is_seeded(item) and not item.get_closest_marker("thin"):
+        if is_seeded(item) and not {"thin", "slow"} & {mark.name for mark in item.iter_markers()}:
             item.add_marker(pytest.mark.thin(3))
         if item.get_closest_marker("thin") is not None:
             kinds.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -95,11 +95,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_seeded(item: pytest.Function) -> bool:
-    """Whether it is one of several that differ in what a seed draws."""
-    return "seed" in getattr(item, "callspec", NO_CALL).params
+    """Whether it is one of several runs of a cluster in one process that differ in what a seed draws."""
+    callspec = getattr(item, "callspec", None)
+    return item.nodeid.startswith(SEEDED) and callspec is not None and "seed" in callspec.params
 
 
-NO_CALL = SimpleNamespace(params={})
+SEEDED = ("tests/sim/", "tests/unit/worker/test_engine")
 
 
 def left_out(kind: Sequence[pytest.Function]) -> list[pytest.Function]:
