@@ -31,7 +31,7 @@ INSTALLED := 0
 demo: .venv/product ## train on seven nodes of this machine, kill some, compare bit for bit; KEEP=1 leaves the cluster running
 	@$(BIN)/python examples/demo.py --after $(INSTALLED) $(if $(KEEP),--keep)
 
-# Real clusters in one process of pytest, everything else in the other: clusters wait much, the others never.
+# Whole clusters in one process of pytest, everything else in the other, and whoever is through helps (D-testing-017).
 # A test that hangs for ten minutes says where, in every thread, and fails: else CI's own limit would say nothing.
 test: setup ## every test but the long repetitions
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 \
