@@ -31,7 +31,7 @@ class Dispute(msgspec.Struct, frozen=True):
 
     def covered_by(self, truth: Fingerprints) -> bool:
         """Whether ``truth`` has all that was disagreed on."""
-        return all(odd.bucket in truth.of(odd.what) for odd in self.odds)
+        return all(truth.of(odd) is not None for odd in self.odds)
 
 
 def outvoted(odds: Sequence[Odd]) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def refuted(dispute: Dispute, truth: Fingerprints) -> tuple[str, ...]:
     """
     named: set[str] = set()
     for odd in dispute.odds:
-        right = truth.of(odd.what).get(odd.bucket)
+        right = truth.of(odd)
         if right in odd.said.values():
             named |= {device for device, fingerprint in odd.said.items() if fingerprint != right}
     return tuple(sorted(named))

@@ -164,5 +164,5 @@ def to_recheck(job: JobRecord) -> int:
 
 def _what(odds: Sequence[Odd]) -> str:
     """What of the buckets, for people."""
-    words = {"state": "weights or optimizer state", "gradients": "gradient sums"}
-    return " and ".join(words[kind] for kind in sorted({odd.what for odd in odds}, reverse=True))
+    words = {"state": "weights or optimizer state", "means": "mean gradients", "gradients": "gradient sums"}
+    return " and ".join(words[kind] for kind in words if kind in {odd.what for odd in odds})

@@ -36,7 +36,7 @@ class Decision(msgspec.Struct, frozen=True):
     round: int
     commit: Vote | None = None
     routes: tuple[Route, ...] = ()
-    donors: dict[int, str] = {}
+    donors: dict[int, dict[str, int]] = {}
     hold: bool = False
     hold_now: bool = False
     detours: Detours | None = None
@@ -190,16 +190,13 @@ class _Case(msgspec.Struct, frozen=True):
 
     def repair(
         self, counters: Counters, inside: Mapping[str, Progress]
-    ) -> tuple[tuple[Route, ...], dict[int, str]]:
+    ) -> tuple[tuple[Route, ...], dict[int, dict[str, int]]]:
         """New attempts in the round of ``counters``, and donors. Of one that evaluates the head's losses are
         all that can be missing, of the micro-batches that it has.
         """
         evaluates = self.evaluation.evaluates(counters)
         buckets = ((self.layout.num_layers - 1,),) if evaluates else self.buckets
-        donors: dict[int, str] = {}
-        for device in sorted(inside):
-            for bucket in inside[device].reduced:
-                donors.setdefault(bucket, device)
+        donors = _donors(inside)
         needed = [
             layer
             for layer in range(self.layout.num_layers)
@@ -222,7 +219,32 @@ class _Case(msgspec.Struct, frozen=True):
                 known = _untouched(route, inside) | states.get(route.micro_batch, {})
                 found = spliced(rerouting, route, self.dead, known, layers, self.epoch)
                 attempts.append(found or rerouting.whole(route.micro_batch, layers, self.epoch))
-        return tuple(attempts), dict(sorted(donors.items()))
+        return tuple(attempts), donors
+
+
+def _donors(inside: Mapping[str, Progress]) -> dict[int, dict[str, int]]:
+    """From whom everybody takes which means, of the buckets of which survivors together have all."""
+    holders: dict[int, list[str]] = {}
+    for device in sorted(inside):
+        for bucket in inside[device].reduced:
+            holders.setdefault(bucket, []).append(device)
+    found = ((bucket, _shares(bucket, inside, holders[bucket])) for bucket in sorted(holders))
+    # Where a slice is missing the layer is computed again, and with it what the others are made of: they are
+    # made anew, to the same bits. (D-exactness-023)
+    return {bucket: shares for bucket, shares in found if shares}
+
+
+def _shares(bucket: int, inside: Mapping[str, Progress], holders: Sequence[str]) -> dict[str, int]:
+    """Device -> slices of ``bucket`` that it gives; nothing where ``holders`` together do not have all."""
+    shares: dict[str, int] = {}
+    whole = inside[holders[0]].reduced[bucket][1]
+    left = whole
+    # Who has most first: the fewest give, most often one.
+    for device in sorted(holders, key=lambda device: -inside[device].reduced[bucket][0].bit_count()):
+        if give := inside[device].reduced[bucket][0] & left:
+            shares[device] = give
+            left &= ~give
+    return {} if left else dict(sorted(shares.items()))
 
 
 def _hops(inside: Mapping[str, Progress]) -> dict[int, dict[tuple[str, int], HopState]]:

@@ -8,51 +8,63 @@ answers). Who is to blame is the core's (``core.blame``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from oobleckd.protocol.parts import Vote
 
-What = Literal["state", "gradients"]
+What = Literal["state", "gradients", "means"]
+"""Of a bucket: its training state; the figures of its gradients that every holder has; what those who made
+the mean gradients of a slice have made of the same sums.
+"""
 
 
 class Odd(msgspec.Struct, frozen=True):
     """``bucket`` is not the same for all who hold it. ``said``: device -> the fingerprint of what it has, 64
-    bits.
+    bits. ``slice``: which one, of means.
     """
 
     what: What
     bucket: int
     said: dict[str, int]
+    slice: int = -1
 
 
 class Fingerprints(msgspec.Struct, frozen=True):
     """Bucket -> fingerprint, of all that was voted on in a round that was committed: what the
-    bits must be.
+    bits must be. ``means``: bucket -> slice -> fingerprint.
     """
 
     state: dict[int, int]
     gradients: dict[int, int]
+    means: dict[int, dict[int, int]] = {}
 
-    def of(self, what: What) -> dict[int, int]:
-        """Those of ``what``."""
-        return self.state if what == "state" else self.gradients
+    def of(self, odd: Odd) -> int | None:
+        """The one that ``odd`` is about; None where it is not known."""
+        match odd.what:
+            case "state":
+                return self.state.get(odd.bucket)
+            case "gradients":
+                return self.gradients.get(odd.bucket)
+            case "means":
+                return self.means.get(odd.bucket, {}).get(odd.slice)
 
 
-def of_norms(norms: tuple[float, ...]) -> int:
-    """The fingerprint of a bucket's reduced gradients: of their norms, which every holder computes from its
-    own sum.
+def of_numbers(values: Sequence[float]) -> int:
+    """The fingerprint of ``values``, to the bit: of a bucket's norms, or of what the means of a slice come
+    to.
     """
-    data = msgspec.msgpack.encode(norms)
+    data = msgspec.msgpack.encode(values)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
 def fingerprints(vote: Vote) -> Fingerprints:
     """Of the union of a round's votes."""
-    gradients = {bucket: of_norms(norms) for bucket, norms in sorted(vote.norms.items())}
-    return Fingerprints(dict(sorted(vote.digests.items())), gradients)
+    gradients = {bucket: of_numbers(norms) for bucket, norms in sorted(vote.norms.items())}
+    means = {bucket: dict(sorted(made.items())) for bucket, made in sorted(vote.made.items())}
+    return Fingerprints(dict(sorted(vote.digests.items())), gradients, means)
 
 
 def agree(votes: Mapping[str, Vote]) -> bool:
@@ -63,9 +75,14 @@ def agree(votes: Mapping[str, Vote]) -> bool:
         return True
     norms: dict[int, tuple[float, ...]] = {}
     digests: dict[int, int] = {}
+    means: dict[tuple[int, int], int] = {}
     comparable = _comparable(votes)
     for vote in votes.values():
         if comparable:
+            for bucket, made in vote.made.items():
+                for number, fingerprint in made.items():
+                    if means.setdefault((bucket, number), fingerprint) != fingerprint:
+                        return False
             for bucket, values in vote.norms.items():
                 if norms.setdefault(bucket, values) != values:
                     return False
@@ -78,10 +95,28 @@ def agree(votes: Mapping[str, Vote]) -> bool:
 def odds(votes: Mapping[str, Vote]) -> tuple[Odd, ...]:
     """What they do not agree on, and who says what of it."""
     found = _differing("state", {device: vote.digests for device, vote in votes.items()})
-    if _comparable(votes):
-        said = {device: {b: of_norms(n) for b, n in vote.norms.items()} for device, vote in votes.items()}
-        found += _differing("gradients", said)
-    return tuple(found)
+    if not _comparable(votes):
+        return tuple(found)
+    made = _means_that_differ(votes)
+    if made:
+        # Norms follow from the means: those who were given a wrong one repeat what its owner says, and are no
+        # witnesses. (D-corruption-012)
+        return (*found, *made)
+    said = {device: {b: of_numbers(n) for b, n in vote.norms.items()} for device, vote in votes.items()}
+    return (*found, *_differing("gradients", said))
+
+
+def _means_that_differ(votes: Mapping[str, Vote]) -> list[Odd]:
+    by_slice: dict[tuple[int, int], dict[str, int]] = {}
+    for device in sorted(votes):
+        for bucket, made in votes[device].made.items():
+            for number, fingerprint in made.items():
+                by_slice.setdefault((bucket, number), {})[device] = fingerprint
+    return [
+        Odd("means", bucket, by, number)
+        for (bucket, number), by in sorted(by_slice.items())
+        if len(set(by.values())) > 1
+    ]
 
 
 def differing(digests: Mapping[str, Mapping[int, int]]) -> tuple[Odd, ...]:

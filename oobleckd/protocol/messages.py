@@ -48,7 +48,7 @@ from oobleckd.protocol.parts import (
     repr_without_secrets,
 )
 
-PROTOCOL = 12
+PROTOCOL = 13
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -246,8 +246,9 @@ class Emptied(Message, frozen=True):
 class Progress(Message, frozen=True):
     """Answer to ``Report``: what this device has of the round it is in.
 
-    ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reduced``: buckets
-    whose sum over all replicas is here. ``vote`` is set once *all* its buckets are reduced (REDUCED) and is
+    ``done``: layer -> micro-batches whose weight gradients are in this device's sums. ``reduced``: bucket
+    -> its slices of which the mean gradients over all replicas are here, and all that it has, as bitmaps.
+    ``vote`` is set once *all* its buckets are reduced (REDUCED) and is
     then the union of all votes it has heard for the round. ``last`` is the vote union of the round before
     (which it has committed), if it committed one in this incarnation. ``hops``: its part of the routes that
     the dead broke.
@@ -257,7 +258,7 @@ class Progress(Message, frozen=True):
     epoch: int
     counters: Counters
     done: dict[int, tuple[int, ...]]
-    reduced: tuple[int, ...]
+    reduced: dict[int, tuple[int, int]]
     vote: Vote | None = None
     last: Vote | None = None
     holding: bool = False
@@ -780,9 +781,10 @@ class Decide(Message, frozen=True):
     """What all survivors do after a ``Report`` (docs/recovery.md).
 
     ``commit``: rounds below ``round`` that a survivor has not updated yet commit with this vote.
-    ``round`` is the round that goes on. ``routes``: the new attempts in it. ``donors``: bucket ->
-    the device whose reduced sum everybody takes. ``hold``: stop at the boundary after ``round``; with
-    ``hold_now`` stop before it. ``detours``: all that stand beside the layout's routes from now on.
+    ``round`` is the round that goes on. ``routes``: the new attempts in it. ``donors``: bucket -> device ->
+    the slices, as a bitmap, whose means everybody takes from it. ``hold``: stop at the boundary after
+    ``round``; with ``hold_now`` stop before it. ``detours``: all that stand beside the layout's routes from
+    now on.
     """
 
     device: str
@@ -790,7 +792,7 @@ class Decide(Message, frozen=True):
     round: int
     commit: Vote | None
     routes: tuple[Route, ...]
-    donors: dict[int, str]
+    donors: dict[int, dict[str, int]]
     hold: bool
     hold_now: bool = False
     detours: Detours | None = None

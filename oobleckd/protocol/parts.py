@@ -330,7 +330,8 @@ class Vote(msgspec.Struct, frozen=True):
     ``norms``: bucket -> squared float64 gradient norm per key, in key order. ``losses``: micro-batch -> loss.
     ``nan``/``overflow``: seen in any contribution that went into the sums. ``digests``: bucket -> digest of
     its state before the round's update, in rounds whose step is compared (``fault_tolerance.check_every``).
-    ``compared``: whether norms must be equal, too. ``routers``: layer -> what its router came to.
+    ``compared``: whether norms must be equal, too. ``routers``: layer -> what its router came to. ``made``:
+    bucket -> slice -> fingerprint of the mean gradients that the device made itself, in the same rounds.
     """
 
     norms: dict[int, tuple[float, ...]]
@@ -341,6 +342,7 @@ class Vote(msgspec.Struct, frozen=True):
     digests: dict[int, int] = {}
     compared: bool = True
     routers: dict[int, RouterFigures] = {}
+    made: dict[int, dict[int, int]] = {}
 
     @staticmethod
     def union(votes: Iterable[Vote]) -> Vote:
@@ -351,18 +353,21 @@ class Vote(msgspec.Struct, frozen=True):
         losses: dict[int, float] = {}
         digests: dict[int, int] = {}
         routers: dict[int, RouterFigures] = {}
+        made: dict[int, dict[int, int]] = {}
         nan = overflow = False
         flags = Flags()
         for vote in votes:
             norms, losses = vote.norms | norms, vote.losses | losses
             digests, routers = vote.digests | digests, vote.routers | routers
+            for bucket, means in vote.made.items():
+                made[bucket] = means | made.get(bucket, {})
             nan |= vote.nan
             overflow |= vote.overflow
             flags |= vote.flags
         norms, losses = dict(sorted(norms.items())), dict(sorted(losses.items()))
         return Vote(
             norms, losses, nan, overflow, flags, dict(sorted(digests.items())),
-            routers=dict(sorted(routers.items())),
+            routers=dict(sorted(routers.items())), made=dict(sorted(made.items())),
         )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from oobleckd.worker.round_machine.commands import (
     Command,
     CommitRound,
     Contribute,
+    Give,
     RollBack,
     RunTask,
     SendVote,
@@ -40,7 +41,7 @@ from oobleckd.worker.round_machine.commands import (
     UpdateEarly,
 )
 from oobleckd.worker.round_machine.copies import SumCopy
-from oobleckd.worker.round_machine.exchange import Contribution
+from oobleckd.worker.round_machine.exchange import Contribution, Given
 from oobleckd.worker.round_machine.machine import RoundMachine, Rules
 from oobleckd.worker.round_machine.tasks import Task
 from tests.helpers.commit_states import (
@@ -97,8 +98,14 @@ class Device:
 
     def __init__(self, name: str, setting: Setting) -> None:
         top, staggered = setting.topology, setting.staggered
-        rules = Rules(setting.evaluation, staggered=staggered.on, copies=int(setting.copying))
-        self.machine = RoundMachine(name, rules, top.uses, GoesThrough(staggered.through))
+        rules = Rules(
+            setting.evaluation,
+            staggered=staggered.on,
+            copies=int(setting.copying),
+            check_every=int(setting.twice),
+        )
+        numbers = [top.numbers] * len(top.uses)
+        self.machine = RoundMachine(name, rules, top.uses, GoesThrough(staggered.through), numbers=numbers)
         self.machine.predictor.saw(through=True)
         self.weights, self.saved = (0, ""), None
         self.mail: tuple[Message, ...] = ()
@@ -138,7 +145,7 @@ class Device:
         match message:
             case ("V", int(epoch), int(round_), bytes() as vote):
                 self.machine.commit.hear(source, epoch, round_, msgspec.msgpack.decode(vote, type=Vote))
-            case ("G" | "C", *_):
+            case ("G" | "M" | "C", *_):
                 self.mail = (*self.mail, (*message, source))
             case ("report", int(epoch), tuple() as dead):
                 sent = tuple(self._obey(self.machine.report(epoch, dead, always, always)))
@@ -149,16 +156,45 @@ class Device:
     def _read_mail(self) -> Sent:
         """Sums and copies whose time has come; what is over is thrown away."""
         mail, self.mail = self.mail, ()
+        found: list[tuple[str, Message]] = []
         for message in mail:
-            fate = self._sums(*message[1:]) if message[0] == "G" else self._copy(*message[1:])
+            sent: Sent = ()
+            match message[0]:
+                case "G":
+                    fate, sent = self._sums(*message[1:])
+                case "M":
+                    fate = self._means(*message[1:])
+                case _:
+                    fate = self._copy(*message[1:])
+            found += sent
             if fate in {"later", "wait"}:
                 self.mail = (*self.mail, message)
-        return ()
+        return tuple(found)
 
-    def _sums(self, epoch: int, round_: int, bucket: int, data: bytes, source: str) -> str:
+    def _sums(self, epoch: int, round_: int, bucket: int, data: bytes, source: str) -> tuple[str, Sent]:
+        fence = self.machine.fence(epoch, round_)
+        if fence != "now":
+            return fence, ()
+        what = msgspec.msgpack.decode(data, type=Contribution)
+        return fence, tuple(self._hear(bucket, source, what))
+
+    def _hear(self, bucket: int, source: str, what: Contribution) -> Iterator[tuple[str, Message]]:
+        exchange = self.machine.exchange
+        if exchange.wants(bucket, source):
+            give = exchange.hear(bucket, source, what)
+            if give is not None:
+                yield from self._give(give)
+
+    def _give(self, command: Give) -> Iterator[tuple[str, Message]]:
+        exchange, bucket = self.machine.exchange, command.bucket
+        for peer in command.peers:
+            given = msgspec.msgpack.encode(exchange.of_means(bucket, command.slices))
+            yield peer, ("M", exchange.epoch, exchange.round, bucket, given)
+
+    def _means(self, epoch: int, round_: int, bucket: int, data: bytes, source: str) -> str:
         fence, exchange = self.machine.fence(epoch, round_), self.machine.exchange
-        if fence == "now" and exchange.wants(bucket, source):
-            exchange.hear(bucket, source, msgspec.msgpack.decode(data, type=Contribution))
+        if fence == "now" and exchange.wants_means(bucket, source):
+            exchange.hear_means(bucket, source, msgspec.msgpack.decode(data, type=Given))
         return fence
 
     def _copy(self, layout: int, round_: int, data: bytes, source: str) -> str:
@@ -177,6 +213,8 @@ class Device:
                     yield from self._run(command)
                 case Contribute():
                     yield from self._contribute(command)
+                case Give():
+                    yield from self._give(command)
                 case CastVote():
                     yield from self._obey(self.machine.cast(self._vote()))
                 case SendVote():
@@ -223,17 +261,13 @@ class Device:
 
     def _contribute(self, command: Contribute) -> Iterator[tuple[str, Message]]:
         machine, exchange, bucket = self.machine, self.machine.exchange, command.bucket
-        if command.donated:
-            what = exchange.reduced[bucket]
-        else:
-            ledger = exchange.counted(bucket)
-            rounds, now, here = machine.rules.evaluation, machine.counters, ledger.get(exchange.head, ())
-            losses = evaluated(rounds, now, here) if exchange.num_evaluated else {}
-            what = Contribution(ledger, losses)
-        for peer in command.peers:
+        ledger = exchange.counted(bucket)
+        rounds, now, here = machine.rules.evaluation, machine.counters, ledger.get(exchange.head, ())
+        losses = evaluated(rounds, now, here) if exchange.num_evaluated else {}
+        what = Contribution(ledger, losses)
+        for peer, _ in command.shares:
             yield peer, ("G", exchange.epoch, exchange.round, bucket, msgspec.msgpack.encode(what))
-        if exchange.wants(bucket, exchange.device):
-            exchange.hear(bucket, exchange.device, what)
+        yield from self._hear(bucket, exchange.device, what)
 
     def _vote(self) -> Vote:
         """Of a step nothing matters but that there is one; of an evaluation the losses that are here."""

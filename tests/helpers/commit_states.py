@@ -19,10 +19,13 @@ DEVICES = ("A", "B", "C")
 
 @dataclass(frozen=True)
 class Topology:
-    """Who holds which layer; ``routes``: the devices of each micro-batch, by layer."""
+    """Who holds which layer; ``routes``: the devices of each micro-batch, by layer; ``numbers``: of each
+    slice of a bucket, how many it has.
+    """
 
     held: dict[str, int]
     routes: tuple[tuple[str, ...], ...]
+    numbers: tuple[int, ...] = (1,)
 
     @cached_property
     def uses(self) -> list[tuple[int, ...]]:
@@ -78,7 +81,7 @@ NONE = Evaluations()
 @dataclass(frozen=True)
 class Setting:
     """What is the same in all states of a walk. ``go_on``: the job goes on without its dead; ``copying``:
-    sums are copied to the next holder.
+    sums are copied to the next holder; ``twice``: a second holder makes each mean.
     """
 
     topology: Topology = REPLICATED_AND_NOT
@@ -87,6 +90,7 @@ class Setting:
     go_on: bool = False
     copying: bool = False
     evaluations: Evaluations = NONE
+    twice: bool = False
 
     @property
     def evaluation(self) -> EvalRounds:

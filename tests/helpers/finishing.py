@@ -21,9 +21,10 @@ def finished(
 ) -> tuple[list[Tensor], sums.BucketFigures]:
     """Mean gradients, and figures of the host."""
     device = total[0].device if total else torch.device("cpu")
-    shapes = [tuple(tensor.shape) for tensor in total]
-    told = torch.tensor(marks, dtype=torch.float64, device=device)
-    grads, figures = sums.finish([total], told, exponents, weight, exact=exact)
-    assert figures.shape == (sums.num_figures(shapes, device, exact=exact),)
+    slicing = sums.slicing([tuple(tensor.shape) for tensor in total], device)
+    grads = [torch.empty(tensor.shape, device=device) for tensor in total]
+    figures = sums.finish([total], exponents, weight, grads, slicing.chunk, exact=exact)
+    assert figures.shape == (sums.num_rows(exact=exact), len(slicing.chunks(slicing.all)))
     assert figures.dtype == torch.float64
-    return grads, sums.decode(figures.tolist(), shapes, device, exponents, num_contributions, exact=exact)
+    values = figures.flatten().tolist()
+    return grads, sums.decode(marks, values, slicing, exponents, num_contributions, exact=exact)

@@ -11,7 +11,7 @@ import math
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,7 @@ from oobleckd.planner.plan import Layers
 from oobleckd.worker import sums
 from oobleckd.worker.round.gather import Gathered
 from oobleckd.worker.round.messenger import Messenger
-from oobleckd.worker.round.reduce import ReadFigures, Reduced, Reducer
+from oobleckd.worker.round.reduce import ReadFigures, Reducer
 from oobleckd.worker.round.weights import WeightsOf
 from oobleckd.worker.round_machine.machine import RoundMachine
 from oobleckd.worker.state.bucket_files import DamagedCheckpoint
@@ -53,8 +53,25 @@ def trail_of(steps: int, world: World) -> int:
     return state[2]
 
 
+class SimSlicing(NamedTuple):
+    """Of a bucket that is cut into so many slices."""
+
+    count: int
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (1 << 20,) * self.count
+
+    def cut(self, _tensors: Sequence[Any], _slices: int) -> list[Any]:
+        return []
+
+    def chunks(self, slices: int) -> tuple[int, ...]:
+        return tuple(sums.members(slices))
+
+
 @dataclass(frozen=True)
 class SimBucketSpec:
+    index: int
     uses: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...] = ()
     keys: tuple[str, ...] = ()
@@ -66,7 +83,7 @@ class SimSpec:
     def __init__(self, world: World) -> None:
         self.num_layers = world.num_layers
         self.notes = world.folder_notes
-        self.buckets = tuple(SimBucketSpec(uses) for uses in world.buckets)
+        self.buckets = tuple(SimBucketSpec(index, uses) for index, uses in enumerate(world.buckets))
         self._of_layer = [
             tuple(b for b, uses in enumerate(world.buckets) if layer in uses)
             for layer in range(world.num_layers)
@@ -97,6 +114,9 @@ class SimStore(Store):
 
     def shape(self, bucket: int) -> StateShape:
         return NOTHING
+
+    def slicing(self, bucket: int) -> Any:
+        return SimSlicing(self.world.num_slices)
 
     def fresh(self, bucket: int) -> BucketState:
         return BucketState(NOTHING, {}, FRESH)
@@ -176,6 +196,45 @@ class Carried:
     device: torch.device = CPU
 
 
+class Said(NamedTuple):
+    """What is told of all sums of a bucket together."""
+
+    nan: bool
+    overflow: bool
+    losses: dict[int, float]
+
+
+class SimMeans:
+    """In place of ``Means``: ``norms``: of each slice that is here, a number that stands for it."""
+
+    marks = torch.zeros(sums.NUM_MARKS)
+
+    def __init__(self, slicing: SimSlicing) -> None:
+        self.slicing, self.grads = slicing, list[Any]()
+        self.norms: dict[int, float] = {}
+        self.said = Said(nan=False, overflow=False, losses={})
+
+    def note(self, slices: int, norm: float, said: Said) -> None:
+        self.norms |= dict.fromkeys(sums.members(slices), norm)
+        self.said = said
+
+    def take(self, _slices: int, tensors: Sequence[Any]) -> None:
+        (carried,) = tensors
+        norms, self.said = carried.what
+        self.norms |= norms
+
+    def given(self, slices: int) -> list[Any]:
+        norms = {number: self.norms[number] for number in sums.members(slices)}
+        return [Carried((norms, self.said))]
+
+    def read(self, exponents: tuple[int, ...]) -> ReadFigures:
+        """What is known of all slices; a wrong one shows in the norm."""
+        nan, overflow, losses = self.said
+        norms = (0.0,) if nan or overflow else (max(self.norms.values()),)
+        figures = sums.BucketFigures(nan, overflow, changed=False, norms=norms, exponents=exponents)
+        return ReadFigures(figures, losses, squares=[self.norms[number] for number in sorted(self.norms)])
+
+
 class SimReducer(Reducer):
     """The worker's reducer; norms are the world's."""
 
@@ -203,30 +262,28 @@ class SimReducer(Reducer):
         overflow = bucket in self.overflow or any(overflow for _, overflow in flags)
         return Carried((nan, overflow, *losses))
 
-    def _finish(self, bucket: int, gathered: Gathered) -> Reduced:
-        if self.evaluates:
-            return super()._finish(bucket, gathered)
+    def _means_of(self, bucket: int) -> Any:
+        return self.means.setdefault(bucket, SimMeans(self.store.slicing(bucket)))  # type: ignore[arg-type]
+
+    def _make(self, bucket: int, gathered: Gathered) -> None:
         carried: Mapping[str, Any] = gathered.beside
         beside = {source: each.what for source, each in carried.items()}
-        if bucket in self.exchange.donors:
-            (told,) = beside.values()
-        else:
-            told = self._joined(bucket, beside)
-        figures: Any = Carried(told)
-        return Reduced([], figures, told)
+        apart = self.exchange.device in self.world.rounds_apart
+        wrong = 1e-9 if bucket in self.store.misadded or apart else 0.0
+        self.store.misadded.discard(bucket)
+        norm = self.world.norm(bucket, self.machine.counters.step) + wrong
+        self._means_of(bucket).note(self.exchange.made_here(bucket), norm, self._said(bucket, beside))
 
-    def _joined(self, bucket: int, beside: Mapping[str, Any]) -> ReadFigures:
+    def _said(self, bucket: int, beside: Mapping[str, Any]) -> Said:
         head, heard = self.store.spec.num_layers - 1, self.exchange.heard[bucket]
         nan, overflow = (any(marks[which] for marks in beside.values()) for which in (0, 1))
         losses: dict[int, float] = {}
         for source, (_, _, *of_source) in beside.items():
             losses |= zip(heard[source].ledger.get(head, ()), of_source, strict=True)
-        apart = self.exchange.device in self.world.rounds_apart
-        wrong = 1e-9 if bucket in self.store.misadded or apart else 0.0
-        self.store.misadded.discard(bucket)
-        bad = nan or overflow
-        norms = (0.0,) if bad else (self.world.norm(bucket, self.machine.counters.step) + wrong,)
-        exponents = self.store.buckets[bucket].exponents
-        return ReadFigures(
-            sums.BucketFigures(nan, overflow, changed=False, norms=norms, exponents=exponents), losses
-        )
+        return Said(nan, overflow, losses)
+
+    def _settle(self, bucket: int) -> None:
+        super()._settle(bucket)
+        if bucket in self.reduced and not self.evaluates:
+            means: Any = self.means[bucket]
+            self.reduced[bucket].read = means.read(self.store.buckets[bucket].exponents)

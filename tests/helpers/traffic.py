@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from oobleckd.worker.optimizers.compiled import CompiledPass
 from oobleckd.worker.optimizers.one_pass import Update, UpdatedKeys
 from oobleckd.worker.optimizers.rule import UpdateStep
-from oobleckd.worker.sums.kernels import Kernels, Means, SumMemory
+from oobleckd.worker.sums.kernels import ChunkFigures, Kernels, SumMemory
 
 _MOVE_NOTHING = frozenset({
     "_reshape_alias", "alias", "as_strided", "detach", "empty", "empty_like", "empty_strided", "expand",
@@ -109,10 +109,12 @@ class Counted(Kernels):
         with self._traffic.hidden():
             return self._kernels.square(words)
 
-    def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
+    def finish(
+        self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float], into: Sequence[Tensor], chunk: int
+    ) -> ChunkFigures:
         with self._traffic.hidden():
-            means = self._kernels.finish(parts, divisors)
-        self._traffic.moved([*itertools.chain.from_iterable(parts), *means.grads, *means.squares])
+            figures = self._kernels.finish(parts, divisors, into, chunk)
+        self._traffic.moved([*itertools.chain.from_iterable(parts), *into, *figures])
         if self._squared:
             self._traffic.moved([*parts[0], *parts[0]])  # squares in float64: written, and read again
-        return means
+        return figures

@@ -79,6 +79,7 @@ class World:
         self.layer_s, self.overflows, self.nans, self.clips = 0.002, overflows, nans, clips
         self.passed_over = (*nans, *spikes)  # steps that make no update
         self.clip_norm = 0.0
+        self.num_slices = 1 + seed % 3  # of every bucket
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.order = itertools.count()
         self.nodes: dict[str, SimNode] = {}

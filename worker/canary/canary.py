@@ -267,8 +267,10 @@ class _Part:
         found = sums.empty([tuple(grad.shape) for grad in grads], job.train.exact, self.device)
         found.add(grads, exponents, 1)
         tensors = found.tensors  # which looks at the memory, and marks what it finds
-        mean, figures = sums.finish([tensors], found.marks, exponents, 1.0, exact=job.train.exact)
-        self.note([figures])
+        mean = [torch.empty(tensor.shape, device=self.device) for tensor in tensors]
+        chunk = sums.slicing([tuple(grad.shape) for grad in grads], self.device).chunk
+        figures = sums.finish([tensors], exponents, 1.0, mean, chunk, exact=job.train.exact)
+        self.note([found.marks, figures])
         state = BucketState(shape, shape.zeros(self.device), exponents)
         state.update_(mean, applied=1, lr=_LR)
         self.note(state.tensors())

@@ -32,6 +32,7 @@ from oobleckd.worker.device.report import evaluation_done, step_done
 from oobleckd.worker.recompute.block import recompute_of
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.gather import KIND as SUMS
+from oobleckd.worker.round.gather import MEANS
 from oobleckd.worker.round.messenger import CountingMessenger, Messenger
 from oobleckd.worker.round.op_times import Round, op_times
 from oobleckd.worker.round.passes import Passes, Returned
@@ -50,6 +51,7 @@ from oobleckd.worker.round_machine.commands import (
     Contribute,
     Distrust,
     EnterExchange,
+    Give,
     Hold,
     InheritSums,
     RollBack,
@@ -62,7 +64,7 @@ from oobleckd.worker.round_machine.commands import (
     WriteLast,
 )
 from oobleckd.worker.round_machine.commit import ReplicasDisagree
-from oobleckd.worker.round_machine.exchange import Contribution
+from oobleckd.worker.round_machine.exchange import Contribution, Given
 from oobleckd.worker.round_machine.machine import RoundMachine, Rules
 from oobleckd.worker.round_machine.tasks import Order, Task
 from oobleckd.worker.runtime.activity import ActivityPage
@@ -116,8 +118,14 @@ class Executor:
         uses = [bucket.uses for bucket in store.spec.buckets]
         self.weights_of = weights_of(job, corpus)
         self.gradients = CountingMessenger(messenger)
+        numbers = [store.slicing(bucket.index).numbers for bucket in store.spec.buckets]
         self.machine = RoundMachine(
-            device, Rules.of(job), uses, partial(goes_through, job), partial(judge, job, self.weights_of)
+            device,
+            Rules.of(job),
+            uses,
+            partial(goes_through, job),
+            partial(judge, job, self.weights_of),
+            numbers,
         )
         self.reducer = self._reducer(released)
         self.copies = Copies(self.machine.copies, messenger, self.reducer)
@@ -247,20 +255,27 @@ class Executor:
                 heard |= self.machine.commit.hear(str(key[3]), int(key[1]), int(key[2]), vote)
             elif key[0] in COPY_KINDS:
                 heard |= self.copies.hear(key)
-            elif key[0] == SUMS:
+            elif key[0] in {SUMS, MEANS}:
                 heard |= self._hear_sums(key)
         return heard
 
     def _hear_sums(self, key: Key) -> bool:
+        """A contribution of sums, or means that are given."""
         fence = self.machine.fence(int(key[1]), int(key[2]))
         if fence == "later":
             return False
         message = self.messenger.take(key)
         assert message is not None
-        if fence == "now":
+        if fence == "old":
+            return False
+        bucket, source = int(key[3]), str(key[4])
+        if key[0] == MEANS:
+            given = msgspec.msgpack.decode(message.meta, type=Given)
+            self.reducer.hear_means(bucket, source, given, message.tensors)
+        else:
             what = msgspec.msgpack.decode(message.meta, type=Contribution)
-            self.reducer.hear(int(key[3]), str(key[4]), what, message.tensors, added=message.added)
-        return fence == "now"
+            self.reducer.hear(bucket, source, what, message.tensors, added=message.added)
+        return True
 
     def _obey(self, commands: Iterable[Command]) -> None:
         # The machine is in the state after them already, so they are obeyed in order and to their end before
@@ -276,6 +291,8 @@ class Executor:
             case Contribute():
                 self.reducer.contribute(command)
                 self.faults.reach("reduce", self.counters.round)
+            case Give():
+                self.reducer.give(command)
             case CastVote():
                 self._vote()
             case SendVote():
@@ -311,7 +328,8 @@ class Executor:
     def _vote(self) -> None:
         if not self.reducer.look():
             return  # the next epoch is without somebody whose sums cannot be used
-        vote = self.reducer.vote()
+        compares = self.check.compares(self.counters.step)
+        vote = self.reducer.vote(compared=compares)
         self.corpus.draw_ahead(self._next_step)  # who never waits still has a GPU that computes now
         self.context.timer.settle()
         # Digests travel in the votes, before the update: then what came of a flipped bit is in nobody's

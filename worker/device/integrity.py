@@ -29,13 +29,17 @@ class Check:
         self.every = job.fault_tolerance.check_every
         self.recheck = -1
 
+    def compares(self, step: int) -> bool:
+        """Whether ``step`` is one in which holders compare what they have, or the one to recheck."""
+        # Comparing every n-th step is the job's choice: a flip that is found late may be in everybody's
+        # weights by then. (D-corruption-001)
+        return self.every > 0 and (step % self.every == 0 or step == self.recheck)
+
     def digests(self, step: int, shared: Collection[int]) -> dict[int, int]:
         """Bucket -> digest of its state, of those that are ``shared`` with others, if ``step`` is one in
         which they are compared; of all, if it is the one to recheck.
         """
-        # Comparing every n-th step is the job's choice: a flip that is found late may be in everybody's
-        # weights by then. (D-corruption-001)
-        if not self.every or (step % self.every and step != self.recheck):
+        if not self.compares(step):
             return {}
         return self._of(self.store.buckets if step == self.recheck else shared)
 

@@ -334,7 +334,8 @@ class _SumOf:
         self.seed, self.device = job.train.seed, device
         self._exact, self._checks_every = job.train.exact, job.fault_tolerance.check_every
         shapes = [place.shape for slot in shape.slots[:1] for place in slot.places]
-        self._shapes, self._exponents = shapes, (0,) * len(shapes)  # with which nothing overflows
+        self._slicing = sums.slicing(shapes, device)
+        self._exponents = (0,) * len(shapes)  # with which nothing overflows
         self._state = BucketState(shape, shape.zeros(device), self._exponents)
         self._state.keep_rounded([position for position, key in enumerate(keys) if key in rounded])
         self._sum = sums.empty(shapes, self._exact, device, guarded=self._checks_every > 0)
@@ -346,8 +347,12 @@ class _SumOf:
     def update(self) -> None:
         """From the sums to new weights; the next micro-batch is the first of a step."""
         tensors = self._sum.tensors  # which looks at the memory, and marks what it finds
-        mean, figures = sums.finish([tensors], self._sum.marks, self._exponents, 1.0, exact=self._exact)
-        sums.decode(figures.tolist(), self._shapes, self.device, self._exponents, 1, exact=self._exact)
+        marks, slicing, exponents = self._sum.marks, self._slicing, self._exponents
+        mean = [torch.empty(tensor.shape, device=self.device) for tensor in tensors]
+        figures = sums.finish([tensors], exponents, 1.0, mean, slicing.chunk, exact=self._exact)
+        told = torch.cat((marks, figures.view(-1))).tolist()
+        of_sums, rest = told[: sums.NUM_MARKS], told[sums.NUM_MARKS :]
+        sums.decode(of_sums, rest, slicing, exponents, 1, exact=self._exact)
         self._state.update_(mean, applied=1, lr=1e-9)
         self._sum.zero_()
         if self._checks_every == 1:  # of more steps than one it is no part of a usual step

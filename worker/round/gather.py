@@ -22,6 +22,7 @@ from oobleckd.worker.transport.transport import Inbox
 from oobleckd.worker.transport.wire import WireError
 
 KIND = "G"
+MEANS = "M"
 # Unbounded, a device with redundant layers held seven or eight contributions at once. Readers wait for each
 # other and never for the executor: what that waits for may lie behind them in the same stream, which would
 # be a deadlock. (D-exactness-012)
@@ -131,6 +132,11 @@ class Gathering:
 def key_of(epoch: int, round_: int, bucket: int, source: str) -> Key:
     """Of the message with a contribution."""
     return (KIND, epoch, round_, bucket, source)
+
+
+def means_key_of(epoch: int, round_: int, bucket: int, giver: str) -> Key:
+    """Of the message with means that a device gives."""
+    return (MEANS, epoch, round_, bucket, giver)
 
 
 class Intake:

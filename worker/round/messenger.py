@@ -2,9 +2,9 @@
 in.
 
 Tensor messages are found by what they are, not by who sent them or in which order. The first part of a key is
-its kind: "F" activations, "B" their gradients, "G" contributions, "C" copies of sums, "K" that one has
-arrived, "V" votes, "T" training state, "P" that it was pre-copied and "Q" that it is wanted all the same, "S"
-state and "U" updates that are pre-copied.
+its kind: "F" activations, "B" their gradients, "G" contributions of sums, "M" means, "C" copies of sums, "K"
+that one has arrived, "V" votes, "T" training state, "P" that it was pre-copied and "Q" that it is wanted all
+the same, "S" state and "U" updates that are pre-copied.
 """
 
 from __future__ import annotations

@@ -1,23 +1,19 @@
-"""Gradient sums of a round: own sums per (bucket, use), contributions of the other holders, what follows.
+"""Gradient sums of a round: own sums per (bucket, use), contributions of the other holders, the means.
 
 A holder that has computed nothing of a bucket, as a redundant holder, says so without tensors, and gets the
-sums of the others. Own sums stay as they are until the commit, so that after a failure they can be
+means all the same. Own sums stay as they are until the commit, so that after a failure they can be
 contributed again under the next epoch. Of a bucket that is reduced mean gradients are kept and a few figures,
-and not the total: whoever lacks the bucket is given these, and has the same bits. Owns the tensors; who sends
-what to whom, and that every micro-batch is in a total exactly once, is
+and not the total: whoever lacks some is given these, and has the same bits. Owns the tensors; who sends what
+to whom, and that every micro-batch is in a total exactly once, is
 ``oobleckd.worker.round_machine.exchange``'s.
 
 Memory, in bytes a parameter where sums are exact: 8 of own sums, always; 4 of mean gradients, from the time
-that the bucket is reduced to the commit. Where others hold the bucket, too, 8 more from the time that the
-first of them has contributed until the last has, in place of the mean gradients: one sum of theirs grows.
+that the first slice is there to the commit. Of slices that are made here 8 more from the time that the first
+of the others has contributed until the last has: one sum of theirs grows.
 
 Nothing here is read by the host before ``look``, which reads once for all buckets: on a GPU each read waits
 until all that was asked of it is done. What a sum's memory was found to be is read there as well, before
 anybody votes; and before a device says what it has reduced (``report``).
-
-Every holder sends its sums to every other holder of the bucket and adds up, integers as they come and floats
-in device order: one hop, nothing to rebuild when a holder dies. That costs (holders - 1) times the bucket per
-device, as little as any exchange for the two copies of f = 1 (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -26,21 +22,24 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
+from oobleckd.protocol.corruption import of_numbers
 from oobleckd.protocol.parts import RouterFigures, Vote
 from oobleckd.worker import sums
 from oobleckd.worker.round import marks
-from oobleckd.worker.round.gather import Gathered, Gathering, key_of
+from oobleckd.worker.round.gather import Gathered, Gathering, key_of, means_key_of
+from oobleckd.worker.round.means import NO_MEANS, Means
 from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.weights import WeightsOf
-from oobleckd.worker.round_machine.commands import Contribute
+from oobleckd.worker.round_machine.commands import Contribute, Give
 from oobleckd.worker.round_machine.copies import SumCopy
-from oobleckd.worker.round_machine.exchange import Contribution, Exchange
+from oobleckd.worker.round_machine.exchange import Contribution, Exchange, Given
 from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
@@ -58,27 +57,30 @@ class RouterTold(NamedTuple):
 
 class ReadFigures(NamedTuple):
     """Figures of a bucket and the losses that came with it by micro-batch, as numbers of the host; of layers
-    with a router what that told.
+    with a router what that told. ``squares``: of each chunk the sum of squares of the mean gradient.
     """
 
     figures: sums.BucketFigures
     losses: dict[int, float]
     routers: dict[int, RouterTold] = {}  # noqa: RUF012 - nobody writes to it
+    squares: Sequence[float] = ()
 
 
 @dataclass(slots=True)
 class Reduced:
-    """What follows from the sums of a bucket over all replicas.
-
-    ``grads``: mean gradients by key, float32, of the parameters' shapes; they mean nothing where ``told`` has
-    a NaN or an overflow. ``figures``: float64, on the device: those of ``sums.finish``, and behind them, use
-    by use, the losses of all micro-batches of the step, and the tokens of each expert. ``read``: what they
+    """What follows from the sums of a bucket over all replicas: all ``means``. ``read``: what their figures
     say, once that is known.
     """
 
-    grads: list[Tensor]
-    figures: Tensor
+    means: Means
     read: ReadFigures | None = None
+
+    @property
+    def grads(self) -> list[Tensor]:
+        """Mean gradients by key, float32, of the parameters' shapes; they mean nothing where ``told`` has a
+        NaN or an overflow.
+        """
+        return self.means.grads
 
     @property
     def told(self) -> ReadFigures:
@@ -94,7 +96,9 @@ class Reducer:
     ``parts``: (bucket, use) -> own sums. ``nan`` and ``overflow``: buckets with one in what was inherited; of
     its own, the parts know. ``losses``: by micro-batch, on the device where they came out of it; ``routed``:
     what a router told of a micro-batch (``BlockRouter``), by layer and micro-batch, on the device.
-    ``inherited``: sums that are in the ledger, and added when the next epoch is entered.
+    ``inherited``: sums that are in the ledger, and added when the next epoch is entered. ``gathered``: what
+    was contributed of slices whose means are made here; ``means``: what is here of any bucket, and
+    ``reduced``: of those of which all is.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class Reducer:
         self.routed: dict[marks.Place, Tensor] = {}
         self.inherited: list[tuple[sums.Sum, Sequence[Tensor]]] = []
         self.gathered: dict[int, Gathered] = {}
+        self.means: dict[int, Means] = {}
         self.reduced: dict[int, Reduced] = {}
 
     def adopt(self) -> None:
@@ -133,7 +138,8 @@ class Reducer:
         self.step = step
         for part in self.parts.values():
             part.zero_()
-        self.nan, self.overflow, self.losses, self.routed, self.reduced = set(), set(), {}, {}, {}
+        self.nan, self.overflow, self.losses, self.routed = set(), set(), {}, {}
+        self.means, self.reduced = {}, {}
         self.inherited = []
 
     def enter(self) -> None:
@@ -144,6 +150,7 @@ class Reducer:
         # An exchange is entered once for a generation and a round: what readers have added to it cannot be
         # taken out again. (D-exactness-012)
         exchange = self.exchange
+        self.means = {bucket: means for bucket, means in self.means.items() if exchange.here.get(bucket)}
         self.gathered = {b: Gathered(sources, self.exact) for b, sources in exchange.sources.items()}
         self.messenger.gather(Gathering(exchange.epoch, exchange.round, self.gathered))
 
@@ -214,23 +221,27 @@ class Reducer:
         """
         ready = self.exchange.ready()
         for command in ready:
-            self.contribute(command)
+            if isinstance(command, Give):
+                self.give(command)
+            else:
+                self.contribute(command)
         return bool(ready)
 
     def contribute(self, command: Contribute) -> None:
-        """Send the sums of a bucket to its other holders, and take them in here."""
+        """Send the sums of a bucket to those who make means of it, and take in here what is made here."""
         bucket, here = command.bucket, self.exchange
-        if command.donated:
-            part = self.reduced[bucket]
-            # A total would be twice as large, and kept in every replica only to be given.
-            # (D-exactness-019)
-            what, tensors = here.reduced[bucket], [] if self.evaluates else [*part.grads, part.figures]
-        else:
-            what, tensors = self._own(bucket)
-        key = key_of(here.epoch, here.round, bucket, here.device)
-        for peer in command.peers:
-            self.messenger.send(peer, key, tensors, msgspec.msgpack.encode(what))
-        self.hear(bucket, here.device, what, tensors)
+        what, total, beside = self._own(bucket)
+        key, meta = key_of(here.epoch, here.round, bucket, here.device), msgspec.msgpack.encode(what)
+        for peer, slices in command.shares:
+            self.messenger.send(peer, key, self._share(bucket, total, slices, beside), meta)
+        if mine := here.made_here(bucket):
+            self.hear(bucket, here.device, what, self._share(bucket, total, mine, beside))
+
+    def _share(
+        self, bucket: int, total: Sequence[Tensor], slices: int, beside: Tensor | None
+    ) -> list[Tensor]:
+        """What is contributed of ``slices``: nothing, where there are no sums."""
+        return [] if beside is None else [*self.store.slicing(bucket).cut(total, slices), beside]
 
     def hear(
         self,
@@ -241,50 +252,93 @@ class Reducer:
         *,
         added: bool = False,
     ) -> None:
-        """A contribution of this epoch and round. ``tensors``: sums by key in wire form, and behind them what
-        travels beside them (``marks``); of a donor its mean gradients and its figures; none where ``what`` is
+        """A contribution of this epoch and round, to means that are made here. ``tensors``: flat sums by
+        range in wire form, and behind them what travels beside them (``marks``); none where ``what`` is
         empty, and in a round that evaluates. ``added``: the thread that read them has added them up
-        (``gather``). The last one reduces the bucket.
+        (``gather``). With the last one the means are made, and given to those who are to have them.
         """
         if not self.exchange.wants(bucket, source):
             return
         assert added or bool(tensors) != (what.is_empty or self.evaluates), f"bucket {bucket}: no sums came"
         if tensors:
             self.gathered[bucket].add(source, tensors, own=source == self.exchange.device)
-        if self.exchange.hear(bucket, source, what) is not None:
-            gathered, self.gathered[bucket] = self.gathered[bucket], Gathered((), self.exact)
-            self.reduced[bucket] = self._finish(bucket, gathered)
+        give = self.exchange.hear(bucket, source, what)
+        if give is None:
+            return
+        gathered, self.gathered[bucket] = self.gathered[bucket], Gathered((), self.exact)
+        if not self.evaluates:
+            self._make(bucket, gathered)
+        self._settle(bucket)
+        self.give(give)
+
+    def give(self, command: Give) -> None:
+        """Send means that are here to holders who have not made them."""
+        bucket, here = command.bucket, self.exchange
+        if not command.peers:
+            return
+        tensors = [] if self.evaluates else self.means[bucket].given(command.slices)
+        key = means_key_of(here.epoch, here.round, bucket, here.device)
+        meta = msgspec.msgpack.encode(here.of_means(bucket, command.slices))
+        for peer in command.peers:
+            self.messenger.send(peer, key, tensors, meta)
+
+    def hear_means(self, bucket: int, giver: str, given: Given, tensors: Sequence[Tensor]) -> None:
+        """Means of this epoch and round: of each range of the slices that are given, float32, and behind them
+        their figures and what is told beside; none in a round that evaluates.
+        """
+        if not self.exchange.wants_means(bucket, giver):
+            return
+        if not self.evaluates:
+            self._means_of(bucket).take(given.slices, tensors)
+        self.exchange.hear_means(bucket, giver, given)
+        self._settle(bucket)
+
+    def _settle(self, bucket: int) -> None:
+        """With its last means a bucket is reduced."""
+        if bucket in self.exchange.reduced:
+            evaluated = Reduced(NO_MEANS, ReadFigures(_NOTHING, {}))
+            self.reduced[bucket] = evaluated if self.evaluates else Reduced(self.means[bucket])
 
     def look(self) -> bool:
-        """Read the figures of all that is reduced and was not read; waits once. Whether all of it stands: of
-        a peer whose memory had changed nothing is taken. Raises SumsChanged where it was this device's.
+        """Read the figures of all means that are here and were not read; waits once. Whether all of it
+        stands: of a peer whose memory had changed nothing is taken. Raises SumsChanged where it was this
+        device's.
         """
         unread = {bucket: part for bucket, part in self.reduced.items() if part.read is None}
-        if not unread:
+        partly = [] if self.evaluates else [bucket for bucket in self.means if bucket not in self.reduced]
+        if not unread and not partly:
             return True
+        found: dict[int, ReadFigures] = {}
+        changed = set()
         # All in one go: each read waits until the GPU has done what it was given. (D-exactness-020)
-        values = torch.cat([part.figures for part in unread.values()]).tolist()
-        begin, found = 0, {}
-        for bucket, part in unread.items():
-            end = begin + part.figures.numel()
-            found[bucket] = self._told(bucket, values[begin:end])
-            begin = end
-        changed = {bucket for bucket, told in found.items() if told.figures.changed}
+        lying = [part.means.figures for part in unread.values()]
+        lying += [self.means[bucket].marks for bucket in partly]
+        values = iter(torch.cat(lying).tolist())
+        for (bucket, part), figures in zip(unread.items(), lying, strict=False):
+            found[bucket] = self._told(bucket, part.means, list(islice(values, figures.numel())))
+            if found[bucket].figures.changed:
+                changed.add(bucket)
+        for bucket in partly:
+            if list(islice(values, sums.NUM_MARKS))[-1]:
+                changed.add(bucket)
         mine = [part.marks[-1] for (bucket, _), part in self.parts.items() if bucket in changed]
         if mine and bool(torch.stack(mine).any()):
             raise SumsChanged
         for bucket in changed:
             # Its owner says so itself, or is dead: then all who live make the bucket anew. Who had taken it
             # for reduced would give it to others. (D-corruption-011)
-            del self.reduced[bucket], found[bucket]
+            self.reduced.pop(bucket, None)
+            found.pop(bucket, None)
+            self.means.pop(bucket)
             self.exchange.forget(bucket)
         for bucket, told in found.items():
             self.reduced[bucket].read = told
         return not changed
 
-    def vote(self) -> Vote:
+    def vote(self, *, compared: bool = False) -> Vote:
         """What this device knows of the round once all is reduced and looked at: squared norms by bucket and
         key, losses by micro-batch, NaN and overflow; no flags. Losses alone, of a round that evaluates.
+        ``compared``: with fingerprints of the means that were made here.
         """
         losses: dict[int, float] = {}
         if self.evaluates:
@@ -303,7 +357,19 @@ class Reducer:
             nan=any(each.figures.nan for each in told.values())
             or not all(map(math.isfinite, losses.values())),
             overflow=any(each.figures.overflow for each in told.values()),
+            made={bucket: self._fingerprints(bucket) for bucket in told} if compared else {},
         )
+
+    def _fingerprints(self, bucket: int) -> dict[int, int]:
+        """Of the slices of ``bucket`` whose means were made here, under the present epoch."""
+        # Of sums of squares, which the host has read anyway: of the means themselves it would be one more
+        # pass through all of them. (D-corruption-012)
+        part, made = self.reduced[bucket], self.exchange.made_by_now(bucket)
+        squares, slicing = part.told.squares, part.means.slicing
+        return {
+            number: of_numbers([squares[chunk] for chunk in slicing.chunks(1 << number)])
+            for number in sums.members(made)
+        }
 
     @property
     def routers(self) -> dict[int, RouterTold]:
@@ -327,16 +393,19 @@ class Reducer:
     def _num_contributions(self, bucket: int, micro_batches: int) -> int:
         return micro_batches * len(self.exchange.uses[bucket])
 
-    def _own(self, bucket: int) -> tuple[Contribution, list[Tensor]]:
+    def _own(self, bucket: int) -> tuple[Contribution, Sequence[Tensor], Tensor | None]:
+        """What is said of this device's sums, those by key, and what travels beside them; None where there
+        are no sums to be sent.
+        """
         ledger = self.exchange.counted(bucket)
         if self.evaluates:
-            return Contribution(ledger, {mb: float(loss) for mb, loss in self.losses.items()}), []
+            return Contribution(ledger, {mb: float(loss) for mb, loss in self.losses.items()}), [], None
         what = Contribution(ledger)
         if what.is_empty:
-            return what, []
+            return what, [], None
         total = sums.total([self.parts[bucket, use].tensors for use in ledger if ledger[use]])
         told = [self._told_of(*place) for place in marks.places(ledger, self._widths(bucket))]
-        return what, [*total, self._marks(bucket, [use for use in ledger if ledger[use]], told)]
+        return what, total, self._marks(bucket, [use for use in ledger if ledger[use]], told)
 
     def _widths(self, bucket: int) -> dict[int, int]:
         """Of each use how many numbers each micro-batch has that are told of it."""
@@ -350,15 +419,27 @@ class Reducer:
         parts = [self.parts[bucket, use] for use in uses]
         return marks.made(parts, told, nan=bucket in self.nan, overflow=bucket in self.overflow)
 
-    def _finish(self, bucket: int, gathered: Gathered) -> Reduced:
-        """Of all contributions. Waits for nothing."""
-        if self.evaluates:
-            return Reduced([], _NO_FIGURES, ReadFigures(_NOTHING, {}))
-        beside = gathered.beside
-        if bucket in self.exchange.donors:
-            (figures,) = beside.values()
-            return Reduced(gathered.total(), figures)
-        widths, heard = self._widths(bucket), self.exchange.heard[bucket]
+    def _means_of(self, bucket: int) -> Means:
+        if bucket not in self.means:
+            shapes, device = self.store.spec.buckets[bucket].shapes, self.store.device
+            self.means[bucket] = Means(self.store.slicing(bucket), shapes, device, exact=self.exact)
+        return self.means[bucket]
+
+    def _make(self, bucket: int, gathered: Gathered) -> None:
+        """The means of slices that are made here, of all contributions. Waits for nothing."""
+        means, slices = self._means_of(bucket), self.exchange.made_here(bucket)
+        by_key, weight = self.store.buckets[bucket].exponents, self.weights_of(self.step).total
+        exponents = [by_key[each.key] for each in means.slicing.ranges(slices)]
+
+        def finish(into: Sequence[Tensor]) -> Tensor:
+            parts, chunk = gathered.parts(), means.slicing.chunk
+            return sums.finish(parts, exponents, weight, into, chunk, exact=self.exact)
+
+        means.make(slices, finish, self._joined(bucket, gathered))
+
+    def _joined(self, bucket: int, gathered: Gathered) -> Tensor:
+        """What travelled beside all contributions, as the host will read it."""
+        beside, widths, heard = gathered.beside, self._widths(bucket), self.exchange.heard[bucket]
         joined = marks.joined(
             [
                 (beside[source], marks.places(heard[source].ledger, widths))
@@ -367,30 +448,28 @@ class Reducer:
             ],
             widths,
         )
-        exponents, weight = self.store.buckets[bucket].exponents, self.weights_of(self.step).total
-        grads, figures = sums.finish(
-            gathered.parts(), joined[: sums.NUM_MARKS], exponents, weight, exact=self.exact
-        )
         told = marks.added(joined[sums.NUM_MARKS :], widths, self.exchange.per_step)
-        return Reduced(grads, torch.cat((figures, told)))
+        return torch.cat((joined[: sums.NUM_MARKS], told))
 
-    def _told(self, bucket: int, values: Sequence[float]) -> ReadFigures:
-        shapes, device = self.store.spec.buckets[bucket].shapes, self.store.device
+    def _told(self, bucket: int, means: Means, values: Sequence[float]) -> ReadFigures:
         head = self.exchange.head
-        count = sums.num_figures(shapes, device, exact=self.exact)
         exponents, terms = (
             self.store.buckets[bucket].exponents,
             self._num_contributions(bucket, self.exchange.per_next),
         )
-        found = sums.decode(values[:count], shapes, device, exponents, terms, exact=self.exact)
+        of_sums, rest = values[: sums.NUM_MARKS], values[sums.NUM_MARKS :]
+        told_of, figures = rest[: means.num_told], rest[means.num_told :]
+        found = sums.decode(of_sums, figures, means.slicing, exponents, terms, exact=self.exact)
         # What is not trained counts in no norm, as in torch; its gradient is summed all the same, since what
         # a block computes does not depend on what is done with it. (D-training-006)
         frozen = self.store.shape(bucket).frozen
         norms = tuple(0.0 if key in frozen else norm for key, norm in enumerate(found.norms))
-        told = marks.read(values[count:], self._widths(bucket), self.exchange.per_step)
+        told = marks.read(told_of, self._widths(bucket), self.exchange.per_step)
         losses = {mb: loss for mb, (loss, *_) in enumerate(told[head].losses)} if head in told else {}
         routers = {use: self._router_told(of) for use, of in told.items() if of.integers}
-        return ReadFigures(found._replace(norms=norms), losses, routers)
+        num_chunks = len(means.slicing.chunks(means.slicing.all))
+        squares = figures[len(figures) - num_chunks :]
+        return ReadFigures(found._replace(norms=norms), losses, routers, squares)
 
     def _router_told(self, told: marks.ToldOfUse) -> RouterTold:
         # Beside the loss of the step and no part of it: that is what runs are compared by. (D-routers-002)
@@ -404,5 +483,4 @@ def _figures_of(told: RouterTold) -> RouterFigures:
     return RouterFigures(told.aux_loss, told.z_loss, max(told.tokens) / mean, told.tokens.count(0))
 
 
-_NO_FIGURES = torch.empty(0, dtype=torch.float64)
 _NOTHING = sums.BucketFigures(nan=False, overflow=False, changed=False, norms=(), exponents=())

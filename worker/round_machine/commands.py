@@ -34,13 +34,21 @@ class RunTask:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """Send the sums of ``bucket`` to ``peers`` and take them in here: this device's own, or, ``donated``, the
-    total that it has.
+    """Send this device's sums of ``bucket``, and take in those of slices that it makes means of. ``shares``:
+    to whom, and of which slices.
     """
 
     bucket: int
+    shares: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Send the means of ``slices`` of ``bucket``, which are here, to ``peers``."""
+
+    bucket: int
+    slices: int
     peers: tuple[str, ...]
-    donated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,7 @@ class Tell:
 Command = (
     RunTask
     | Contribute
+    | Give
     | CastVote
     | SendVote
     | UpdateEarly

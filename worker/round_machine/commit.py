@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from oobleckd.protocol import corruption
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.parts import Vote
@@ -99,7 +101,9 @@ class Commit:
         """For ``Progress``: the union of what is known if this device is REDUCED."""
         if self.own is None:
             return None
-        return Vote.union([self.own, *(self.votes[device] for device in sorted(self.votes))])
+        known = Vote.union([self.own, *(self.votes[device] for device in sorted(self.votes))])
+        # What others made is theirs to say: a device that repeats it is no witness. (D-corruption-012)
+        return msgspec.structs.replace(known, made=self.own.made)
 
     def advance(self, vote: Vote) -> None:
         """The present round committed with ``vote``; the next begins."""

@@ -11,7 +11,7 @@ without, and walked through every interleaving by the model check (tests/helpers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,11 +43,10 @@ from oobleckd.worker.round_machine.commands import (
 from oobleckd.worker.round_machine.commit import Commit
 from oobleckd.worker.round_machine.copies import SumCopies
 from oobleckd.worker.round_machine.early import UpdatePredictor
-from oobleckd.worker.round_machine.exchange import Exchange
+from oobleckd.worker.round_machine.exchange import NO_DONORS, Donors, Exchange
 from oobleckd.worker.round_machine.phases import PHASES, Phase
 from oobleckd.worker.round_machine.tasks import NO_LAYERS, Arrived, Board, Order, Task
 
-NO_DONORS: Mapping[int, str] = {}
 NO_FLAGS = Flags()
 Fence = Literal["old", "now", "later"]
 """Whether sums are of an exchange that is over, of the present one, or of one to come."""
@@ -60,7 +59,8 @@ class Rules:
     ``max_skipped``: steps skipped in a row as not finite after which no round follows (0: any number may be),
     ``max_spiked``: the same of those skipped for a spike. ``apart``: the backward is decoupled.
     ``staggered``: a device may update before all votes are in. ``redundant``: forward passes are run ahead
-    for others. ``copies``: of the sums, in a round.
+    for others. ``copies``: of the sums, in a round. ``check_every``: in steps whose number it divides a
+    second holder makes each mean of gradients (0: in none).
     """
 
     evaluation: EvalRounds
@@ -70,6 +70,7 @@ class Rules:
     redundant: bool = False
     copies: int = 0
     max_spiked: int = 0
+    check_every: int = 0
 
     @classmethod
     def of(cls, job: Job) -> Rules:
@@ -82,7 +83,12 @@ class Rules:
             redundant=bool(job.schedule.redundant_bytes),
             copies=job.schedule.sum_copies,
             max_spiked=job.max_spiked,
+            check_every=job.fault_tolerance.check_every,
         )
+
+    def checks(self, step: int) -> bool:
+        """Whether ``step`` is compared."""
+        return self.check_every > 0 and step % self.check_every == 0
 
 
 Judge = Callable[[Counters, Vote, Outcome], tuple[SkipCause, Counters]]
@@ -97,9 +103,10 @@ def judged_by_votes(was: Counters, _vote: Vote, outcome: Outcome) -> tuple[SkipC
 
 
 class RoundMachine:
-    """The machine of ``device``. ``uses``: of each bucket of the model, the layers that use it.
-    ``goes_through``: whether a round with this union of votes, which is applied, is so with its gradients as
-    they are. ``judge``: whether it is, and what follows.
+    """The machine of ``device``. ``uses``: of each bucket of the model, the layers that use it; ``numbers``:
+    of each of its slices, how many it has (none: buckets are not cut). ``goes_through``: whether a round with
+    this union of votes, which is applied, is so with its gradients as they are. ``judge``: whether it is, and
+    what follows.
 
     ``phase``: see ``phases``. ``counters``: the round that is next, or under way. ``dead``: of the layout,
     cumulative. ``flags`` travel with the next vote; with ``hold_next`` the device stops when the round is
@@ -114,6 +121,7 @@ class RoundMachine:
         uses: Sequence[tuple[int, ...]],
         goes_through: Callable[[Vote], bool],
         judge: Judge = judged_by_votes,
+        numbers: Sequence[Sequence[int]] = (),
     ) -> None:
         self.device, self.rules, self.goes_through, self.judge = device, rules, goes_through, judge
         self.phase: Phase = "held"
@@ -125,7 +133,7 @@ class RoundMachine:
         self.flags = Flags()
         self.hold_next = self.late = False
         self.commit = Commit(device)
-        self.exchange = Exchange(device, uses)
+        self.exchange = Exchange(device, uses, numbers or [(1,)] * len(uses))
         self.copies = SumCopies(device, rules.copies)
         self.predictor = UpdatePredictor()
         self.now = self._round(self.counters)
@@ -311,7 +319,7 @@ class RoundMachine:
         clean = steps and not (own.nan or own.overflow) and self.now.board.idle
         return self.rules.staggered and clean and not halts and self.predictor.expects_a_commit
 
-    def _commit(self, vote: Vote, donors: Mapping[int, str], *, then_holds: bool) -> Commands:
+    def _commit(self, vote: Vote, donors: Donors, *, then_holds: bool) -> Commands:
         """The round's one commit point has passed: roll forward. ``donors``: of buckets in the next round.
         ``then_holds``: stop behind it where that was asked for; else the decision says so.
         """
@@ -346,18 +354,19 @@ class RoundMachine:
             return (*commands, Hold()) if hold else commands
         return commands
 
-    def _begin(self, spec: RoundSpec, donors: Mapping[int, str], *, begun: bool = False) -> Commands:
+    def _begin(self, spec: RoundSpec, donors: Donors, *, begun: bool = False) -> Commands:
         """The next round: standing routes that touch no dead device."""
         self.now = spec
         spec.board.forward_only = False
         rounds, step = self.rules.evaluation, self.counters.step
         steps = rounds.of_step(step), rounds.of_step(step + 1)
         num_evaluated = rounds.num_evaluated(self.counters)
-        self.exchange.begin(self.counters.round, spec.board.ledger, steps, num_evaluated)
+        twice = self.rules.checks(step) and not num_evaluated
+        self.exchange.begin(self.counters.round, spec.board.ledger, steps, num_evaluated, twice=twice)
         self.copies.begin(self.counters.round)
         return (BeginRound(spec, begun), *self._exchange(donors))
 
-    def _exchange(self, donors: Mapping[int, str]) -> Commands:
+    def _exchange(self, donors: Donors) -> Commands:
         self.exchange.enter(self.commit.epoch, self.layout, self.commit.live, donors)
         # Losses are a few bytes: the head's holders have them with its contribution, and what a dead one had
         # said to nobody is a forward pass. (D-recovery-028)
@@ -438,7 +447,7 @@ class RoundMachine:
             epoch,
             self.counters,
             board.ledger.counted(board.ledger.done),
-            tuple(self.exchange.reduced),
+            self.exchange.told,
             self.commit.heard(),
             self.commit.last,
             self.holding,

@@ -31,6 +31,7 @@ class Store:
     layers: dict[int, Layer] = field(default_factory=dict)
     _readers: list[Callable[[], object]] = field(default_factory=list)
     _shapes: dict[int, StateShape] = field(default_factory=dict)
+    _slicings: dict[int, sums.Slicing] = field(default_factory=dict)
 
     def read_by(self, settle: Callable[[], object]) -> None:
         """Another thread reads the state while training goes on: ``settle`` is called before it changes."""
@@ -57,6 +58,12 @@ class Store:
         if bucket not in self._shapes:
             self._shapes[bucket] = state_shape(self.spec.job.optimizer, parameters_of(self.spec, [bucket]))
         return self._shapes[bucket]
+
+    def slicing(self, bucket: int) -> sums.Slicing:
+        """How the parameters of ``bucket`` are cut into slices."""
+        if bucket not in self._slicings:
+            self._slicings[bucket] = sums.slicing(self.spec.buckets[bucket].shapes, self.device)
+        return self._slicings[bucket]
 
     def loaded(self, directory: Path, buckets: Iterable[int]) -> dict[int, BucketState]:
         """State of ``buckets`` from the checkpoint in ``directory``, on the store's device. Raises UserError,

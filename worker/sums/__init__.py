@@ -34,8 +34,9 @@ from oobleckd.worker.sums.arithmetic import (
 )
 from oobleckd.worker.sums.choice import kernels_of
 from oobleckd.worker.sums.chunked import Chunked
-from oobleckd.worker.sums.finish import BucketFigures, Finished, decode, finish, num_figures
+from oobleckd.worker.sums.finish import BucketFigures, decode, finish, num_rows
 from oobleckd.worker.sums.fused import Fused
+from oobleckd.worker.sums.slices import Slicing, members, slicing
 from oobleckd.worker.sums.sum import NUM_MARKS, Sum
 from oobleckd.worker.sums.whole import Whole
 
@@ -45,8 +46,8 @@ __all__ = [
     "START_EXPONENT",
     "BucketFigures",
     "Chunked",
-    "Finished",
     "Fused",
+    "Slicing",
     "Sum",
     "Whole",
     "added",
@@ -54,7 +55,9 @@ __all__ = [
     "empty",
     "finish",
     "mean_grads",
-    "num_figures",
+    "members",
+    "num_rows",
+    "slicing",
     "smaller_exponents",
     "total",
 ]

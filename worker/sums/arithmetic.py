@@ -37,6 +37,7 @@ _LARGEST_EXPONENT = 120
 _CPU_CHUNK = 1 << 16
 _GPU_CHUNK = 1 << 24
 _CPU_SQUARES = 1 << 15
+_GPU_SQUARES = 1 << 20
 
 
 def limit_of(num_contributions: int) -> float:
@@ -59,39 +60,43 @@ def total(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return sums
 
 
-def mean_grads(sums: Sequence[Tensor], exponents: Sequence[int], weight: float, exact: bool) -> list[Tensor]:
+def mean_grads(
+    sums: Sequence[Tensor],
+    exponents: Sequence[int],
+    weight: float,
+    exact: bool,
+    into: Sequence[Tensor] | None = None,
+) -> list[Tensor]:
     """The step's mean gradient by key: one division, in float64 if exact.
 
     ``sums``: by key, float64 integers scaled by ``2**exponent`` (exact) or float32; ``weight``: how much the
-    micro-batches in them count together. The result has their shapes and is always float32, rounded once.
+    micro-batches in them count together. The result has their shapes and is always float32, rounded once; it
+    is in the contiguous tensors ``into``, where they are given.
     """
-    if not exact:
-        return [torch.div(tensor, weight) for tensor in sums]
-    grads = []
-    for tensor, exponent in zip(sums, exponents, strict=True):
-        grad = torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+    means = list(into) if into is not None else [_float32_like(tensor) for tensor in sums]
+    for tensor, exponent, mean in zip(sums, exponents, means, strict=True):
+        if not exact:
+            torch.div(tensor, weight, out=mean)
+            continue
         divisor = math.ldexp(weight, exponent)
         chunk = chunk_of(tensor.device)
-        for part, into in zip(
-            pieces_of(tensor.view(-1), chunk), pieces_of(grad.view(-1), chunk), strict=True
+        for part, piece in zip(
+            pieces_of(tensor.view(-1), chunk), pieces_of(mean.view(-1), chunk), strict=True
         ):
-            into.copy_(part.div(divisor))
-        grads.append(grad)
-    return grads
+            piece.copy_(part.div(divisor))
+    return means
 
 
-def squares(grad: Tensor) -> list[Tensor]:
-    """The sum of squares of each chunk of ``grad`` (float32, any shape), float64 scalars where it lies.
+def _float32_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device)
+
+
+def squares(grad: Tensor, chunk: int) -> list[Tensor]:
+    """The sum of squares of each ``chunk`` of ``grad`` (float32, any shape), float64 scalars where it lies.
 
     Chunks are of a fixed size, so threads leave no trace.
     """
-    pieces = pieces_of(grad.reshape(-1), square_chunk(grad.device))
-    return [part.to(torch.float64).square_().sum() for part in pieces]
-
-
-def num_squares(size: int, device: torch.device) -> int:
-    """How many numbers ``squares`` has of a key of so many numbers on ``device``."""
-    return max(1, -(-size // square_chunk(device)))
+    return [part.to(torch.float64).square_().sum() for part in pieces_of(grad.reshape(-1), chunk)]
 
 
 def added(values: Iterable[float]) -> float:
@@ -102,14 +107,18 @@ def added(values: Iterable[float]) -> float:
     return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
-def largest(sums: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude of each key of ``sums``, at least one, as float64 (keys,) where they lie."""
-    if sums[0].device.type != "cpu":
-        norms = torch._foreach_norm(list(sums), math.inf)  # noqa: SLF001 - torch's only norm of a list
-        return torch.stack(norms).to(torch.float64)
-    found = [torch.aminmax(tensor) for tensor in sums]
-    lows, highs = (torch.stack(each) for each in zip(*found, strict=True))
-    return torch.maximum(lows.neg_(), highs).to(torch.float64)
+def largest(tensor: Tensor, chunk: int) -> list[Tensor]:
+    """The largest magnitude in each ``chunk`` of ``tensor`` (of any shape), 0 where that is empty, as float64
+    scalars where it lies.
+    """
+    pieces = pieces_of(tensor.reshape(-1), chunk)
+    if not tensor.numel():
+        return [tensor.new_zeros((), dtype=torch.float64)]
+    if tensor.device.type != "cpu":
+        norms = torch._foreach_norm(list(pieces), math.inf)  # noqa: SLF001 - torch's only norm of a list
+        return [norm.to(torch.float64) for norm in norms]
+    found = [torch.aminmax(piece) for piece in pieces]
+    return [torch.maximum(low.neg(), high).to(torch.float64) for low, high in found]
 
 
 def next_exponents(
@@ -154,6 +163,7 @@ def pieces_of(flat: Tensor, chunk: int) -> Sequence[Tensor]:
 
 
 def square_chunk(device: torch.device) -> int:
-    """How many squares are added up to one number on ``device``."""
-    # Chunks this small are summed by one thread, whatever the number of threads.
-    return _CPU_SQUARES if device.type == "cpu" else _GPU_CHUNK
+    """How many squares are added up to one number on ``device``, at most."""
+    # Chunks this small are summed by one thread, whatever the number of threads. On a GPU each is a launch
+    # or two and a number to be read; a slice of a bucket consists of whole ones. (D-exactness-021)
+    return _CPU_SQUARES if device.type == "cpu" else _GPU_SQUARES

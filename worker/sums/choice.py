@@ -64,14 +64,17 @@ def as_torch(kernels: Kernels, device: torch.device) -> bool:
         one.add(terms, _EXPONENTS, 8)
         other.add([term.to(torch.float32) for term in terms], _EXPONENTS, 8)
     mine, wanted = one.tensors, other.tensors
-    means = kernels.finish([mine], [2.0**exponent * 3 for exponent in _EXPONENTS])
+    chunk = 1 << 15
+    means = [torch.empty(shape, device=device) for shape in _TRIED]
+    figures = kernels.finish([mine], [2.0**exponent * 3 for exponent in _EXPONENTS], means, chunk)
     grads = mean_grads(wanted, _EXPONENTS, 3.0, exact=True)
-    by_chunk = torch.stack([square for grad in grads for square in squares(grad)])
+    most = torch.stack([each for tensor in wanted for each in largest(tensor, chunk)])
+    by_chunk = torch.stack([square for grad in grads for square in squares(grad, chunk)])
     pairs = [
         *zip(mine, wanted, strict=True),
-        *zip(means.grads, grads, strict=True),
-        (means.largest, largest(wanted)),
-        (means.squares, by_chunk),
+        *zip(means, grads, strict=True),
+        (figures.largest, most),
+        (figures.squares, by_chunk),
         (one.marks, other.marks),
     ]
     return all(torch.equal(*pair) for pair in pairs)

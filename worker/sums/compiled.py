@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker.runtime.library import in_parts, library, num_parts
-from oobleckd.worker.sums.arithmetic import NO_TIES, square_chunk
+from oobleckd.worker.sums.arithmetic import NO_TIES
 from oobleckd.worker.sums.arithmetic import total as total_of
-from oobleckd.worker.sums.kernels import Kernels, Means, SumMemory
+from oobleckd.worker.sums.kernels import ChunkFigures, Kernels, SumMemory
 
 INTERFACE = 2
 """Of ``kernels.c``, where it is raised too."""
 
-_CPU = torch.device("cpu")
 _KINDS = {torch.bfloat16: 0, torch.float32: 1}
 _ADDRESS, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -86,40 +85,37 @@ class Compiled(Kernels):
         )
         return by_row, by_column
 
-    def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
+    def finish(
+        self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float], into: Sequence[Tensor], chunk: int
+    ) -> ChunkFigures:
         """As of any Kernels. C leaves the squares of a chunk in the cache, and torch adds them up there."""
         first, *more = parts
         total, other = (_plain(each) for each in (first, total_of(more) if more else ()))
-        grads = [torch.empty(tensor.shape, dtype=torch.float32) for tensor in total]
         sizes = [tensor.numel() for tensor in total]
         others = [tensor.data_ptr() for tensor in other] or [0] * len(total)
         begins = [
-            (tensor.data_ptr(), beside, grad.data_ptr())
-            for tensor, beside, grad in zip(total, others, grads, strict=True)
+            (tensor.data_ptr(), beside, mean.data_ptr())
+            for tensor, beside, mean in zip(total, others, into, strict=True)
         ]
-        step = square_chunk(_CPU)
-        chunks = [(key, at) for key, size in enumerate(sizes) for at in range(0, max(1, size), step)]
-        largest = [0] * len(chunks)  # as the bits of a float64, whose order is that of the numbers
+        chunks = [(key, at) for key, size in enumerate(sizes) for at in range(0, max(1, size), chunk)]
+        largest = torch.empty(len(chunks), dtype=torch.int64)  # bits of a float64, in the order of numbers
         squares = torch.empty(len(chunks), dtype=torch.float64)
         num = num_parts(sum(sizes))
 
         def finish_part(part: int) -> None:
-            buffer, by_chunk = torch.empty(step, dtype=torch.float64), squares.unbind()
+            buffer, by_chunk = torch.empty(chunk, dtype=torch.float64), squares.unbind()
             for number in range(part, len(chunks), num):
                 key, at = chunks[number]
-                (total_at, other_at, grad_at), size = begins[key], min(step, sizes[key] - at)
+                (total_at, other_at, mean_at), size = begins[key], min(chunk, sizes[key] - at)
                 largest[number] = self._library.oobleckd_sums_finish(
                     total_at + 8 * at, other_at + 8 * at if other_at else None, size, divisors[key],
-                    grad_at + 4 * at, buffer.data_ptr(),
+                    mean_at + 4 * at, buffer.data_ptr(),
                 )  # fmt: skip
                 # In the order of additions that it always had: torch's, which depends on the CPU.
                 torch.sum(buffer[:size], dim=0, out=by_chunk[number])
 
         in_parts(num, finish_part)
-        by_key = [0] * len(total)
-        for (key, _), bits in zip(chunks, largest, strict=True):
-            by_key[key] = max(by_key[key], bits)
-        return Means(grads, torch.tensor(by_key, dtype=torch.int64).view(torch.float64), squares)
+        return ChunkFigures(largest.view(torch.float64), squares)
 
 
 def compiled(folder: Path = Path(__file__).parent) -> Compiled | None:

@@ -1,41 +1,24 @@
-"""What follows from the total of a bucket: mean gradients, and a few figures that the host needs of it.
+"""What follows from the total of slices of a bucket: mean gradients, and a few figures that the host needs.
 
-``finish`` makes both where the total lies and waits for nothing. The figures of all buckets are one small
-vector, read once a step, since every read waits until a GPU has done all that it was given; ``decode`` says
-what they mean. BucketFigures of a bucket, float64, one behind the other: the ``NUM_MARKS`` marks of its sums
-(``Sum.marks``); of each key the largest magnitude in the total (exact sums alone); of each key the sums of
-squares of its mean gradient, a number for each of ``num_squares`` chunks of a fixed size.
+``finish`` makes both where the total lies and waits for nothing. *Figures* of a slice, float64: of each of
+its chunks (``slices``) the largest magnitude in the total (exact sums alone) and the sum of squares of the
+mean gradient. Those of all buckets are one small vector, read once a step, since every read waits until a GPU
+has done all that it was given; ``decode`` says what they mean.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from oobleckd.worker.sums.arithmetic import (
-    added,
-    largest,
-    mean_grads,
-    next_exponents,
-    num_squares,
-    squares,
-    total,
-)
+from oobleckd.worker.sums.arithmetic import added, largest, mean_grads, next_exponents, squares, total
 from oobleckd.worker.sums.choice import kernels_of
-from oobleckd.worker.sums.sum import NUM_MARKS
-
-
-class Finished(NamedTuple):
-    """``grads``: by key, mean gradients, float32, in the shapes of the total. ``figures``: one-dimensional,
-    float64. Both on the device of the total.
-    """
-
-    grads: list[Tensor]
-    figures: Tensor
+from oobleckd.worker.sums.slices import Slicing, num_chunks
 
 
 class BucketFigures(NamedTuple):
@@ -52,60 +35,61 @@ class BucketFigures(NamedTuple):
     exponents: tuple[int, ...]
 
 
+def num_rows(*, exact: bool) -> int:
+    """How many figures a chunk has."""
+    return 2 if exact else 1
+
+
 def finish(
     parts: Sequence[Sequence[Tensor]],
-    marks: Tensor,
     exponents: Sequence[int],
     weight: float,
+    into: Sequence[Tensor],
+    chunk: int,
     *,
     exact: bool,
-) -> Finished:
-    """What follows from the total of ``parts``, one or more: each by key float64 integers scaled by
-    ``2**exponent`` (exact) or float32. They stay as they are.
+) -> Tensor:
+    """Make the mean gradients of the total of ``parts``, one or more: each a tensor by range, float64
+    integers scaled by ``2**exponent`` (exact) or float32. They stay as they are.
 
-    ``marks``: float64 (``NUM_MARKS``,) on its device, of all sums in it together. ``weight``: how much the
-    micro-batches in it count together. Where the marks say NaN or overflow, gradients mean nothing.
+    ``weight``: how much the micro-batches in it count together. ``into``: by range, contiguous float32, the
+    means. Returns their figures, float64 (``num_rows``, chunks), on the device of the total. Where a sum has
+    NaN or an overflow (``Sum.marks``), neither means anything.
     """
     kernels = kernels_of(parts[0][0].device.type) if exact and parts[0] else None
     if kernels is not None:
         divisors = [math.ldexp(weight, exponent) for exponent in exponents]
-        means = kernels.finish(parts, divisors)
-        return Finished(means.grads, torch.cat((marks, means.largest, means.squares)))
+        return torch.stack(kernels.finish(parts, divisors, into, chunk))
     whole = total(parts)
-    grads = mean_grads(whole, exponents, weight, exact)
-    figures = [marks]
-    if exact and grads:
-        figures.append(largest(whole))
-    if by_chunk := [square for grad in grads for square in squares(grad)]:
-        figures.append(torch.stack(by_chunk))
-    return Finished(grads, torch.cat(figures))
-
-
-def num_figures(shapes: Sequence[tuple[int, ...]], device: torch.device, *, exact: bool) -> int:
-    """How many figures a bucket with keys of these ``shapes`` has on ``device``."""
-    chunks = sum(num_squares(math.prod(shape), device) for shape in shapes)
-    return NUM_MARKS + len(shapes) * exact + chunks
+    means = mean_grads(whole, exponents, weight, exact, into)
+    rows = [[square for mean in means for square in squares(mean, chunk)]]
+    if exact:
+        rows.insert(0, [each for tensor in whole for each in largest(tensor, chunk)])
+    if not rows[0]:
+        return torch.empty((len(rows), 0), dtype=torch.float64)
+    return torch.stack([torch.stack(row) for row in rows])
 
 
 def decode(
+    marks: Sequence[float],
     figures: Sequence[float],
-    shapes: Sequence[tuple[int, ...]],
-    device: torch.device,
+    slicing: Slicing,
     exponents: Sequence[int],
     num_contributions: int,
     *,
     exact: bool,
 ) -> BucketFigures:
-    """What the ``figures`` of a bucket mean, once they are numbers of the host.
+    """What the ``marks`` of a bucket's sums and the ``figures`` of all its chunks mean, row by row, once they
+    are numbers of the host.
 
-    ``shapes``: of its keys; ``device``: where the total was; ``exponents``: with which it was made;
-    ``num_contributions``: terms over all devices of the sums that the next exponents are for.
+    ``exponents``: with which the total was made, by key; ``num_contributions``: terms over all devices of the
+    sums that the next exponents are for.
     """
-    nan, overflow, changed = (mark != 0.0 for mark in figures[:NUM_MARKS])
-    rest = iter(figures[NUM_MARKS:])
-    magnitudes = [next(rest) for _ in shapes] if exact else []
-    counts = [num_squares(math.prod(shape), device) for shape in shapes]
-    norms = tuple(added(next(rest) for _ in range(count)) for count in counts)
+    nan, overflow, changed = (mark != 0.0 for mark in marks)
+    counts = [num_chunks(size, slicing.chunk) for size in slicing.sizes]
+    rest = iter(figures)
+    magnitudes = [max(islice(rest, count)) for count in counts] if exact else []
+    norms = tuple(added(islice(rest, count)) for count in counts)
     assert next(rest, None) is None, "figures are of keys of other shapes"
     if not (nan or overflow):
         nan = not all(map(math.isfinite, norms))  # what was not finite in a term is so in a float sum

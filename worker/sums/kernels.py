@@ -51,13 +51,11 @@ class SumMemory:
         )
 
 
-class Means(NamedTuple):
-    """``grads``: by key, float32 in the shapes of the total, rounded once. ``largest``: float64 (keys,), the
-    largest magnitude in the total. ``squares``: float64, one-dimensional, the sums of squares of each chunk
-    of each key's gradient (``arithmetic.square_chunk``).
+class ChunkFigures(NamedTuple):
+    """``largest``: the largest magnitude in each chunk of a total; ``squares``: the sum of squares of the
+    mean gradient there. Both float64 (chunks,), on the device of the total.
     """
 
-    grads: list[Tensor]
     largest: Tensor
     squares: Tensor
 
@@ -91,9 +89,12 @@ class Kernels(ABC):
         return words.sum(1), words.sum(0)
 
     @abstractmethod
-    def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
-        """What follows from the total of ``parts``, one or more: float64 integers by key, each to be divided
-        by its divisor. They stay as they are.
+    def finish(
+        self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float], into: Sequence[Tensor], chunk: int
+    ) -> ChunkFigures:
+        """Make means of the total of ``parts``, one or more: float64 integers by range, each to be divided by
+        its divisor, rounded once. They stay as they are. ``into``: by range, contiguous float32, the means.
+        ``chunk``: numbers whose squares are added up to one.
 
         12 bytes on a CPU, where squares stay in the cache, and 20 of two parts; 28 on a GPU. What more parts
         there are is added up first.

@@ -15,9 +15,10 @@ import triton
 from torch import Tensor
 
 from oobleckd.worker.sums import triton_source
-from oobleckd.worker.sums.arithmetic import NO_TIES, pieces_of, square_chunk
+from oobleckd.worker.sums.arithmetic import NO_TIES, pieces_of
 from oobleckd.worker.sums.arithmetic import total as total_of
-from oobleckd.worker.sums.kernels import Kernels, Means, SumMemory, sent
+from oobleckd.worker.sums.kernels import ChunkFigures, Kernels, SumMemory, sent
+from oobleckd.worker.sums.slices import num_chunks
 
 _BLOCK = 2048
 """Numbers of one program of a kernel."""
@@ -71,29 +72,29 @@ class TritonKernels(Kernels):
         """As of any Kernels."""
         return flat.view(torch.int64).sum()
 
-    def finish(self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float]) -> Means:
+    def finish(
+        self, parts: Sequence[Sequence[Tensor]], divisors: Sequence[float], into: Sequence[Tensor], chunk: int
+    ) -> ChunkFigures:
         """As of any Kernels. torch adds up the parts, and the squares in the order in which it does without
         kernels.
         """
         total = total_of(parts)
         device = total[0].device
-        step = square_chunk(device)
         by_key = sent(divisors, torch.float64, device)
-        largest = torch.zeros(len(total), dtype=torch.int64, device=device)
-        grads = [torch.empty(tensor.shape, dtype=torch.float32, device=device) for tensor in total]
-        buffer = torch.empty(min(step, max(map(Tensor.numel, total))), dtype=torch.float64, device=device)
-        squares = []
-        for key, (tensor, grad) in enumerate(zip(total, grads, strict=True)):
-            for part, into in zip(
-                pieces_of(tensor.view(-1), step), pieces_of(grad.view(-1), step), strict=True
-            ):
+        count = sum(num_chunks(tensor.numel(), chunk) for tensor in total)
+        largest = torch.zeros(count, dtype=torch.int64, device=device)
+        buffer = torch.empty(min(chunk, max(map(Tensor.numel, total))), dtype=torch.float64, device=device)
+        squares: list[Tensor] = []
+        for key, (tensor, mean) in enumerate(zip(total, into, strict=True)):
+            pieces = zip(pieces_of(tensor.view(-1), chunk), pieces_of(mean.view(-1), chunk), strict=True)
+            for part, piece in pieces:
                 size = part.numel()
                 if size:
                     triton_source.finish[triton.cdiv(size, _BLOCK),](
-                        part, by_key[key], into, buffer, largest[key], size, _BLOCK, **_OPTIONS
+                        part, by_key[key], piece, buffer, largest[len(squares)], size, _BLOCK, **_OPTIONS
                     )
                 squares.append(buffer[:size].sum())
-        return Means(grads, largest.view(torch.float64), torch.stack(squares))
+        return ChunkFigures(largest.view(torch.float64), torch.stack(squares))
 
 
 def _told(memory: _GpuMemory, dtype: torch.dtype, numbers: Sequence[float]) -> Tensor:

@@ -56,7 +56,7 @@ def test_odds_say_who_said_what() -> None:
     state, gradients = corruption.odds(votes)
     assert state == Odd("state", 0, {"a/0": 1, "b/0": 2})
     assert (gradients.what, gradients.bucket) == ("gradients", 1)
-    assert gradients.said["a/0"] == corruption.of_norms((2.0,))
+    assert gradients.said["a/0"] == corruption.of_numbers((2.0,))
 
 
 def test_norms_of_a_round_with_a_nan_mean_nothing() -> None:

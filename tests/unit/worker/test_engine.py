@@ -17,7 +17,7 @@ from oobleckd.worker import sums
 from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.gather import Gathered
-from oobleckd.worker.round.reduce import Reduced, Reducer
+from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.runtime.faults import POINTS
 from oobleckd.worker.tools import reference as reference_run
 from tests.helpers.engine import World, flag_all
@@ -88,30 +88,30 @@ def test_random_deaths(reference, tmp_path: Path, seed: int) -> None:
 def test_what_is_reduced_is_not_reduced_again(
     reference, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a loss in the exchange a donor has the total already, and gives it; whoever has it too takes
+    """After a loss in the exchange donors have the means already, and give them; whoever has them too takes
     nothing.
     """
-    finish, enter = Reducer._finish, Reducer.enter
-    finished: Counter[tuple[str, int, int]] = Counter()
+    make, enter = Reducer._make, Reducer.enter
+    made: Counter[tuple[str, int, int]] = Counter()
     given: set[int] = set()
 
-    def counted(self: Reducer, bucket: int, gathered: Gathered) -> Reduced:
-        finished[self.exchange.device, self.exchange.round, bucket] += 1
-        return finish(self, bucket, gathered)
+    def counted(self: Reducer, bucket: int, gathered: Gathered) -> None:
+        made[self.exchange.device, self.exchange.round, bucket] += 1
+        make(self, bucket, gathered)
 
     def watched(self: Reducer) -> None:
         given.update(self.exchange.donors)
         enter(self)
 
-    monkeypatch.setattr(Reducer, "_finish", counted)
+    monkeypatch.setattr(Reducer, "_make", counted)
     monkeypatch.setattr(Reducer, "enter", watched)
     for seed in range(4):
-        finished.clear()
+        made.clear()
         world = World(reference[0], STAGES, seed, tmp_path)
         world.nodes["b1/0"].faults.arm(point, 2)
         world.run()
         check(world, reference)
-        assert max(finished.values()) == 1
+        assert max(made.values()) == 1
     assert given
 
 

@@ -25,9 +25,9 @@ CONFIG: dict[str, Any] = {"n_layer": 1, "n_embd": 192, "n_head": 2, "n_positions
 BESIDE = 1.001
 """Norms' marks, losses and headers, over the bytes of parameters: less than this times them."""
 BYTES: dict[str, Mapping[int, float]] = {
-    "exact, checked": {r: 8 * (r - 1) for r in (2, 4, 8)},
-    "exact, not checked": {r: 8 * (r - 1) for r in (2, 4, 8)},
-    "float, not checked": {4: 4 * 3},
+    "exact, checked": {r: (20 * r - 24) / r for r in (2, 3, 4, 8)},
+    "exact, not checked": {r: 12 * (r - 1) / r for r in (2, 3, 4, 8)},
+    "float, not checked": {4: 8 * 3 / 4},
 }
 """Of gradients a parameter, device and step, by the kind of sums, whether ``check_every`` divides the step,
 and the number of replicas.

@@ -382,9 +382,9 @@ def test_what_changed_says_so_beside_all_else() -> None:
 
 def test_figures_of_keys_of_other_shapes_are_refused() -> None:
     total = [torch.zeros(3).double()]
-    _, figures = sums.finish([total], torch.zeros(3).double(), (0,), 1.0, exact=True)
+    figures = sums.finish([total], (0,), 1.0, [torch.empty(3)], 1 << 15, exact=True)
     with pytest.raises(AssertionError, match="other shapes"):
-        sums.decode(figures.tolist(), [(70_000,)][:0], CPU, (0,), 1, exact=True)
+        sums.decode((0, 0, 0), figures.flatten().tolist(), sums.slicing([], CPU), (0,), 1, exact=True)
 
 
 @of_each_kind

@@ -65,7 +65,7 @@ class Meter:
         patch.setattr(sums, "kernels_of", lambda _: counted)
         patch.setattr(finish, "kernels_of", lambda _: counted)
         self._watch(Reducer, "add", "added")
-        for name in ("begin", "contribute_ready", "contribute", "hear", "look", "vote"):
+        for name in ("begin", "contribute_ready", "contribute", "hear", "hear_means", "look", "vote"):
             self._watch(Reducer, name, "ended")
         self._watch(executor, "apply_update", "ended")
         patch.setattr(choice, "update_library", lambda: None if squared else update_library(update_folder()))

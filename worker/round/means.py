@@ -1,0 +1,97 @@
+"""The mean gradients of one bucket, as they come: slice by slice, made here or given by others.
+
+They lie in one tensor a key, which the update reads, and beside them are what the host needs to know of them.
+Owns the form in which means travel: a flat tensor for each range of the slices that are given, their figures
+(``sums.finish``), and what is known of the sums that they were made of (``marks``). Does not own who makes or
+gives which (``round_machine.exchange``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from oobleckd.worker import sums
+
+
+class Means:
+    """Of a bucket with keys of ``shapes``, cut as ``slicing`` says, on ``device``.
+
+    ``grads``: by key, float32 in its shape; what is not here yet is anything. ``beside``: of all sums
+    together, their marks and what was told of them (``marks.added``), float64, on the device; None before
+    the first means are here.
+    """
+
+    def __init__(
+        self,
+        slicing: sums.Slicing,
+        shapes: Sequence[tuple[int, ...]],
+        device: torch.device,
+        *,
+        exact: bool,
+    ) -> None:
+        self.slicing = slicing
+        self.grads = [torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes]
+        self.beside: Tensor | None = None
+        rows, chunks = sums.num_rows(exact=exact), len(slicing.chunks(slicing.all))
+        self._figures = torch.zeros((rows, chunks), dtype=torch.float64, device=device)
+
+    def make(self, slices: int, finish: Callable[[Sequence[Tensor]], Tensor], beside: Tensor) -> None:
+        """``finish`` puts the means of the ranges of ``slices`` into what it is given, and has their
+        figures.
+        """
+        self._note(slices, finish(self.slicing.cut(self.grads, slices)), beside)
+
+    def take(self, slices: int, tensors: Sequence[Tensor]) -> None:
+        """Means that were given. Raises RuntimeError or ValueError where they are of other shapes."""
+        *means, figures, beside = tensors
+        for into, mean in zip(self.slicing.cut(self.grads, slices), means, strict=True):
+            into.copy_(mean)
+        self._note(slices, figures, beside)
+
+    def given(self, slices: int) -> list[Tensor]:
+        """What is sent of ``slices``, which are here: views, where they lie."""
+        assert self.beside is not None, "means that are here came with what is told of them"
+        return [*self.slicing.cut(self.grads, slices), self._of(slices), self.beside]
+
+    @property
+    def marks(self) -> Tensor:
+        """Of all sums together (``Sum.marks``), on the device."""
+        assert self.beside is not None
+        return self.beside[: sums.NUM_MARKS]
+
+    @property
+    def num_told(self) -> int:
+        """How many numbers are told beside the marks."""
+        assert self.beside is not None
+        return self.beside.numel() - sums.NUM_MARKS
+
+    @property
+    def figures(self) -> Tensor:
+        """Float64, on the device: what is ``beside``, and behind it the figures of all chunks, row by row."""
+        assert self.beside is not None
+        return torch.cat((self.beside, self._figures.view(-1)))
+
+    def _note(self, slices: int, figures: Tensor, beside: Tensor) -> None:
+        self.beside = beside
+        if slices == self.slicing.all:
+            self._figures = figures
+        elif chunks := self.slicing.chunks(slices):
+            self._figures[:, _where(chunks)] = figures
+
+    def _of(self, slices: int) -> Tensor:
+        if slices == self.slicing.all:
+            return self._figures
+        return self._figures[:, _where(self.slicing.chunks(slices))]
+
+
+def _where(chunks: Sequence[int]) -> slice | list[int]:
+    """An index of them: the slices of one owner lie together, most of the time."""
+    first, last = chunks[0], chunks[-1]
+    return slice(first, last + 1) if last - first + 1 == len(chunks) else list(chunks)
+
+
+NO_MEANS = Means(sums.slicing((), torch.device("cpu")), (), torch.device("cpu"), exact=True)
+"""Of a round that evaluates."""

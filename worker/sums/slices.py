@@ -1,0 +1,137 @@
+"""Cuts a bucket's parameters into slices: what of its gradients one holder makes means of for all others.
+
+A *slice* is a part of a bucket, of one key or of several, or of a part of a key. Where slices begin is a
+function of the model alone, so that it is the same on every device and whoever holds the bucket: key borders,
+and multiples of a power of two of numbers within a key. Sets of slices are bitmaps: bit ``s`` is slice ``s``.
+
+*Chunks* are what squares are added up in (``arithmetic``): of a fixed size within each key, so that a slice
+consists of whole ones, and norms do not show how a bucket was cut. Owns no tensor, and not whose a slice is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from oobleckd.worker.sums.arithmetic import square_chunk
+
+MOST_SLICES = 64
+"""Of a bucket: as many as there are bits in a number of a message."""
+_LEAST_NUMBERS = 1 << 15
+
+
+class KeyRange(NamedTuple):
+    """The numbers from ``begin`` to ``end`` of the flat key at position ``key`` of a bucket."""
+
+    key: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """A bucket with keys of ``sizes`` numbers, cut into ``slices``, each of one or more ranges. ``chunk``:
+    numbers whose squares are added up to one.
+    """
+
+    sizes: tuple[int, ...]
+    slices: tuple[tuple[KeyRange, ...], ...]
+    chunk: int
+    _ranges: dict[int, tuple[KeyRange, ...]] = field(default_factory=dict, compare=False)
+    _chunks: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of each slice how many it has."""
+        return tuple(sum(end - begin for _, begin, end in ranges) for ranges in self.slices)
+
+    @property
+    def all(self) -> int:
+        """The set of all slices."""
+        return (1 << len(self.slices)) - 1
+
+    def ranges(self, slices: int) -> tuple[KeyRange, ...]:
+        """What a set of ``slices`` consists of, in key order, in as few ranges as there can be."""
+        if slices not in self._ranges:
+            self._ranges[slices] = tuple(self._joined(slices))
+        return self._ranges[slices]
+
+    def _joined(self, slices: int) -> Iterator[KeyRange]:
+        last: KeyRange | None = None
+        for number in members(slices):
+            for each in self.slices[number]:
+                if last is not None and (last.key, last.end) == (each.key, each.begin):
+                    last = last._replace(end=each.end)
+                    continue
+                if last is not None:
+                    yield last
+                last = each
+        if last is not None:
+            yield last
+
+    def chunks(self, slices: int) -> tuple[int, ...]:
+        """The positions of the chunks of ``slices`` among all of the bucket, ascending."""
+        if slices not in self._chunks:
+            firsts = self._first_chunks()
+            self._chunks[slices] = tuple(
+                firsts[each.key] + each.begin // self.chunk + number
+                for each in self.ranges(slices)
+                for number in range(num_chunks(each.end - each.begin, self.chunk))
+            )
+        return self._chunks[slices]
+
+    def _first_chunks(self) -> list[int]:
+        firsts, count = [], 0
+        for size in self.sizes:
+            firsts.append(count)
+            count += num_chunks(size, self.chunk)
+        return firsts
+
+    def cut(self, tensors: Sequence[Tensor], slices: int) -> list[Tensor]:
+        """Flat views of the ranges of ``slices``; ``tensors``: contiguous, one for each key."""
+        return [tensors[key].view(-1)[begin:end] for key, begin, end in self.ranges(slices)]
+
+
+def slicing(shapes: Sequence[tuple[int, ...]], device: torch.device) -> Slicing:
+    """Cut a bucket with keys of these ``shapes`` into at most ``MOST_SLICES``. All but the last have at least
+    so many numbers, a power of two from 2**15 on, and less than twice as many.
+    """
+    sizes = tuple(map(math.prod, shapes))
+    length = _LEAST_NUMBERS
+    while sum(sizes) > length * (MOST_SLICES - 1):
+        length *= 2
+    slices: list[tuple[KeyRange, ...]] = []
+    present: list[KeyRange] = []
+    for atom in _atoms(sizes, length):
+        present.append(atom)
+        if sum(end - begin for _, begin, end in present) >= length:
+            slices.append(tuple(present))
+            present = []
+    if present or not slices:
+        slices.append(tuple(present))
+    return Slicing(sizes, tuple(slices), min(square_chunk(device), length))
+
+
+def _atoms(sizes: Sequence[int], length: int) -> Iterator[KeyRange]:
+    """What is not cut any more: ``length`` numbers of a key, or what is left of it."""
+    for key, size in enumerate(sizes):
+        for begin in range(0, max(1, size), length):
+            yield KeyRange(key, begin, min(begin + length, size))
+
+
+def num_chunks(size: int, chunk: int) -> int:
+    """How many chunks a range of so many numbers has that begins with one."""
+    return max(1, -(-size // chunk))
+
+
+def members(number: int) -> Iterator[int]:
+    """The members of a set that is a bitmap, ascending."""
+    while number:
+        low = number & -number
+        yield low.bit_length() - 1
+        number ^= low
