@@ -1,7 +1,7 @@
 """What the exchange of gradients costs over limited links, by the number of replicas.
 
     python benchmarks/exchange.py [--pairs 9] [--steps 2] [--replicas 2,3,4,8] [--megabits 200]
-                                  [--against CHECKOUT]
+                                  [--check-every 1] [--against CHECKOUT]
 
 A cluster of eight nodes of one device, each in a network namespace whose link sends and receives so many
 megabits a second (``limited.py``). A GPT-2 of two blocks of width 512, one micro-batch a replica, one stage a
@@ -55,7 +55,6 @@ NO_MORE, NO_MORE_OF = ("messages", "bytes", "cpu_s"), 2
 """Must not grow with so many replicas."""
 OURS, THEIRS = "this", "against"
 _TOLD_S = 0.2  # after a commit: all have told of it, and nobody has gradients to send yet
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ class Reading(NamedTuple):
     messages: Mapping[str, float]
 
 
-def job_of(replicas: int, steps: int) -> Job:
+def job_of(replicas: int, steps: int, check_every: int) -> Job:
     """One stage a pipeline, and so many pipelines."""
     config: dict[str, Any] = {
         "n_layer": BLOCKS, "n_embd": WIDTH, "n_head": 8, "vocab_size": VOCABULARY, "n_positions": SEQUENCE,
@@ -102,7 +101,7 @@ def job_of(replicas: int, steps: int) -> Job:
         "name": f"exchange-{replicas}",
         "model": {"family": "gpt2", "config": config},
         "train": {"steps": steps, "global_batch": replicas, "micro_batch": 1, "sequence": SEQUENCE},
-        "fault_tolerance": {"f": replicas - 1},
+        "fault_tolerance": {"f": replicas - 1, "check_every": check_every},
         "resources": {"max_nodes": replicas},
         "checkpoint": {"every": 0},
     })  # fmt: skip
@@ -114,11 +113,11 @@ def num_parameters() -> int:
     return (VOCABULARY + SEQUENCE) * WIDTH + BLOCKS * block + 2 * WIDTH + VOCABULARY * WIDTH
 
 
-def window(cluster: LimitedCluster, replicas: int, steps: int) -> Cost:
+def window(cluster: LimitedCluster, replicas: int, steps: int, check_every: int) -> Cost:
     """A job of its own, and what ``steps`` steps of it cost."""
     last = WARM_UP + steps
     cluster.resume()
-    job = cluster.submit(job_of(replicas, last + 1))  # behind them a checkpoint is written
+    job = cluster.submit(job_of(replicas, last + 1, check_every))  # behind them a checkpoint is written
     begin = reading(cluster, job, WARM_UP)
     view = cluster.client.job(job)
     if depths(view) != [1] * replicas:
@@ -192,9 +191,9 @@ def _counted(text: str) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def _cpu_s(pid: int) -> float:
-    """User and system time of a process with all its threads."""
-    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / _TICKS
+    """Of the threads that a process has, in nanoseconds and not in ticks of 10 ms, as ``stat`` has them."""
+    stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(stat.read_text().split()[0]) for stat in stats) / 1e9
 
 
 Found = dict[tuple[str, int], list[Cost]]
@@ -219,7 +218,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Found:
         for turn in range(args.pairs):
             for replicas in args.replicas:
                 for name in list(clusters)[:: -1 if turn % 2 else 1]:
-                    cost = window(clusters[name], replicas, args.steps)
+                    cost = window(clusters[name], replicas, args.steps, args.check_every)
                     found.setdefault((name, replicas), []).append(cost)
                     print(
                         f"{turn + 1}/{args.pairs} r = {replicas}, {name}: {cost}", file=sys.stderr, flush=True
@@ -292,6 +291,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=2, help="measured steps of a window")
     parser.add_argument("--replicas", type=_replicas, default=REPLICAS, help="such as 2,8")
     parser.add_argument("--megabits", type=float, default=200.0, help="a second, of each link and way")
+    parser.add_argument("--check-every", type=int, default=1, help="as in job.toml; 0: never")
     parser.add_argument("--against", type=Path, help="a checkout of another version, with its .venv")
     args = parser.parse_args()
     try:
