@@ -172,7 +172,7 @@ def reading(cluster: LimitedCluster, job: str, step: int) -> Reading:
 
     cluster.until(check, f"step {step} of {job}")
     time.sleep(_TOLD_S)
-    told = dict(_counted(cluster.client.metrics()))
+    told = dict(counted(cluster.client.metrics()))
     pids = {node.name: node.pids for node in cluster.client.nodes()}
     return Reading(
         cluster.links.sent(),
@@ -182,7 +182,7 @@ def reading(cluster: LimitedCluster, job: str, step: int) -> Reading:
     )
 
 
-def _counted(text: str) -> Iterator[tuple[tuple[str, str], float]]:
+def counted(text: str) -> Iterator[tuple[tuple[str, str], float]]:
     """What devices counted, by what and node. A daemon of before they did says nothing of it."""
     names = {f"oobleck_job_gradient_{what}": what for what in ("bytes", "messages")}
     for family in text_string_to_metric_families(text):
