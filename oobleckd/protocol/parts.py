@@ -77,7 +77,7 @@ How = Literal[
     "slow", "flip-weight", "flip-moment", "flip-sum",
 ]  # fmt: skip
 Point = Literal[
-    "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update",
+    "forward", "backward", "weights", "reduce", "means", "reduced", "backup", "validate", "commit", "update",
     "updated", "frozen", "deploy", "copy",
     "ready", "checkpoint", "checkpoint-write", "ahead", "stage",
 ]  # fmt: skip

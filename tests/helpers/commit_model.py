@@ -271,6 +271,10 @@ class Device:
 
     def _vote(self) -> Vote:
         """Of a step nothing matters but that there is one; of an evaluation the losses that are here."""
+        exchange = self.machine.exchange
+        lacking = [b for b in exchange.held if exchange.here[b] != exchange.all_of(b)]
+        if lacking:
+            raise Violation(f"{self.machine.device} votes without means of all of {lacking}")
         if not self.machine.now.board.evaluates:
             return VOTE
         return Vote(
@@ -522,7 +526,8 @@ def explore(
     staggered: Staggered = FLUSHED,
     copying: bool = False,
     evaluations: Evaluations = NONE,
+    twice: bool = False,
 ) -> tuple[int, int]:
     """Walk every state. Returns (states, ends). Raises Violation, also for a stuck state."""
-    walk = Walk(Setting(topology, rounds, staggered, go_on, copying, evaluations), deaths)
+    walk = Walk(Setting(topology, rounds, staggered, go_on, copying, evaluations, twice), deaths)
     return walk.run(), walk.ends

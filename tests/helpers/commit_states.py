@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -45,6 +45,9 @@ class Topology:
 
 REPLICATED_AND_NOT = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("B", "C")))
 THREE_REPLICAS = Topology({"A": 0, "B": 0, "C": 0}, (("A",), ("B",), ("C",)))
+TWO_SLICES = (1 << 17, 1 << 17)
+THREE_OF_TWO_SLICES = replace(THREE_REPLICAS, numbers=TWO_SLICES)
+REPLICATED_IN_SLICES = replace(REPLICATED_AND_NOT, numbers=TWO_SLICES)
 WITH_A_REDUNDANT_LAYER = Topology({"A": 0, "B": 0, "C": 1}, (("A", "C"), ("A", "C")))
 """``B`` holds layer 0 and has no route: it contributes nothing, reduces, votes and updates."""
 

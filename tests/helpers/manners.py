@@ -18,7 +18,9 @@ from oobleckd.protocol.jobschedule import Schedule
 
 @dataclass(frozen=True)
 class Manner:
-    """A policy, and a schedule. Two ``chunks`` a device are for a decoupled backward alone."""
+    """A policy, and a schedule. Two ``chunks`` a device are for a decoupled backward alone. ``check_every``: 0
+    or 1, with which every mean is made twice.
+    """
 
     policy: PolicyName = "oobleck"
     backward: Literal["fused", "decoupled"] = "fused"
@@ -26,6 +28,7 @@ class Manner:
     update: Literal["flushed", "staggered"] = "flushed"
     sum_copies: int = 0
     recompute: Recompute = "none"
+    check_every: int = 1
 
     @property
     def form(self) -> str:
@@ -35,6 +38,7 @@ class Manner:
     @property
     def name(self) -> str:
         more = [*(["copies"] if self.sum_copies else []), *({self.recompute} - {"none"})]
+        more += ["once"] if not self.check_every else []
         return "-".join([self.policy, self.form, self.update, *more])
 
     def min_nodes(self, num_devices: int, f: int) -> int:
@@ -49,7 +53,7 @@ class Manner:
         """
         schedule = Schedule(self.backward, self.chunks, self.update, boundary_memory, self.sum_copies)
         schedule = structs.replace(schedule, recompute=self.recompute)
-        found: dict[str, Any] = {"policy": self.policy, "schedule": schedule}
+        found: dict[str, Any] = {"policy": self.policy, "schedule": schedule, "check_every": self.check_every}
         if self.policy in WITH_REDUNDANT_LAYERS:
             return {**found, "memory": 0, "min_pipeline_nodes": 2}
         memory = 470 if self.update == "staggered" else 350
@@ -77,7 +81,7 @@ class Manner:
             "recompute": self.recompute,
         }
         return {
-            "fault_tolerance": {"policy": self.policy},
+            "fault_tolerance": {"policy": self.policy, "check_every": self.check_every},
             "schedule": schedule | ({"redundant_memory": "16MiB"} if redundant else {}),
             "optimizer": {"clip_norm": 0.0} if hasty else {},
             "resources": memory,
@@ -120,13 +124,20 @@ KEPT = (0, 5, "1GiB")
 SUM_COPIES = (0, 3)
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "blocks")
 MANNERS = tuple(
-    Manner(policy, *form, update, SUM_COPIES[(turn + at + late) % 2], RECOMPUTES[(turn + at + 2 * late) % 3])
+    Manner(
+        policy,
+        *form,
+        update,
+        SUM_COPIES[(turn + at + late) % 2],
+        RECOMPUTES[(turn + at + 2 * late) % 3],
+        check_every=(turn + late) % 2,
+    )
     for turn, policy in enumerate(get_args(PolicyName))
     for at, form in enumerate(forms_of(policy))
     for late, update in enumerate(UPDATES)
 )
-"""Every policy, form and update. Half of them copy sums, and two thirds compute blocks again, in turns, so
-that this meets each of those.
+"""Every policy, form and update. Half of them copy sums, two thirds compute blocks again, and half make each
+mean once, in turns, so that this meets each of those.
 """
 KEEPING = tuple(policy for policy in get_args(PolicyName) if policy not in ROLLING_BACK)
 """Policies under which no step is lost while every layer has a copy."""

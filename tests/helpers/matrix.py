@@ -25,7 +25,7 @@ from tests.helpers.manners import KEEPING, KEEPING_MANNERS, MANNERS, Manner
 from tests.helpers.precopying import PRECOPYING, die_in_precopy
 
 STEP_PHASES = (
-    "forward", "backward", "weights", "reduce", "reduced", "backup", "validate", "commit", "update",
+    "forward", "backward", "weights", "reduce", "means", "reduced", "backup", "validate", "commit", "update",
 )  # fmt: skip
 MOVE_PHASES = ("deploy", "copy")
 EVAL_PHASES = ("forward", "reduce", "reduced", "commit", "updated", "frozen", "checkpoint")
@@ -85,6 +85,7 @@ def _is_one(cell: Cell) -> bool:
     manner = cell.manner
     return not (
         (cell.phase == "weights" and manner.backward == "fused")
+        or (cell.phase == "means" and manner.check_every)
         or (cell.phase in {"backup", "validate"} and manner.update == "flushed")
         or (cell.phase == "copy" and manner.policy in ROLLING_BACK)
     )

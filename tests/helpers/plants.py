@@ -5,12 +5,13 @@ worlds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from oobleckd.core import decide
 from oobleckd.core.decide import _Case
 from oobleckd.protocol.messages import Progress
 from oobleckd.protocol.parts import Vote, outcome_of
@@ -133,6 +134,40 @@ def an_evaluation_is_repaired_as_a_step(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(_Case, "repair", repaired)
 
 
+def sums_of_the_dead_count(patch: pytest.MonkeyPatch) -> None:
+    """Who makes means keeps what it was sent under an earlier epoch."""
+    enter = Exchange.enter
+
+    def entered(self: Exchange, *args: Any) -> None:
+        known, round_ = dict(self.heard), self.round
+        enter(self, *args)
+        for bucket, heard in known.items():
+            if bucket in self.heard and self.round == round_ and self.sources[bucket]:
+                self.heard[bucket] |= heard
+                self.sources[bucket] = tuple(sorted({*self.sources[bucket], *heard}))
+
+    patch.setattr(Exchange, "enter", entered)
+
+
+def a_mean_is_donated_twice(patch: pytest.MonkeyPatch) -> None:
+    """All survivors give all that they have."""
+
+    def shares(bucket: int, inside: Mapping[str, Progress], holders: Sequence[str]) -> dict[str, int]:
+        return {device: inside[device].reduced[bucket][0] for device in holders}
+
+    patch.setattr(decide, "_shares", shares)
+
+
+def a_vote_before_the_last_slice(patch: pytest.MonkeyPatch) -> None:
+    """A bucket of which some means are here counts as reduced."""
+
+    def complete(self: Exchange) -> bool:
+        return all(self.here.get(bucket) for bucket in self.held)
+
+    patch.setattr(Exchange, "complete", property(complete))
+
+
+IN_SLICES: tuple[Plant, ...] = (sums_of_the_dead_count, a_mean_is_donated_twice, a_vote_before_the_last_slice)
 IN_AN_EVALUATION: tuple[Plant, ...] = (
     losses_of_the_dead_count,
     evaluated_before_all_losses,

@@ -118,7 +118,7 @@ def test_a_total_that_comes_out_wrong_is_found_in_the_same_round(seed: int) -> N
     device.executor.store.misadded.add(min(device.executor.store.buckets))
     world.run(lambda: of_kind(world, CorruptionSettled))
     (found,), (settled,) = of_kind(world, CorruptionFound), of_kind(world, CorruptionSettled)
-    assert {odd.what for odd in found.odds} == {"gradients"}
+    assert {odd.what for odd in found.odds} == {"means"}
     assert settled.named == ("n02/0",)
     finish(world)
     assert quarantined(world) == ["n02"]

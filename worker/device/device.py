@@ -494,7 +494,7 @@ class DeviceProcess:
         else:
             message = deployment.message
             self.executor.sample_every, self.executor.check.recheck = message.sample_every, message.recheck
-            self.executor.check.every = message.spec.fault_tolerance.check_every  # others may be there now
+            self.executor.compare_every(message.spec.fault_tolerance.check_every)  # others may be there now
             self.executor.saving.folder, self.executor.saving.journal = message.folder, message.journal
             self.executor.saving.only_evaluates = message.only_evaluates
             self.executor.adopt(message.layout, message.counters, order_of(message.ops))

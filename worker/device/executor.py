@@ -11,6 +11,7 @@ Owns neither processes nor sockets (``device``, ``messenger``), nor what a layer
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from functools import partial
@@ -157,6 +158,7 @@ class Executor:
             exact=self.job.train.exact,
             guarded=bool(self.check.every),
             released=released,
+            reached=lambda: self.faults.reach("means", self.counters.round),
         )
 
     def _passes(self, spec: RoundSpec, returned: Returned | None = None) -> Passes:
@@ -193,6 +195,11 @@ class Executor:
         self.corpus.draw_ahead(counters.step)
         self.reducer.adopt()
         self._obey(commands)
+
+    def compare_every(self, steps: int) -> None:
+        """From the next layout on holders compare what they have in every so many steps (0: in none)."""
+        self.check.every = steps
+        self.machine.rules = dataclasses.replace(self.machine.rules, check_every=steps)
 
     def resume(self) -> None:
         """Run from a boundary. After a rollback to the final checkpoint nothing is left to run."""

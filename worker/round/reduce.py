@@ -19,7 +19,7 @@ anybody votes; and before a device says what it has reduced (``report``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -91,7 +91,8 @@ class Reduced:
 
 class Reducer:
     """The sums of one device's round, of ``step``. ``weights_of``: how much its micro-batches count;
-    ``released``: entered where sums are added to or copied, so that a report is answered meanwhile.
+    ``released``: entered where sums are added to or copied, so that a report is answered meanwhile;
+    ``reached``: called whenever means were given, to one more holder or by another.
 
     ``parts``: (bucket, use) -> own sums. ``nan`` and ``overflow``: buckets with one in what was inherited; of
     its own, the parts know. ``losses``: by micro-batch, on the device where they came out of it; ``routed``:
@@ -111,10 +112,11 @@ class Reducer:
         exact: bool,
         guarded: bool = False,
         released: Released = nullcontext,
+        reached: Callable[[], None] = lambda: None,
     ) -> None:
         self.exchange, self.store, self.messenger, self.weights_of = exchange, store, messenger, weights_of
         self.step = 0
-        self.exact, self.guarded, self.released = exact, guarded, released
+        self.exact, self.guarded, self.released, self.reached = exact, guarded, released, reached
         self.parts: dict[tuple[int, int], sums.Sum] = {}
         self.nan: set[int] = set()
         self.overflow: set[int] = set()
@@ -281,6 +283,7 @@ class Reducer:
         meta = msgspec.msgpack.encode(here.of_means(bucket, command.slices))
         for peer in command.peers:
             self.messenger.send(peer, key, tensors, meta)
+            self.reached()
 
     def hear_means(self, bucket: int, giver: str, given: Given, tensors: Sequence[Tensor]) -> None:
         """Means of this epoch and round: of each range of the slices that are given, float32, and behind them
@@ -292,6 +295,7 @@ class Reducer:
             self._means_of(bucket).take(given.slices, tensors)
         self.exchange.hear_means(bucket, giver, given)
         self._settle(bucket)
+        self.reached()
 
     def _settle(self, bucket: int) -> None:
         """With its last means a bucket is reduced."""

@@ -21,7 +21,7 @@ from typing import get_args
 from oobleckd.protocol.parts import Point
 
 POINTS = get_args(Point)
-IN_STEP = POINTS[:10]
+IN_STEP = POINTS[: POINTS.index("frozen")]
 ANYWHERE = ""  # whichever of ``IN_STEP`` comes first
 
 

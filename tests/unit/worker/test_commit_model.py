@@ -12,7 +12,9 @@ from tests.helpers.commit_model import Device, Violation, explore
 from tests.helpers.commit_states import (
     A_REDUNDANT_HEAD,
     REPLICATED_AND_NOT,
+    REPLICATED_IN_SLICES,
     THE_HEAD_TWICE,
+    THREE_OF_TWO_SLICES,
     THREE_REPLICAS,
     WITH_A_REDUNDANT_LAYER,
     Evaluations,
@@ -49,6 +51,46 @@ def test_no_interleaving_of_one_step_and_two_deaths_breaks_the_rule() -> None:
     states, ends = explore(2, 1, THREE_REPLICAS)
     assert states > 50_000
     assert ends > 10
+
+
+@pytest.mark.parametrize(
+    ("topology", "update", "go_on", "twice"),
+    [
+        (THREE_OF_TWO_SLICES, "flushed", False, False),
+        (THREE_OF_TWO_SLICES, "flushed", True, True),
+        (REPLICATED_IN_SLICES, "staggered", True, True),
+        (REPLICATED_IN_SLICES, "staggered in vain", False, False),
+    ],
+)
+def test_no_interleaving_of_a_step_in_slices_and_a_death_breaks_the_rule(
+    topology: Topology, update: str, go_on: bool, twice: bool
+) -> None:
+    """Whoever owns a slice may die when nobody, one or all have its mean."""
+    states, ends = explore(1, 1, topology, go_on=go_on, staggered=UPDATES[update], twice=twice)
+    assert states > 18_000
+    assert ends > 10
+
+
+IN_SLICES = [
+    *(
+        (1, 2, topology, update, go_on, twice)
+        for topology in (THREE_OF_TWO_SLICES, REPLICATED_IN_SLICES)
+        for update in UPDATES
+        for go_on in (False, True)
+        for twice in (False, True)
+    ),
+    *((2, 1, THREE_OF_TWO_SLICES, update, go_on, False) for update in UPDATES for go_on in (False, True)),
+    (2, 2, THREE_OF_TWO_SLICES, "flushed", False, False),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("deaths", "steps", "topology", "update", "go_on", "twice"), IN_SLICES)
+def test_longer_histories_in_slices(
+    deaths: int, steps: int, topology: Topology, update: str, go_on: bool, twice: bool
+) -> None:
+    states, _ = explore(deaths, steps, topology, go_on=go_on, staggered=UPDATES[update], twice=twice)
+    assert states > 40_000
 
 
 def test_no_interleaving_breaks_copies_of_sums() -> None:
@@ -124,7 +166,16 @@ def test_longer_histories(
 def test_a_planted_bug_is_found(plant: plants.Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(Violation):
-        explore(2, 1, THREE_REPLICAS)
+        explore(2, 1, THREE_OF_TWO_SLICES)
+
+
+@pytest.mark.parametrize("plant", plants.IN_SLICES, ids=lambda plant: plant.__name__)
+def test_a_bug_planted_in_the_exchange_of_slices_is_found(
+    plant: plants.Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(Violation):
+        explore(1, 1, THREE_OF_TWO_SLICES)
 
 
 @pytest.mark.parametrize("plant", plants.IN_AN_EVALUATION, ids=lambda plant: plant.__name__)
