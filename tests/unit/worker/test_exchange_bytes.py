@@ -71,6 +71,13 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, World]:
     return {replicas: trained(made, replicas, tmp_path) for replicas in REPLICAS}
 
 
+def test_what_is_sent_is_cut_into_more_slices_than_there_are_replicas(worlds: dict[int, World]) -> None:
+    """Else nothing would be tested: what is small has one owner."""
+    (node,) = worlds[1].nodes.values()
+    store = node.executor.store
+    assert max(len(store.slicing(bucket).slices) for bucket in store.buckets) > max(REPLICAS)
+
+
 def test_the_number_of_replicas_does_not_show(worlds: dict[int, World]) -> None:
     alone: dict[str, Tensor] = worlds[1].weights()
     for replicas in REPLICAS[1:]:
