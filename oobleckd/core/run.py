@@ -166,7 +166,8 @@ class Run:
     far as is known); ``skipped_for``: the step of one because of which another was skipped, once people were
     told. ``early``: round -> a step told before the ones in front of it. ``told``: device -> the last round
     that it told of. ``updates_early``: rounds of devices that were updated before all votes were in,
-    ``updates_taken_back`` those in vain. ``flags``: what was last put into the votes. ``stumbled``: joining
+    ``updates_taken_back`` those in vain. ``gradients``: device -> messages with sums or means of gradients
+    that it has sent, and their bytes. ``flags``: what was last put into the votes. ``stumbled``: joining
     devices a link of which broke in the deployment before this one. ``guests``: devices that were ever told
     to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps
     the policy made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its
@@ -212,6 +213,7 @@ class Run:
     weighed_steps: float = 0.0
     updates_early: int = 0
     updates_taken_back: int = 0
+    gradients: dict[str, tuple[int, int]] = field(default_factory=dict)
     forgotten: bool = False
     told_of: tuple[Difference, ...] = ()
     seen_alive: tuple[object, ...] = ()

@@ -55,6 +55,8 @@ def _count(core: Core, run: Run, message: StepDone) -> None:
     incident = run.incident
     run.updates_early += message.early
     run.updates_taken_back += message.taken_back
+    messages, num_bytes = run.gradients.get(message.device, (0, 0))
+    run.gradients[message.device] = messages + message.gradient_messages, num_bytes + message.gradient_bytes
     run.told[message.device] = max(run.told.get(message.device, -1), message.counters.round)
     if incident is not None and message.counters.round >= incident.round:
         incident.layer_gradients += message.layer_gradients

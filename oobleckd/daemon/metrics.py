@@ -189,8 +189,22 @@ def _of_jobs(core: Core, jobs: list[JobView]) -> Iterator[Metric]:
         ),
     ):
         yield _counter(name, text, {(job,): value for job, value in values.items()}, "job")
+    yield from _of_gradients(core)
     lost = float(sum(job.steps_lost for job in jobs))
     yield _counter("oobleck_steps_lost_total", "Steps lost to dead layers.", {(): lost})
+
+
+def _of_gradients(core: Core) -> Iterator[Metric]:
+    """Of the active job, by device."""
+    run = core.run
+    messages: dict[tuple[str, ...], float] = {}
+    sent: dict[tuple[str, ...], float] = {}
+    if run is not None:
+        for device, (number, num_bytes) in run.gradients.items():
+            messages[run.job.id, device], sent[run.job.id, device] = number, num_bytes
+    text = "Sums and means of gradients that a device sent to others in committed steps."
+    yield _counter("oobleck_job_gradient_bytes_total", text, sent, "job", "device")
+    yield _counter("oobleck_job_gradient_messages_total", "Messages with them.", messages, "job", "device")
 
 
 def _of_progress(core: Core, jobs: Mapping[str, ProgressView]) -> Iterator[Metric]:

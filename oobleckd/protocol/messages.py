@@ -290,7 +290,8 @@ class StepDone(Message, frozen=True):
     ``fingerprints``: what was voted on, of the step that the ``Deploy`` names as ``recheck``.
     ``evaluated``: of a round that evaluates, what it found; the rest of a step is 0 there. ``cause``: why it
     was skipped. ``routers``: of every layer with a router, what that came to; ``experts``: of those layers
-    that the device speaks for, the tokens of each expert.
+    that the device speaks for, the tokens of each expert. ``gradient_messages`` of ``gradient_bytes`` are the
+    sums and means of gradients that it sent to other devices since the round before.
     """
 
     device: str
@@ -316,6 +317,8 @@ class StepDone(Message, frozen=True):
     cause: SkipCause = ""
     routers: dict[int, RouterFigures] = {}
     experts: dict[int, tuple[int, ...]] = {}
+    gradient_messages: int = 0
+    gradient_bytes: int = 0
 
 
 class CheckpointPart(Message, frozen=True):

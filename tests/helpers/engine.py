@@ -139,6 +139,7 @@ class World:
         self.ledgers: dict[int, str] = {}
         self.evaluations: dict[tuple[int, int], tuple[EvalSum, ...]] = {}
         self.redone = self.forwards_again = 0
+        self.gradients: dict[str, list[tuple[int, int]]] = {}
         self.progress: dict[str, Progress] = {}
         self.controls: list[tuple[str, Callable[[Executor], None]]] = []
         self.reports: list[tuple[str, Callable[[Executor], None]]] = []
@@ -334,6 +335,8 @@ class World:
     def _hear(self, device: str, message: FromWorker) -> None:
         match message:
             case StepDone():
+                sent = message.gradient_messages, message.gradient_bytes
+                self.gradients.setdefault(device, []).append(sent)
                 if message.outcome == "evaluated":
                     at = (message.counters.step, message.counters.evaluated)
                     assert self.evaluations.setdefault(at, message.evaluated) == message.evaluated

@@ -90,7 +90,9 @@ def figures_and_log(cluster: Cluster, node: str) -> None:
     assert said.used_bytes == said.rss_bytes == pytest.approx(rss_bytes(pid), rel=0.9)
     assert said.planned_bytes > 0
     assert said.rss_bytes < said.total_bytes
-    assert f'oobleck_device_rss_bytes{{device="{node}/0"}}' in client.metrics()
+    metrics = client.metrics()
+    assert f'oobleck_device_rss_bytes{{device="{node}/0"}}' in metrics
+    assert f'oobleck_job_gradient_bytes_total{{device="{node}/0",' in metrics
     assert "MEMORY" in cluster.ctl("describe", "node", node).stdout
     told = client.node_log(node, 1000)
     assert told.complete, "the log of a cluster of this machine is a file"

@@ -10,7 +10,7 @@ the same, "S" state and "U" updates that are pre-copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -53,6 +53,61 @@ class Messenger(Protocol):
 
     def purge(self, unwanted: Callable[[Key], bool]) -> None:
         """Drop messages whose key is unwanted."""
+
+
+class SentCount(NamedTuple):
+    """Messages that were sent, and the bytes of their tensors and meta: without what a backend puts around
+    them.
+    """
+
+    messages: int = 0
+    num_bytes: int = 0
+
+
+NOTHING_SENT = SentCount()
+
+
+class CountingMessenger:
+    """Counts what is sent by another ``messenger``, to others and of any kind; the rest is that one's."""
+
+    def __init__(self, messenger: Messenger) -> None:
+        self._messenger = messenger
+        self._sent = NOTHING_SENT
+
+    def take_count(self) -> SentCount:
+        """What was sent since the last call."""
+        sent, self._sent = self._sent, NOTHING_SENT
+        return sent
+
+    def send(self, peer: str, key: Key, tensors: Sequence[Tensor], meta: bytes = b"") -> object:
+        """Send a message, and count it."""
+        num_bytes = sum(tensor.nbytes for tensor in tensors) + len(meta)
+        self._sent = SentCount(self._sent.messages + 1, self._sent.num_bytes + num_bytes)
+        return self._messenger.send(peer, key, tensors, meta)
+
+    def recall(self, peer: str, unwanted: Callable[[Key], bool]) -> Sequence[Key]:
+        """As the other does; the count stays."""
+        return self._messenger.recall(peer, unwanted)
+
+    def take(self, key: Key) -> TensorMessage | None:
+        """As the other does."""
+        return self._messenger.take(key)
+
+    def has(self, key: Key) -> bool:
+        """As the other does."""
+        return self._messenger.has(key)
+
+    def waiting(self) -> Sequence[Key]:
+        """As the other does."""
+        return self._messenger.waiting()
+
+    def gather(self, gathering: Gathering | None) -> None:
+        """As the other does."""
+        self._messenger.gather(gathering)
+
+    def purge(self, unwanted: Callable[[Key], bool]) -> None:
+        """As the other does."""
+        self._messenger.purge(unwanted)
 
 
 class TransportMessenger:

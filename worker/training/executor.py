@@ -31,7 +31,7 @@ from oobleckd.worker.recompute.block import recompute_of
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.gather import KIND as SUMS
 from oobleckd.worker.round.gather import MEANS
-from oobleckd.worker.round.messenger import Messenger
+from oobleckd.worker.round.messenger import CountingMessenger, Messenger
 from oobleckd.worker.round.op_times import Round, op_times
 from oobleckd.worker.round.passes import Passes, Returned
 from oobleckd.worker.round.reduce import Reducer
@@ -83,7 +83,8 @@ class Executor:
 
     ``now``: the passes of the present round; ``early``: an update made before all votes were in, and the
     passes of the round behind it. ``returned``: what was taken for a round that was begun in vain.
-    ``misread``: what it reads has changed, so nothing more is to come of it.
+    ``misread``: what it reads has changed, so nothing more is to come of it. ``gradients``: by which they are
+    sent.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Executor:
         self.check = Check(device, job_id, job, store, self.activity)
         uses = [bucket.uses for bucket in store.spec.buckets]
         self.weights_of = weights_of(job, corpus)
+        self.gradients = CountingMessenger(messenger)
         numbers = [store.slicing(bucket.index).numbers for bucket in store.spec.buckets]
         self.machine = RoundMachine(
             device,
@@ -151,7 +153,7 @@ class Executor:
         return Reducer(
             self.machine.exchange,
             self.store,
-            self.messenger,
+            self.gradients,
             self.weights_of,
             exact=self.job.train.exact,
             guarded=bool(self.check.every),
@@ -422,6 +424,7 @@ class Executor:
                 self.corpus, self.weights_of(was.step), self.now.clock, self.context.timer, self.saving.due,
                 taken_back=self.now.clock.early and not command.early, cause=command.cause,
                 fingerprints=self.check.told(was.step, vote), experts=self._expert_tokens(),
+                sent=self.gradients.take_count(),
             )
         )  # fmt: skip
         self.faults.reach("updated", was.round)

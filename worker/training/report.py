@@ -14,6 +14,7 @@ from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import Due, ledger_digest
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.data.evaluation import EvalCorpus
+from oobleckd.worker.round.messenger import NOTHING_SENT, SentCount
 from oobleckd.worker.round.round import RoundClock
 from oobleckd.worker.round.weights import Weights
 from oobleckd.worker.runtime.timing import DeviceTimer
@@ -37,11 +38,12 @@ def step_done(
     cause: SkipCause = "",
     fingerprints: Fingerprints | None = None,
     experts: Mapping[int, tuple[int, ...]] | None = None,
+    sent: SentCount = NOTHING_SENT,
 ) -> StepDone:
     """Of the round that ``counters`` begin, committed with ``vote``. ``rates``: gradient norm and learning
     rate; ``weights``: of the step's micro-batches; ``due``: what follows of checkpoints; ``taken_back``: an
     early update was in vain; ``fingerprints``: where they were asked for; ``experts``: tokens of each, of the
-    layers that the device speaks for.
+    layers that the device speaks for; ``sent``: of gradients, since the round before.
     """
     samples, ledger = ledger_digest(corpus, counters.step, vote.losses)
     return StepDone(
@@ -66,6 +68,8 @@ def step_done(
         cause=cause,
         routers=vote.routers,
         experts=dict(experts or {}),
+        gradient_messages=sent.messages,
+        gradient_bytes=sent.num_bytes,
     )
 
 

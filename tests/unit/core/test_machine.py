@@ -141,6 +141,15 @@ def test_devices_that_disagree_on_a_loss_are_silent_corruption(world):
     assert both_nan(float("nan"), float("nan"))
 
 
+def test_gradients_sent_are_added_up_by_device(world):
+    run = world.machine.core.run
+    for device, node in (("n01/0", "n01"), ("n01/0", "n01"), ("n02/0", "n02")):
+        done = step_done(world, device, loss=world.job().losses[1])
+        hear(world, msgspec.structs.replace(done, gradient_messages=3, gradient_bytes=1000), node)
+    assert run.gradients["n01/0"] == (6, 2000)
+    assert run.gradients["n02/0"] == (3, 1000)
+
+
 def test_what_nobody_waits_for_is_acknowledged(world):
     assert acks(hear(world, step_done(world, job="gone-7", round=5))) == [Ack("gone-7", 5)]
     part = CheckpointPart("n01/0", "gone-7", Counters(6, 6, 6), "d", 0, 1, "f", 1, "00", {})

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oobleckd import __version__
 from oobleckd.core.entries import StepEntry
 from oobleckd.core.events import Heard
+from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import metrics
 from oobleckd.daemon.config import Config
@@ -130,6 +131,19 @@ async def test_load_of_experts_by_layer(tmp_path: Path) -> None:
     assert [s.labels["layer"] for s in families["oobleck_job_router_aux_loss"].samples] == ["1"]
     job.state, job.finished_at = "done", 140.0
     assert (await rendered(service))["oobleck_job_expert_load_ratio"].samples == []
+    await service.close()
+
+
+@pytest.mark.asyncio
+async def test_gradients_sent_by_device(tmp_path: Path) -> None:
+    service = open_service(
+        Config(state_dir=str(tmp_path), curve=False, endpoint="tcp://127.0.0.1:0", replay_mb=0)
+    )
+    assert (await rendered(service))["oobleck_job_gradient_bytes"].samples == []
+    service.machine.core.run = Run(train(service), gradients={"n1/0": (14, 5600), "n2/0": (7, 280)})
+    families = await rendered(service)
+    assert value(families["oobleck_job_gradient_bytes"], job="job-1", device="n1/0") == 5600
+    assert value(families["oobleck_job_gradient_messages"], job="job-1", device="n2/0") == 7
     await service.close()
 
 
