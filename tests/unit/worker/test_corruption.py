@@ -91,7 +91,7 @@ def test_with_three_copies_most_holders_name_it(
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "c0/0"])
-@pytest.mark.parametrize("after", range(1, 7))
+@pytest.mark.parametrize("after", range(1, 6))
 def test_whenever_it_flips_between_a_forward_and_its_backward_too(
     reference, tmp_path: Path, victim: str, after: int
 ) -> None:

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from oobleckd.protocol.job import Job
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.gather import KIND, MEANS
 from oobleckd.worker.round.reduce import Reducer
+from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import TensorMessage
 from tests.helpers.engine import Cuts, World
 from tests.helpers.engine_jobs import GOAL, Reference, check, job, random_deaths
@@ -140,11 +140,10 @@ def test_survivors_give_each_other_what_each_has_of_a_bucket(
         enter(self)
 
     monkeypatch.setattr(Reducer, "enter", watched)
-    for seed in range(12):
-        world = World(compared(alone, 0), replicas(3), seed, tmp_path)
-        world.nodes["b0/0"].faults.arm("means", 2)
-        world.run()
-        check(world, alone)
+    world = World(compared(alone, 0), replicas(3), 13, tmp_path)  # a seed in which it comes to that
+    world.nodes["b0/0"].faults.arm("means", 2)
+    world.run()
+    check(world, alone)
     assert donors
 
 
