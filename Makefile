@@ -20,7 +20,7 @@ demo: STAGES := 6
 .venv/ready: STAGES := 4
 INSTALLED := 0
 
-.venv/product: pyproject.toml constraints.txt setup.py worker/sums/kernels.c worker/optimizers/update.c
+.venv/product: pyproject.toml constraints.txt setup.py worker/sums/kernels.c worker/optimizers/update.c worker/runtime/cpu.h
 	$(eval INSTALLED := 3)@$(PYTHON) tools/install.py product --of $(STAGES)
 	@touch $@
 
@@ -31,7 +31,7 @@ INSTALLED := 0
 demo: .venv/product ## train on seven nodes of this machine, kill some, compare bit for bit; KEEP=1 leaves the cluster running
 	@$(BIN)/python examples/demo.py --after $(INSTALLED) $(if $(KEEP),--keep)
 
-# Real clusters in one process of pytest, everything else in the other: clusters wait much, the others never.
+# Whole clusters in one process of pytest, everything else in the other, and whoever is through helps (D-testing-017).
 # A test that hangs for ten minutes says where, in every thread, and fails: else CI's own limit would say nothing.
 test: setup ## every test but the long repetitions
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 \

@@ -6,17 +6,22 @@ goes on without them, and torch does what they would, to the same bits (D-kernel
 
 from setuptools import Extension, setup
 
+SHARED = ["worker/runtime/cpu.h"]
+"""What both include: they are compiled anew when it changes, and a source distribution has it."""
+
 setup(
     ext_modules=[
         Extension(
             "oobleckd.worker.sums._kernels",
             sources=["worker/sums/kernels.c"],
+            depends=SHARED,
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off"],
             optional=True,
         ),
         Extension(
             "oobleckd.worker.optimizers._update",
             sources=["worker/optimizers/update.c"],
+            depends=SHARED,
             # A root that sets no errno is an instruction and not a call; its bits are the same.
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno"],
             libraries=["m"],

@@ -27,7 +27,6 @@ from oobleckd.protocol.parts import Counters
 from oobleckd.worker import sums
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.device.context import DeviceContext, device_model, torch_device
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.reconfigure.deploy import Deployment
@@ -37,6 +36,7 @@ from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.yielding_lock import YieldingLock
 from oobleckd.worker.state.store import Store
+from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
 

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.tables import table
 from oobleckd.ctl import reference
 from oobleckd.ctl.waiting import FINAL
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 4

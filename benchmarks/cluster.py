@@ -22,8 +22,8 @@ from benchmarks.peers import shape
 from benchmarks.peers.launch import family_of, send, stop
 from oobleckd.client import Client
 from oobleckd.ctl.local import Home
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.unixhttp import ClientError
 
 T = TypeVar("T")

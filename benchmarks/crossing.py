@@ -17,8 +17,9 @@ from typing import Any
 
 from benchmarks.cluster import Cluster, ClusterFailed, depths
 from benchmarks.sleeping import BLOCKS, environment_asleep
-from oobleckd.protocol.api import IncidentView, StepView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.jobviews import StepView
 
 _WARM_UP = 3
 _STEP = re.compile(r"step ([0-9.e+-]+) s as modelled")

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cluster import Cluster
 from oobleckd.host.jobfile import load_job
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobView
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "images" / "loss-with-kills.svg"

@@ -40,7 +40,7 @@ from oobleckd.core.entries import AnyEntry, StepEntry
 from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.daemon.journal import Journal
 from oobleckd.daemon.service import step_row
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.unixhttp import ClientError
 from tests.helpers.cluster import tiny_job
 

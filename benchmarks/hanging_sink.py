@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peers.launch import endable
 from benchmarks.sleeping import environment_asleep
 from benchmarks.tables import table
-from oobleckd.protocol.api import StepView
 from oobleckd.protocol.job import parse_job, table_of
+from oobleckd.protocol.jobviews import StepView
 from tests.helpers import stuck_sink
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.committed import read_steps

@@ -28,7 +28,7 @@ HUB = "hub"
 _PREFIX = "10.213.79"
 _BRIDGE, _DEVICE, _PORT = "bridge", "eth0", 7077
 _ENTERED = "OOBLECK_BENCH_LINKS"
-# Not the switch of tests/host: it would be the limit itself, and take the cores. (D-testing-017)
+# Not the switch of tests/host: it would be the limit itself, and take the cores. (D-testing-019)
 _BURST_BYTES = 2**17  # a packet that the kernel has not cut yet is half as large
 _QUEUE_BYTES = 2**21
 _UP_S, _GRACE_S, _LOOK_EVERY_S = 120.0, 20.0, 0.1

@@ -33,7 +33,8 @@ from benchmarks.sleeping import (
     under_each,
 )
 from benchmarks.tables import table
-from oobleckd.protocol.api import IncidentView, JobView, StepView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView, StepView
 
 LOOK_S = 0.02
 """Between two looks at what device processes hold."""

@@ -16,7 +16,8 @@ from benchmarks.cost import Cost, missing_of
 from benchmarks.peers import shape
 from benchmarks.peers.recovering import NORMAL_STEPS
 from oobleckd.ctl.local import DAEMON
-from oobleckd.protocol.api import IncidentView, JobView, StepView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView, StepView
 
 _STEPS_FOR_MEDIAN = 20
 _STOPPED_S = 5.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from oobleckd.client import Client
 from oobleckd.console.facts import AnyFact, QueryRefused, Wants, Watched
 from oobleckd.console.model import identity
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.unixhttp import ClientError, Unreachable
 
 # How old an answer may get while no event touches it, in seconds.

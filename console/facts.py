@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
-from oobleckd.protocol.api import (
-    EvaluationView,
-    IncidentView,
-    JobView,
-    NodeLogView,
-    NodeView,
-    PipelineView,
-    Status,
-    StepView,
-    TemplateView,
-)
+from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView, PipelineView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import NodeLogView, NodeView
 from oobleckd.protocol.watch import CurveView, GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
 
 

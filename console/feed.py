@@ -26,8 +26,8 @@ from oobleckd.console.facts import (
     Watched,
 )
 from oobleckd.console.model import OF_A_JOB, STEPS_KEPT, identity, is_other_history, shown_job
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.unixhttp import ApiProblem, BadAnswer, ClientError, Unreachable
 
 # How old an answer may get while no event touches it, in seconds; what grows with the cluster less often.

@@ -30,17 +30,12 @@ from oobleckd.console.facts import (
     Watched,
 )
 from oobleckd.console.kept import kept
-from oobleckd.protocol.api import (
-    EvaluationView,
-    IncidentView,
-    JobView,
-    NodeLogView,
-    NodeView,
-    PipelineView,
-    Status,
-    TemplateView,
-)
+from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import Change, IncidentBegan, IncidentOver, NodeLost, StepCommitted
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView, PipelineView, TemplateView
+from oobleckd.protocol.nodeviews import NodeLogView, NodeView
 from oobleckd.protocol.parts import SPIKES
 from oobleckd.protocol.watch import CurveView, GoodputView, ImpactView, LayerView, SampledSteps, ScheduleView
 

@@ -28,8 +28,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from oobleckd.client import Client, socket_of
 from oobleckd.ctl.compare import Verdict
-from oobleckd.protocol.api import IncidentView, JobView
 from oobleckd.protocol.changes import JobMoved
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView
 
 JOB = Path(__file__).with_name("gpt2-stdlib.toml")
 NUM_NODES = 7

@@ -19,23 +19,15 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from oobleckd.protocol.api import (
-    Accepted,
-    EvaluationView,
-    IncidentView,
-    Items,
-    JobView,
-    NodeLogView,
-    NodeView,
-    PipelineView,
-    RouterView,
-    Status,
-    StepView,
-    TemplateView,
-)
+from oobleckd.protocol.api import Items, Status
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobView, PipelineView, RouterView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import NodeLogView, NodeView
 from oobleckd.protocol.parts import How
+from oobleckd.protocol.requests import Accepted
 from oobleckd.protocol.watch import (
     Bundle,
     CurveView,
@@ -249,7 +241,9 @@ class Client:
     # ------------------------------------------------------------------- acting
 
     def submit(self, job: Job, *, resume: str = "") -> Accepted:
-        """Queue ``job``; ``resume`` is a checkpoint folder or "latest". ApiProblem 422 for a bad job."""
+        """Queue ``job``; ``resume`` is a checkpoint folder, "latest", JOB or JOB@STEP. ApiProblem 422 for a
+        bad job, or where there is no such checkpoint.
+        """
         return self._post("/v1/jobs", {"job": job, "resume": resume})
 
     def control(self, job: str, act: Act, *, discard: bool = False) -> Accepted:

@@ -226,3 +226,9 @@ def size(num_bytes: float) -> str:
             return f"{short(num_bytes)} {unit}"
         num_bytes /= 1024
     return f"{short(num_bytes)} TiB"
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """``"1 GB/s"``, ``"12.5 MB/s"``: in powers of ten, as makers of links count and a job.toml may."""
+    power = next((p for p in (3, 2, 1) if bytes_per_s >= 1000**p), 0)
+    return f"{short(bytes_per_s / 1000**power)} {('B', 'KB', 'MB', 'GB')[power]}/s"

@@ -79,6 +79,29 @@ class PlanError(ValueError):
         self.memory = memory
 
 
+class GradientExchange(msgspec.Struct, frozen=True):
+    """How holders of the same layers exchange gradients (``costs.exchange``).
+
+    ``sum_bytes``: of a parameter's sum, as it travels. In steps that ``check_every`` divides (0: in none) a
+    second holder makes each mean. ``bytes_per_s``: what a node sends to others; 0: not known, and a step is
+    planned as if the exchange took no time.
+    """
+
+    sum_bytes: int = 8
+    check_every: int = 1
+    bytes_per_s: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is counted in a step."""
+        return self.bytes_per_s > 0
+
+    @property
+    def checked(self) -> float:
+        """The share of steps in which a second holder makes each mean."""
+        return 1 / self.check_every if self.check_every else 0.0
+
+
 class Setup(msgspec.Struct, frozen=True):
     """Everything about a job that does not change when nodes come and go.
 
@@ -91,6 +114,7 @@ class Setup(msgspec.Struct, frozen=True):
     templates are made for. ``dealt``: micro-batches are dealt to the pipelines in turn, as the first ones of
     a step are to be shared fairly by themselves (``batchramp``), and not in blocks. ``recompute``: what
     blocks compute again in the backward, everywhere; "auto": in each stage as little as its memory allows.
+    ``exchange``: of gradients, and the link for it.
     """
 
     profile: Profile
@@ -109,6 +133,7 @@ class Setup(msgspec.Struct, frozen=True):
     staggered: bool = False
     dealt: bool = False
     recompute: RecomputeWanted = "none"
+    exchange: GradientExchange = GradientExchange()
 
 
 class Situation(msgspec.Struct, frozen=True):

@@ -21,8 +21,9 @@ MOMENT_BYTES = 8
 
 def gradient_bytes(exact: bool) -> int:
     """For each parameter, of its gradient in a layer that uses it: the mean, and the sums of this use."""
-    # Not what is exchanged: a peer's sums that are here before this device's own wait in 8 bytes more, which
-    # are gone when the mean is there. (D-exactness-019)
+    # Not what is exchanged: sums of others that are here before this device's own wait, of the slices whose
+    # means it makes, in 8 / r bytes more of each parameter with r holders (twice that in a step that is
+    # compared), which are gone when the mean is there. (D-exactness-019)
     return FLOAT_BYTES + sum_bytes(exact)
 
 
@@ -77,6 +78,8 @@ class LayerCost(msgspec.Struct, frozen=True):
     slot_bytes: int = -1
     selective_bytes: int = 0
     selective_s: float = 0.0
+    gathered_bytes: int = 0
+    gather_s: float = 0.0
 
     @property
     def copied_bytes(self) -> int:
@@ -97,7 +100,9 @@ class Profile(msgspec.Struct, frozen=True):
     device that computes layers of it, however many these are (the masks of separate documents).
     ``flops_per_token``: of the model, forward and backward, by formula (``costs.flops``). ``params``: of the
     model, a tied weight once; ``active_params`` of them a token goes through, which are fewer where there are
-    experts. Of all three 0: whoever measured it did not say.
+    experts. Of all three 0: whoever measured it did not say. ``node_bytes_per_s``: between two devices of a
+    node, one way (0: not known, and nobody waits for it). ``devices_per_stage``: so many devices hold the
+    state of a stage between them, and compute as many micro-batches at a time (``costs.sharded``).
     """
 
     key: str
@@ -112,6 +117,8 @@ class Profile(msgspec.Struct, frozen=True):
     flops_per_token: float = 0.0
     params: int = 0
     active_params: int = 0
+    node_bytes_per_s: float = 0.0
+    devices_per_stage: int = 1
 
     @property
     def copied_bytes(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -28,16 +30,40 @@ settings.register_profile("ours", deadline=None, derandomize=True, print_blob=Tr
 settings.load_profile("ours")
 
 
-class _LiveTogether(LoadScopeScheduling):
-    """Tests with real processes run one after another in one of the processes that ``make test`` starts, all
-    others in the other.
+class ClustersTogether(LoadScopeScheduling):
+    """Tests with whole clusters run one after another in one of the processes that ``make test`` starts. The
+    other begins with the files of tests that have real processes, but no cluster, and goes on with what only
+    computes; whoever is through first takes of that, one test at a time, so that both end together.
 
     Where two clusters share the machine, both take more than twice as long; beside what only computes, they
     wait less.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "live" if nodeid.startswith(("tests/host/", "tests/loopback/")) else nodeid
+        file = nodeid.partition("::")[0]
+        if not file.startswith(_LIVE):
+            return nodeid
+        return "clusters" if has_cluster(file) else file
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """As in the base. What a process is through with is forgotten: the base counts all of it again after
+        every test, which with ten thousand of them are five seconds.
+        """
+        super().mark_test_complete(node, item_index, duration)
+        work = self.assigned_work[node]
+        scope = self._split_scope(self.registered_collections[node][item_index])
+        if all(work[scope].values()):
+            del work[scope]
+
+
+_LIVE = ("tests/host/", "tests/loopback/")
+
+
+@functools.cache
+def has_cluster(file: str) -> bool:
+    """Whether a file of tests starts nodes that train: on booted hosts, or by ``up``."""
+    text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+    return file.startswith("tests/host/") or "Cluster(" in text or '"up"' in text
 
 
 def pytest_collection_finish() -> None:
@@ -52,34 +78,56 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of what is marked ``thin(n)``, about one in n is for ``make test``: all others are slow, and
-    ``make thorough`` runs them.
+    ``make thorough`` runs them. Random failures of simulated worlds and of the engine are thin(3) where
+    nothing else is said.
     """
     kinds: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("thin") is not None:
+        if not isinstance(item, pytest.Function):
+            continue
+        if is_seeded(item) and not {"thin", "slow"} & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(pytest.mark.thin(3))
+        if item.get_closest_marker("thin") is not None:
             kinds.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for kind in kinds.values():
-        for item in _left_out(kind):
+        for item in left_out(kind):
             item.add_marker(pytest.mark.slow)
 
 
-def _left_out(kind: list[pytest.Function]) -> list[pytest.Function]:
+def is_seeded(item: pytest.Function) -> bool:
+    """Whether it is one of several runs of a cluster in one process that differ in what a seed draws."""
+    callspec = getattr(item, "callspec", None)
+    return item.nodeid.startswith(SEEDED) and callspec is not None and "seed" in callspec.params
+
+
+SEEDED = ("tests/sim/", "tests/unit/worker/test_engine")
+
+
+def left_out(kind: Sequence[pytest.Function]) -> list[pytest.Function]:
     """One in n is chosen by its name; and some more, so that every value of a parameter occurs, but for those
-    of ``seed``.
+    of ``seed``, of which at least two do.
     """
     seen: set[tuple[str, str]] = set()
+    chosen = 0
     rest = []
     for item in kind:
         if zlib.crc32(item.name.encode()) % item.get_closest_marker("thin").args[0]:
             rest.append(item)
         else:
+            chosen += 1
             seen |= _values(item)
-    left_out = []
+    found = []
     for item in rest:
-        if _values(item) <= seen:
-            left_out.append(item)
+        if _values(item) <= seen and chosen >= LEAST:
+            found.append(item)
+        else:
+            chosen += 1
         seen |= _values(item)
-    return left_out
+    return found
+
+
+LEAST = 2
+"""Of each kind."""
 
 
 def _values(item: pytest.Function) -> set[tuple[str, str]]:
@@ -88,7 +136,7 @@ def _values(item: pytest.Function) -> set[tuple[str, str]]:
 
 @pytest.hookimpl(optionalhook=True)  # without xdist all runs one after another
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return _LiveTogether(config, log)
+    return ClustersTogether(config, log)
 
 
 def bare_names(names: Iterable[str]) -> list[str]:

@@ -29,7 +29,7 @@ from oobleckd.console.widgets import (
 )
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line, plain
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.watch import ScheduleView
 
 # Up to so many nodes are named one by one; more are a picture.

@@ -17,7 +17,7 @@ from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.steps import StepCursor, moment_of
-from oobleckd.console.widgets import fleet, optimes, pipelines, timeline
+from oobleckd.console.widgets import events, fleet, optimes, pipelines, timeline
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.console.widgets.timeline import Order, TimelineLook
 from oobleckd.draw.lines import Line, plain
@@ -29,6 +29,7 @@ _ORDER_WORDS: dict[Order, str] = {
 }
 _MOST_ROWS = 5
 _FRAME_AND_LEGEND = 3
+_ANY_WIDTH = 80  # rows do not depend on it
 _DEPENDS = ("schedule", "modelled", "refused", "schedules")
 
 
@@ -45,9 +46,10 @@ class Pipelines(ListPage):
         self.order = 0
 
     def body(self) -> Iterable[Panel]:
-        """Timeline, fleet, legend."""
+        """Timeline, fleet, events, legend."""
         yield Panel(self._timeline, "Pipelines", id="timeline", depends=_DEPENDS)
         yield Panel(self._fleet, "Fleet", id="fleet", depends=fleet.DEPENDS)
+        yield Panel(events.paint, "Events", id="events", depends=events.DEPENDS)
         yield Panel(_legend, id="legend", depends=("link",))
 
     def places(self, width: int, height: int) -> Places:
@@ -55,11 +57,18 @@ class Pipelines(ListPage):
         strip = 5 if places.arrangement(width, height) == "wide" else 4
         # Three cells beside three pipelines that are drawn in full were a riddle. (D-console-018)
         room = height - places.VERDICT_ROWS - places.FOOTER_ROWS - _FRAME_AND_LEGEND
-        parts = [("timeline", 0), ("legend", 1)] + ([("fleet", strip)] if self.shape() > room else [])
-        return places.one_below_other(width, height, "timeline", parts)
+        parts = [("timeline", 0), ("legend", 1)] + ([("fleet", strip)] if self._least_rows() > room else [])
+        found = places.one_below_other(width, height, "timeline", parts)
+        if places.arrangement(width, height) not in {"wide", "medium"}:
+            return found
+        rows = self._used_rows(found["timeline"].height - places.FRAME_ROWS)
+        return places.fitted(found, "timeline", rows, "events") if rows else found
 
-    def shape(self) -> int:
-        """How many rows all pipelines take."""
+    def shape(self) -> object:
+        """How many rows all pipelines take, and those that hold them."""
+        return self._least_rows(), len(self.view.pipelines), pipelines.num_rows(self.view)
+
+    def _least_rows(self) -> int:
         shown = timeline.shown_schedule(self.view, self.look.mode)
         return timeline.least_rows(shown) if shown is not None else 0
 
@@ -124,15 +133,30 @@ class Pipelines(ListPage):
         needed = timeline.num_rows(shown) if shown else 0
         if not shown or self.look.mode == "difference" or self.cursor or needed >= height:
             return timeline.paint(view, now, width, height, self.look)
-        below: list[Line] = []
-        if needed + len(shown.lanes) + 2 <= height:
-            below = optimes.paint(shown, timeline.by_pipeline(shown, self.look.order), width)
+        below = self._below(view, now, width, height - needed)
         look = msgspec.structs.replace(self.look, most_rows=_MOST_ROWS)
-        holders = pipelines.paint(view, now, width, height - needed - len(below) - 2)
-        if len(view.pipelines) + len(below) + needed + 2 <= height:
-            below = [*below, (), *holders]
         lanes = timeline.paint(view, now, width, height - len(below) - 1, look)
         return [*lanes, (), *below]
+
+    def _below(self, view: View, now: float, width: int, height: int) -> list[Line]:
+        """What there is room for below the lanes: how long which was at what, and who holds what."""
+        shown = timeline.shown_schedule(view, self.look.mode)
+        below: list[Line] = []
+        if shown is not None and len(shown.lanes) + 2 <= height:
+            below = optimes.paint(shown, timeline.by_pipeline(shown, self.look.order), width)
+        if len(view.pipelines) + len(below) + 2 <= height:
+            below = [*below, (), *pipelines.paint(view, now, width, height - len(below) - 2)]
+        return below
+
+    def _used_rows(self, height: int) -> int:
+        """Of so many rows, those that lanes and what is below them take; 0 where they take all."""
+        shown = timeline.shown_schedule(self.view, self.look.mode)
+        needed = timeline.num_rows(shown) if shown else 0
+        if not shown or needed >= height:
+            return 0
+        below = 1 + len(self._below(self.view, self.now, _ANY_WIDTH, height - needed))
+        tall = max(1, min(_MOST_ROWS, (height - below - needed) // len(shown.lanes) + 1))
+        return needed + (tall - 1) * len(shown.lanes) + below
 
     def _fleet(self, view: View, now: float, width: int, height: int) -> list[Line]:
         return fleet.paint(view, now, width, height, self.look)

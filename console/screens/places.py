@@ -13,6 +13,8 @@ Arrangement = Literal["wide", "medium", "small", "tiny"]
 VERDICT_ROWS = 3
 FOOTER_ROWS = 1
 MIN_ROWS = 3
+FRAME_ROWS = 2
+_REST_ROWS = 5  # with its frame; in fewer there is nothing worth a panel
 
 
 class PagePlace(NamedTuple):
@@ -69,6 +71,16 @@ def above(area: PagePlace, *parts: tuple[str, int]) -> Places:
             found[name] = PagePlace(area.x, y, area.width, height)
             y += height
     return found
+
+
+def fitted(found: Places, panel: str, rows: int, rest: str) -> Places:
+    """``found``, but ``panel`` has its ``rows`` and a frame alone where what that leaves is worth a panel of
+    its own: ``rest``, below it.
+    """
+    area = found.get(panel)
+    if area is None or area.height - rows - FRAME_ROWS < _REST_ROWS:
+        return found
+    return found | above(area, (panel, rows + FRAME_ROWS), (rest, 0))
 
 
 def beside(area: PagePlace, left: int) -> tuple[PagePlace, PagePlace]:

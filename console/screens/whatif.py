@@ -15,7 +15,7 @@ from oobleckd.console.screens import places
 from oobleckd.console.screens.page import Host, ListPage, bindings
 from oobleckd.console.screens.places import Places
 from oobleckd.console.screens.risk import Risk
-from oobleckd.console.widgets import impact, nodetable, pipelines
+from oobleckd.console.widgets import copies, events, impact, nodetable, pipelines
 from oobleckd.console.widgets.nodetable import NodeTableLook
 from oobleckd.console.widgets.panel import Panel
 from oobleckd.draw.lines import Line
@@ -36,11 +36,13 @@ class WhatIf(ListPage):
         self._risk = Risk(many=True)
 
     def body(self) -> Iterable[Panel]:
-        """Nodes, what follows; where there is room the plan, and who else matters."""
+        """Nodes, what follows; where there is room the plan, who else matters, copies and events."""
         yield Panel(self._table, "Nodes", id="table", depends=nodetable.DEPENDS)
         yield Panel(self._impact, "What follows", id="impact", depends=impact.DEPENDS)
         yield Panel(pipelines.paint, "Who holds what", id="plan", depends=pipelines.DEPENDS)
         yield Panel(impact.ranking, "One node alone", id="ranking", depends=impact.DEPENDS)
+        yield Panel(copies.paint, "Live copies of each layer", id="copies", depends=copies.DEPENDS)
+        yield Panel(events.paint, "Events", id="events", depends=events.DEPENDS)
 
     def places(self, width: int, height: int) -> Places:
         """Side by side, where it is wide enough; below them what else there is room for."""
@@ -50,13 +52,18 @@ class WhatIf(ListPage):
         table, follows = found["table"], found["impact"]
         upper = max(_UPPER_ROWS, min(len(self.view.nodes) + 3, table.height - _LOWER_ROWS))
         found |= places.above(table, ("table", upper), ("plan", 0))
-        if self.host.marks.names:  # else what follows is the ranking itself
-            found |= places.above(follows, ("impact", upper), ("ranking", 0))
-        return found
+        found = places.fitted(found, "plan", pipelines.num_rows(self.view), "copies")
+        ranked = impact.num_rows(self.view)
+        if not self.host.marks.names:  # what follows is the ranking itself, below a hint
+            return places.fitted(found, "impact", 1 + ranked, "events")
+        found |= places.above(follows, ("impact", upper), ("ranking", 0))
+        return places.fitted(found, "ranking", ranked, "events")
 
     def shape(self) -> object:
-        """How many nodes there are, and whether some are marked."""
-        return len(self.view.nodes), bool(self.host.marks.names)
+        """How many rows nodes, pipelines and the ranking have, and whether nodes are marked."""
+        view = self.view
+        rows = len(view.nodes), pipelines.num_rows(view), impact.num_rows(view)
+        return rows, bool(self.host.marks.names)
 
     def wants(self) -> Wants:
         """What would follow without the marked nodes, or without one of those that matter most; and who holds

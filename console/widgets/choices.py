@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from oobleckd.console.widgets.pipelines import node_of
 from oobleckd.draw.lines import Line, Span, bar, clipped, flow, length, wrapped
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.words import count, ms, seconds, size
 
 _COST = 12

@@ -47,7 +47,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         return nothing(
             (("which numbers of nodes can train is known once there are templates", "dim"),), height
         )
-    here = sum(node.state in {"active", "standby"} for node in view.nodes)
+    here = _here(view)
     sizes = sorted({template.num_nodes for template in view.templates})
     min_nodes, max_nodes = sizes[0], max(here, sizes[-1])
     found = covers(tuple(sizes), math.ceil((max_nodes + 1) / _AHEAD) * _AHEAD)
@@ -63,6 +63,15 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         lines.append(clipped(((f" {'nodes':>5}  pipelines of so many nodes", "dim"),), width))
     seen = window(here - 1, max_nodes, height - len(lines))
     return lines + [_row(index + 1, here, found.way(index + 1), width) for index in seen]
+
+
+def num_rows(view: View) -> int:
+    """What all numbers take, with what is said above them."""
+    return 2 + max((_here(view), *(template.num_nodes for template in view.templates)))
+
+
+def _here(view: View) -> int:
+    return sum(node.state in {"active", "standby"} for node in view.nodes)
 
 
 @lru_cache(maxsize=4)

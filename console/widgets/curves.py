@@ -19,7 +19,8 @@ from oobleckd.console.widgets.listing import missing
 from oobleckd.draw import chart
 from oobleckd.draw.chart import Chart, ChartColumn
 from oobleckd.draw.lines import Line, Role, Span, as_fits, clipped, length
-from oobleckd.protocol.api import CurveBin, EvaluationView
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.jobviews import CurveBin
 from oobleckd.words import count, loss, rate, short, tick
 
 DEPENDS = ("curve", "points", "evaluations", "incidents", "job", "refused", "link")

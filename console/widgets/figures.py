@@ -13,7 +13,7 @@ from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import nothing
 from oobleckd.console.widgets.nodes import STATES
 from oobleckd.draw.lines import Line, Role, Span, bar, cell, clipped, flow, length
-from oobleckd.protocol.api import DeviceFigures, NodeView
+from oobleckd.protocol.nodeviews import DeviceFigures, NodeView
 from oobleckd.words import short, size
 
 _FULL = 0.95

@@ -14,7 +14,7 @@ from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.nodes import STATES, counts, named, natural
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut
-from oobleckd.protocol.api import NodeState, NodeView
+from oobleckd.protocol.nodeviews import NodeState, NodeView
 
 By = Literal["rack", "pipeline", "none"]
 GROUPINGS: tuple[By, ...] = ("rack", "pipeline", "none")

@@ -11,7 +11,7 @@ from heapq import nsmallest
 from oobleckd.console.model import View
 from oobleckd.console.widgets.nodes import natural
 from oobleckd.draw.lines import Line, Role, as_fits, cell, clipped, flow, framed, wrapped
-from oobleckd.protocol.api import LayerRange, NodeView
+from oobleckd.protocol.nodeviews import LayerRange, NodeView
 from oobleckd.protocol.watch import ImpactView
 from oobleckd.words import CELLS, count, layers, noun, seconds, size
 
@@ -70,6 +70,11 @@ def ranking(view: View, _now: float, width: int, height: int) -> list[Line]:
     head = " ".join(cell(name, abs(wide), right=wide > 0) for name, wide in names)
     lines: list[Line] = [((f" {head}  what follows", "dim"),)]
     return framed([*lines, *(_ranked(each, width) for each in known)], width, height)
+
+
+def num_rows(view: View) -> int:
+    """Of the ranking, with the columns' names."""
+    return 1 + len(candidates(view, many=True))
 
 
 def _ranks(width: int) -> list[tuple[str, int, Callable[[ImpactView], str]]]:

@@ -9,7 +9,7 @@ from oobleckd.console.widgets.listing import clamped, counted, matches, missing,
 from oobleckd.console.widgets.recovery import cause_of
 from oobleckd.draw.lines import Line, Role, clipped
 from oobleckd.draw.times import dated
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.words import CELLS, seconds
 
 DEPENDS = ("incidents", "refused")

@@ -9,7 +9,7 @@ from oobleckd.console.widgets.listing import nothing
 from oobleckd.draw import experts
 from oobleckd.draw.lines import Line, bar, clipped, flow
 from oobleckd.draw.times import dated, minute
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.words import count, done, loss, many, noun, parameters, rate, seconds, short, why_skipped
 
 DEPENDS = ("job", "link")

@@ -8,7 +8,7 @@ from oobleckd.console.model import ENDED, View
 from oobleckd.console.widgets.jobfacts import full_name, left_of
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.draw.lines import Line, Role, Span, bar, cell, clean, clipped, length
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.words import done, loss, ordinal, rate, seconds, short_age
 
 DEPENDS = ("jobs", "job", "chosen", "refused", "link")

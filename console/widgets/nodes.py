@@ -13,7 +13,7 @@ from functools import lru_cache
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut
-from oobleckd.protocol.api import NodeState, NodeView
+from oobleckd.protocol.nodeviews import NodeState, NodeView
 from oobleckd.words import CELLS, layers, seconds
 
 DEPENDS = ("nodes", "refused")

@@ -14,7 +14,7 @@ from oobleckd.console.widgets import figures
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.console.widgets.nodes import STATES, natural
 from oobleckd.draw.lines import Line, Role, Span, cell, clipped, length
-from oobleckd.protocol.api import LayerRange, NodeState, NodeView
+from oobleckd.protocol.nodeviews import LayerRange, NodeState, NodeView
 from oobleckd.words import CELLS, layers, seconds, size
 
 Order = Literal["name", "state", "seen"]

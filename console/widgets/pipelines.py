@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Span, bar, clipped, more
-from oobleckd.protocol.api import LayerRange, PipelineView
+from oobleckd.protocol.jobviews import PipelineView
+from oobleckd.protocol.nodeviews import LayerRange
 from oobleckd.words import count, layers
 
 DEPENDS = ("pipelines", "nodes", "refused")
@@ -21,7 +22,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
         return [missing(view, "pipelines", "no plan is deployed")]
     gone = {node.name for node in view.nodes if node.state in _GONE}
     total = sum(len(pipeline.micro_batches) for pipeline in view.pipelines)
-    if sum(1 + len(pipeline.stages) for pipeline in view.pipelines) <= height:
+    if num_rows(view) <= height:
         num_layers = _num_layers(view.pipelines)
         full = [_full(pipeline, total, num_layers, gone, width) for pipeline in view.pipelines]
         return [line for lines in full for line in lines]
@@ -31,6 +32,11 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
     kept = sorted(view.pipelines, key=lambda pipeline: not _hurt(pipeline, gone))[: max(0, height - 1)]
     rows = [_short(pipeline, total, gone, width) for pipeline in kept]
     return [*rows, more("pipeline", len(view.pipelines) - len(kept))]
+
+
+def num_rows(view: View) -> int:
+    """With a line for each stage."""
+    return sum(1 + len(pipeline.stages) for pipeline in view.pipelines)
 
 
 def node_of(device: str) -> str:

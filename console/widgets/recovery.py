@@ -15,7 +15,7 @@ from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.pipelines import node_of
 from oobleckd.draw.lines import Line, Role, Span, bar, clipped, cut, wrapped
-from oobleckd.protocol.api import IncidentView, Phase
+from oobleckd.protocol.incidentviews import IncidentView, Phase
 from oobleckd.words import count, ms, seconds, size
 
 PHASES: tuple[Phase, ...] = get_args(Phase)

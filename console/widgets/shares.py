@@ -5,7 +5,7 @@ from __future__ import annotations
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, bar, clipped, more
-from oobleckd.protocol.api import TemplateView
+from oobleckd.protocol.jobviews import TemplateView
 from oobleckd.words import seconds
 
 DEPENDS = ("templates", "refused")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from oobleckd.console.model import View
 from oobleckd.draw.lines import Line, bar, cell, clipped, flow, length
-from oobleckd.protocol.api import StepTimes
+from oobleckd.protocol.jobviews import StepTimes
 from oobleckd.words import CELLS, count, seconds
 
 DEPENDS = ("job", "link")

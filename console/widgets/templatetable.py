@@ -12,13 +12,14 @@ import msgspec
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import clamped, matches, missing, nothing, rows
 from oobleckd.draw.lines import Line, bar, clipped
-from oobleckd.protocol.api import TemplateView
+from oobleckd.protocol.jobviews import TemplateView
 from oobleckd.protocol.watch import LaneView
 from oobleckd.words import CELLS, count, layers, seconds, size
 
 DEPENDS = ("templates", "pipelines", "schedule", "refused")
 _HEAD = f"  nodes  in use  stages  {'memory':>9}  {'modelled':>{CELLS}}  {'measured':>{CELLS}}"
 _ROOMY = 90
+_HEADED = 2  # above the stages of a template: an empty row and its name
 _AGAIN = {"none": "", "selective": "selective again", "blocks": "blocks again"}
 _AGAIN_WIDTH = max(map(len, _AGAIN.values())) + 2
 _MORE = f"  {'first':>{CELLS}}  {'further':>{CELLS}}  split"
@@ -58,6 +59,11 @@ def paint(
         lambda each: _row(each, shares.get(len(each.stages)), took.get(len(each.stages)), width),
     )  # fmt: skip
     return [head, *body, *below][:height]
+
+
+def num_rows(view: View) -> int:
+    """Of all templates, with the stages of each."""
+    return 1 + sum(1 + _HEADED + len(template.stages) for template in view.templates)
 
 
 def selected(view: View, look: TemplateTableLook) -> list[TemplateView]:

@@ -12,8 +12,8 @@ from oobleckd.console.widgets import curves
 from oobleckd.console.widgets.listing import missing
 from oobleckd.console.widgets.verdict import best_words
 from oobleckd.draw.lines import Line, Role, Span, as_fits, clipped, curve
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.batchramp import BatchSizes
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.words import loss, rate
 
 SPAN_S = 60.0

@@ -11,7 +11,7 @@ from oobleckd.console.model import LISTS, View
 from oobleckd.console.widgets.jobfacts import left_of
 from oobleckd.draw.lines import Line, Role, Span, clipped, flow, length
 from oobleckd.draw.times import clock, dated, minute
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.words import age, count, done, noun, rate, seconds, silence
 
 HEIGHT = 3

@@ -22,7 +22,7 @@ import msgspec
 from oobleckd.core import failures
 from oobleckd.core.state import RECENT_STEPS, JobRecord, Step, Written
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.api import CadenceView
+from oobleckd.protocol.jobviews import CadenceView
 
 # Nobody wants a shared disk busy all the time because a copy is cheap, nor to find a day-old checkpoint
 # because nothing ever failed. (D-checkpoints-008)

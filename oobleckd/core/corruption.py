@@ -18,9 +18,9 @@ from oobleckd.core.entries import CorruptionFound, CorruptionSettled, NodeDraine
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import RollbackCause
 from oobleckd.protocol.changes import DisputeUnsettled, Evidence, NodeQuarantined
 from oobleckd.protocol.corruption import Fingerprints, Odd, differing
+from oobleckd.protocol.incidentviews import RollbackCause
 from oobleckd.protocol.messages import Corrupted, StepDone
 from oobleckd.protocol.parts import Counters
 

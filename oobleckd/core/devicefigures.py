@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.messages import FiguresTold
+from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport
 from oobleckd.protocol.text import visible
 

@@ -13,12 +13,13 @@ import msgspec
 from oobleckd.planner.plan import Detours, Layout, Plan, Template
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.api import IncidentView, JobState
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.corruption import Odd
 from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobState
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import (
     Counters,

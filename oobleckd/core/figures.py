@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from oobleckd.core.state import Step
-from oobleckd.protocol.api import StepTimes
+from oobleckd.protocol.jobviews import StepTimes
 
 
 class KnownTimes(NamedTuple):

@@ -21,7 +21,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from oobleckd.protocol.api import IncidentView, JobState
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobState
 
 Cause = Literal["detect", "plan", "reconfigure", "copy", "redone", "skipped", "degraded", "waiting"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)

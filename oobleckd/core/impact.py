@@ -23,7 +23,8 @@ from oobleckd.planner.reroute.reroute import detour
 from oobleckd.planner.schedules.routed import busiest_s, device_s
 from oobleckd.planner.sizing.instantiate import too_few
 from oobleckd.planner.templates.guarantee import losses_survived, lost_layers
-from oobleckd.protocol.api import LayerRange, PipelineView
+from oobleckd.protocol.jobviews import PipelineView
+from oobleckd.protocol.nodeviews import LayerRange
 from oobleckd.protocol.watch import ImpactView
 from oobleckd.words import count, noun
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from oobleckd.planner.policy import Proposal
-from oobleckd.protocol.api import (
+from oobleckd.protocol.incidentviews import (
     IncidentView,
     LossView,
     Phase,

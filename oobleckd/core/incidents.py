@@ -13,8 +13,8 @@ from oobleckd.core.entries import IncidentClosed, IncidentOpened
 from oobleckd.core.incident import Incident, rejected_views
 from oobleckd.core.run import Run
 from oobleckd.planner.policy import Proposal
-from oobleckd.protocol.api import LossView, Phase, ReasonView
 from oobleckd.protocol.changes import IncidentBegan, IncidentOver, PlanChosen
+from oobleckd.protocol.incidentviews import LossView, Phase, ReasonView
 from oobleckd.words import count, seconds
 
 

@@ -18,8 +18,8 @@ from oobleckd.core.memory import held_besides, min_device_bytes
 from oobleckd.core.run import PlannerRequest, Preparation, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import Template, node_of
-from oobleckd.planner.policy import Setup
-from oobleckd.planner.profile import Profile
+from oobleckd.planner.policy import GradientExchange, Setup
+from oobleckd.planner.profile import Profile, sum_bytes
 from oobleckd.protocol.changes import TemplatesReady
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobparts import lacks_folder
@@ -48,6 +48,14 @@ def as_linked(profile: Profile, spec: Job) -> Profile:
     # will copy is not known. (D-planner-009)
     said = spec.resources.link_bytes_per_s
     return msgspec.structs.replace(profile, link_bytes_per_s=said) if said else profile
+
+
+def exchange_of(spec: Job) -> GradientExchange:
+    """How holders of a layer exchange gradients in ``spec``, and over what: its link, where it says one."""
+    # Not the link that copies are planned with where nobody said one: of a guess every step of every plan
+    # would be longer, and the number of pipelines hang on it. (D-planner-014)
+    every, said = spec.fault_tolerance.check_every, spec.resources.link_bytes_per_s
+    return GradientExchange(sum_bytes(spec.train.exact), every, said)
 
 
 def start_next(core: Core) -> None:
@@ -130,6 +138,7 @@ def prepare(core: Core, run: Run) -> None:
             nodes_now=len(nodes),
             dealt=run.job.spec.batch_sizes.ramp_steps > 0,
             recompute=run.job.spec.schedule.recompute,
+            exchange=exchange_of(run.job.spec),
         )
         run.asked = PlannerRequest(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
 

@@ -22,8 +22,8 @@ from oobleckd.core.run import Run, Wait
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.planner.policy import ROLLING_BACK
-from oobleckd.protocol.api import LossView, ReasonView
 from oobleckd.protocol.changes import LastCopyAwaited, LastCopyWaitOver
+from oobleckd.protocol.incidentviews import LossView, ReasonView
 from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
 from oobleckd.words import count, noun, seconds
 

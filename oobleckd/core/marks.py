@@ -8,8 +8,8 @@ from __future__ import annotations
 from oobleckd.core.context import Core
 from oobleckd.core.entries import Noted, noted
 from oobleckd.core.view import incident_views
-from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.changes import JobWentBack
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.watch import CurveMark
 
 

@@ -7,6 +7,7 @@ it. A CPU device has its share of the host's memory, whichever nodes of that hos
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import ceil
 
 from oobleckd.core.membership import Node
 from oobleckd.core.state import JobRecord
@@ -65,7 +66,8 @@ def held_besides(job: Job, profile: Profile) -> HeldBesides:
     their way in, and kept.
     """
     on_host = profile.device.startswith("cpu")
-    sent_bytes = profile.kept_bytes(job.num_micro_batches, job.schedule.boundary_bytes) if on_host else 0
+    turns = ceil(job.num_micro_batches / profile.devices_per_stage)
+    sent_bytes = profile.kept_bytes(turns, job.schedule.boundary_bytes) if on_host else 0
     exact = job.train.exact
     copied, whole = _bytes_per_param(profile, exact=exact)
     sums = 3 * sum_bytes(exact) / whole * (on_host and job.schedule.sum_copies > 0)

@@ -11,7 +11,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.membership import Node
 from oobleckd.core.run import Run
 from oobleckd.core.state import Expected
-from oobleckd.protocol.api import NodeState
+from oobleckd.protocol.nodeviews import NodeState
 from oobleckd.protocol.parts import NodeCause
 from oobleckd.words import count, seconds
 

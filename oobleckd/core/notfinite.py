@@ -3,7 +3,7 @@ were spikes, and says why.
 
 A pure function of the rounds that were committed, so a daemon that was away or restarted comes to the same
 end, at the same step. The devices count as well, and hold there by themselves
-(``oobleckd.worker.device.executor``).
+(``oobleckd.worker.training.executor``).
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from oobleckd.core.figures import KnownModel, KnownTimes
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.costs import flops
 from oobleckd.planner.costs.devices import DeviceSheet, sheet_of
-from oobleckd.protocol.api import EvalSummary, ProgressView, StepTimes
+from oobleckd.protocol.evalviews import EvalSummary
+from oobleckd.protocol.jobviews import ProgressView, StepTimes
 from oobleckd.protocol.traits import KIND
 
 TIMED_STEPS = 1000

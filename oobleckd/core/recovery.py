@@ -22,8 +22,8 @@ from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import Detours, node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
 from oobleckd.planner.reroute.redundant import takes_over
-from oobleckd.protocol.api import LossView, ReasonView, RollbackCause, RollbackView
 from oobleckd.protocol.changes import JobWentBack
+from oobleckd.protocol.incidentviews import LossView, ReasonView, RollbackCause, RollbackView
 from oobleckd.protocol.messages import Corrupted, Decide, DeviceFailed, Progress, Report
 from oobleckd.words import noun
 

@@ -22,7 +22,13 @@ from oobleckd.core.entries import (
 from oobleckd.core.events import Asked, Reply
 from oobleckd.core.membership import Node
 from oobleckd.core.state import JobRecord, KeptCheckpoint
-from oobleckd.protocol.api import (
+from oobleckd.protocol.changes import Act, Audited, Level
+from oobleckd.protocol.inputs import Inputs
+from oobleckd.protocol.job import check_job, reads_the_same
+from oobleckd.protocol.jobtable import JobError
+from oobleckd.protocol.messages import Inject
+from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
+from oobleckd.protocol.requests import (
     Accepted,
     Control,
     Delete,
@@ -34,12 +40,6 @@ from oobleckd.protocol.api import (
     Response,
     Submit,
 )
-from oobleckd.protocol.changes import Act, Audited, Level
-from oobleckd.protocol.inputs import Inputs
-from oobleckd.protocol.job import check_job, reads_the_same
-from oobleckd.protocol.jobtable import JobError
-from oobleckd.protocol.messages import Inject
-from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
 from oobleckd.protocol.spikes import resumed
 from oobleckd.protocol.traits import COMPILER_HINT, lacking
 from oobleckd.words import being, short
@@ -315,7 +315,7 @@ def _kill(core: Core, request: Kill) -> Response:
     for victim in victims:
         device = victim.devices[0].device if victim.devices else ""
         core.tell(victim.name, Inject(request.how, device, request.at, request.round, request.seconds, times))
-    return Accepted(request.node, f"{request.how} on its way to {', '.join(names)}")
+    return Accepted(request.node, f"fault {request.how} is on its way to {', '.join(names)}")
 
 
 def _nonsense(request: Kill) -> Denied | None:

@@ -17,9 +17,11 @@ from oobleckd.core.states import FINAL
 from oobleckd.planner.plan import Detours, Layout, Plan, Template, node_of
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.api import IncidentView, JobState, LostRecords
+from oobleckd.protocol.api import LostRecords
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobState
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.parts import Counters, JobCause, NodeCause, RouterMeans, SkipCause
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from oobleckd.protocol.api import JobState
+from oobleckd.protocol.jobviews import JobState
 from oobleckd.words import being
 
 Trigger = Literal[

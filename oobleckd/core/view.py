@@ -22,28 +22,22 @@ from oobleckd.core.progress import newest_batch, progress_of, time_left_s
 from oobleckd.core.state import Expected, JobRecord, Step
 from oobleckd.planner.plan import Layers, node_of
 from oobleckd.planner.policy import ROLLING_BACK
-from oobleckd.protocol.api import (
-    BestLoss,
+from oobleckd.protocol.api import LostRecords, Status
+from oobleckd.protocol.canonical import canonical
+from oobleckd.protocol.changes import Change
+from oobleckd.protocol.evalviews import BestLoss, EvalSummary, EvaluationView, SourceLoss
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import (
     DeathView,
-    EvalSummary,
-    EvaluationView,
-    IncidentView,
     JobView,
     KeptView,
-    LayerRange,
-    LostRecords,
-    NodeState,
-    NodeView,
     PipelineView,
     RouterView,
-    SourceLoss,
-    Status,
     StepView,
     TemplateView,
 )
-from oobleckd.protocol.canonical import canonical
-from oobleckd.protocol.changes import Change
-from oobleckd.protocol.job import Job
+from oobleckd.protocol.nodeviews import LayerRange, NodeState, NodeView
 from oobleckd.protocol.parts import RouterMeans, Spare
 from oobleckd.words import count, seconds, silence
 

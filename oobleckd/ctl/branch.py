@@ -6,22 +6,20 @@ and other samples where nobody said so. A folder, or the newest of the same name
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from oobleckd.client import Client
 from oobleckd.ctl.output import USAGE, fail, note
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.branching import KeyChange, changes, keeps_alike, same_rates
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.origins import NotKept, kept_checkpoint, named_checkpoint
 from oobleckd.unixhttp import ApiProblem
-from oobleckd.words import being, count
+from oobleckd.words import count
 
 LATEST = "latest"
 _NOT_FOUND = 404
-_named = re.compile(r"(?P<job>[a-z0-9][a-z0-9._-]*)(@(?P<step>[0-9]{1,18}))?")
 _ORDER_HINT = "where that is meant, say so: --set {key}=…"
 
 
@@ -41,38 +39,20 @@ def origin_of(client: Client, resume: str) -> Origin | None:
     """What ``--resume`` names; None where it is the newest of the same name, or a folder. Raises Failure with
     exit code 2.
     """
-    named = _named.fullmatch(resume)
+    named = named_checkpoint(resume)
     if resume in {"", LATEST} or named is None or Path(resume).is_dir():
         return None
     try:
-        view = client.job(named["job"], unique=True)
+        view = client.job(named.job, unique=True)
     except ApiProblem as problem:
         if problem.status != _NOT_FOUND:
             raise
         fail(f"--resume: {resume} is no job, and no folder", "`oobleckctl get jobs` lists the jobs", USAGE)
-    return _kept(view, None if named["step"] is None else int(named["step"]))
-
-
-def _kept(view: JobView, step: int | None) -> Origin:
-    """The newest checkpoint of it, or that after ``step`` steps."""
-    if not view.kept:
-        hint = (
-            "it has nothing to go on from"
-            if view.finished_at is not None
-            else f"`oobleckctl checkpoint {view.id} --wait` has it write one"
-        )
-        fail(f"--resume: {view.id} {being(view.state)} and has no checkpoint", hint, USAGE)
-    found = [kept for kept in view.kept if step in {None, kept.step}]
-    if not found:
-        steps = ", ".join(f"{kept.step:,}" for kept in view.kept)
-        table = view.spec.checkpoint
-        fail(
-            f"--resume: {view.id} has no checkpoint after {count(step or 0, 'step')}, only after {steps}",
-            f"of those that checkpoint.every = {table.every} has written, the newest {table.keep} stay "
-            "(checkpoint.keep): set it higher where a job is to be branched",
-            USAGE,
-        )
-    return Origin(view.id, view.spec, found[-1].step, found[-1].directory, view.start_step)
+    try:
+        kept = kept_checkpoint(view, named.step)
+    except NotKept as error:
+        fail(f"--resume: {error}", error.hint, USAGE)
+    return Origin(view.id, view.spec, kept.step, kept.directory, view.start_step)
 
 
 def check(origin: Origin, job: Job, said: Sequence[str]) -> None:

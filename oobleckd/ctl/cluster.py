@@ -33,7 +33,7 @@ from oobleckd.ctl.startcheck import check_gpus, check_machine
 from oobleckd.ctl.starting import Starting
 from oobleckd.host.needs import ClusterSize
 from oobleckd.host.program import Seconds
-from oobleckd.protocol.api import NodeView
+from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.unixhttp import ClientError
 
 _LOOK_EVERY_S = 0.05

@@ -16,7 +16,8 @@ from oobleckd.ctl.checkup import CheckupItem
 from oobleckd.daemon.config import Config, load_config
 from oobleckd.draw.times import day
 from oobleckd.host.settings import ConfigError
-from oobleckd.protocol.api import API_VERSION, LostRecords, NodeView, Status
+from oobleckd.protocol.api import API_VERSION, LostRecords, Status
+from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.protocol.traits import differences
 from oobleckd.unixhttp import ClientError, Unreachable
 from oobleckd.words import being, count

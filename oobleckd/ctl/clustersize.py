@@ -13,7 +13,7 @@ import msgspec
 from oobleckd.client import Client, socket_of, state_dir
 from oobleckd.ctl.local import Cluster
 from oobleckd.host.needs import ClusterSize
-from oobleckd.protocol.api import NodeView
+from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.unixhttp import ClientError
 

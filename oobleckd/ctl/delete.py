@@ -16,7 +16,7 @@ from oobleckd.ctl.names import job_names
 from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import REFUSED, USAGE, Failure, emit_item, fail, note
 from oobleckd.ctl.waiting import FINAL
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.words import being, count
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from oobleckd.ctl.output import emit_line, emit_table, when
-from oobleckd.protocol.api import DeviceFigures
+from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.words import count, short, size
 
 

@@ -29,7 +29,7 @@ from oobleckd.ctl.output import FAILED, REFUSED, TIMED_OUT, USAGE, Failure, emit
 from oobleckd.ctl.verify import judge
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, views
 from oobleckd.host.program import Seconds
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.words import being, count, seconds
 
 

@@ -36,10 +36,11 @@ from oobleckd.ctl.output import (
 )
 from oobleckd.ctl.waiting import FINAL
 from oobleckd.host.hold import held
-from oobleckd.protocol.api import Accepted, JobView
 from oobleckd.protocol.checkpoint import DAMAGED, PARTIAL
 from oobleckd.protocol.job import Checkpoint, Job
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.requests import Accepted
 from oobleckd.protocol.unreadable import problem_of
 from oobleckd.unixhttp import ApiProblem
 from oobleckd.words import being, count, loss, short

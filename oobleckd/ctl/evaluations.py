@@ -4,8 +4,9 @@ daemon's.
 
 from __future__ import annotations
 
-from oobleckd.protocol.api import JobView, SourceLoss
+from oobleckd.protocol.evalviews import SourceLoss
 from oobleckd.protocol.jobeval import Eval
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.words import count, loss, seconds
 
 

@@ -18,8 +18,8 @@ from oobleckd.ctl.waiting import FINAL, TimedOut
 from oobleckd.host.export import Exported, why_not
 from oobleckd.host.hold import held
 from oobleckd.host.program import Seconds
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.checkpoint import MANIFEST
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.units import parse_size
 from oobleckd.unixhttp import ApiProblem
 from oobleckd.words import being, count, seconds, size, skipped

@@ -1,25 +1,30 @@
 """What a job would do on nodes that need not be there: plan, losses, guarantee and schedule as modelled.
 
-Owns the answers of ``oobleckctl plan``; makes no plan itself (``planner``). Times leave out what no profile
-has, the exchange of sums between pipelines, and what an estimate has not: adding up gradients, and the
-update.
+Owns the answers of ``oobleckctl plan``; makes no plan itself (``planner``). Times leave out what an
+estimate has not, adding up gradients and the update, and the exchange of gradients where the job does not say
+its link.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from math import ceil
+from typing import Literal
 
 import msgspec
 
 from oobleckd.core.evaluations import planned_s, planned_share
+from oobleckd.ctl.exchange import exchange_forecast
+from oobleckd.ctl.stagesize import SizedWorld, fastest_world
 from oobleckd.ctl.world import Loss, PlannedWorld
 from oobleckd.planner.costs.devices import DeviceSheet
 from oobleckd.planner.costs.makespan import busy_s, one_f_one_b_s
 from oobleckd.planner.costs.recompute import MODES, modes_for
+from oobleckd.planner.costs.sharded import UNKNOWN, NodeLink, Sharding
 from oobleckd.planner.costs.work import stage_works
 from oobleckd.planner.plan import Pipeline, Plan, RecomputeWanted
 from oobleckd.planner.policy import PlanError
@@ -30,11 +35,11 @@ from oobleckd.planner.schedules.decoupled import ops_of
 from oobleckd.planner.schedules.routed import device_s
 from oobleckd.planner.schedules.timeline import dry_run_plan
 from oobleckd.planner.sizing.instantiate import why_idle
-from oobleckd.planner.templates.guarantee import guarantee, losses_survived
+from oobleckd.planner.templates.guarantee import guarantee
 from oobleckd.planner.templates.needs import needed_by_mode
 from oobleckd.planner.templates.redundant import decoupled_within
-from oobleckd.protocol.api import LayerRange, PipelineView
 from oobleckd.protocol.forecast import (
+    ExchangeForecast,
     Forecast,
     Group,
     GuaranteeForecast,
@@ -44,9 +49,12 @@ from oobleckd.protocol.forecast import (
     RecomputeForecast,
     ScheduleForecast,
     StageForecast,
+    StagesForecast,
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import PipelineView
+from oobleckd.protocol.nodeviews import LayerRange
 from oobleckd.words import count
 
 SETTINGS: tuple[RecomputeWanted, ...] = (*MODES, "auto")
@@ -60,7 +68,8 @@ MAX_DRAWN = 16
 class ForecastQuestion:
     """A job, what its layers cost, and the nodes in question. ``limit_bytes`` of a device, 0: none known.
     ``flops_per_token`` of its model, 0: not known; ``sheet``: of its devices, whose peak is known.
-    ``compares``: whether other settings of ``schedule.recompute`` are asked for, too.
+    ``compares``: whether other settings of ``schedule.recompute`` are asked for, too. ``node_link``: between
+    the devices of a node, for stages of several; ``devices_per_stage``: "auto": the best number.
     """
 
     job: Job
@@ -73,16 +82,34 @@ class ForecastQuestion:
     flops_per_token: float = 0.0
     sheet: DeviceSheet | None = None
     compares: bool = False
+    node_link: NodeLink = UNKNOWN
+    devices_per_stage: Literal["auto"] | int = 1
 
-    def world(self, job: Job) -> PlannedWorld:
-        """Its nodes, with ``job``. Raises PlanError where the model fits no number of nodes."""
-        return PlannedWorld(job, self.profile, self.limit_bytes, self.num_nodes, self.devices_per_node)
+    def world(self, job: Job, devices_per_stage: int) -> PlannedWorld:
+        """Its nodes, with ``job`` and so many devices a stage. Raises PlanError where the model fits no
+        number of nodes.
+        """
+        sharding = Sharding(devices_per_stage, self.node_link, job.train.exact)
+        return PlannedWorld(
+            job, self.profile, self.limit_bytes, self.num_nodes, self.devices_per_node, sharding
+        )
+
+    def sized(self) -> SizedWorld:
+        """The same with as many devices a stage as it asks for. Raises PlanError."""
+        job, wanted = self.job, self.devices_per_stage
+        if wanted == "auto":
+            return fastest_world(
+                self.devices_per_node, job.fault_tolerance.f, lambda number: self.world(job, number)
+            )
+        return SizedWorld(self.world(job, wanted), wanted, "asked" if wanted > 1 else "")
 
 
 def forecast(question: ForecastQuestion) -> Forecast:
     """The answer to ``question``. Raises PlanError where there is no plan."""
     job = question.job
-    world = question.world(job)
+    sized = question.sized()
+    world = sized.world
+    question = replace(question, devices_per_stage=sized.devices_per_stage)
     precision, sheet = job.train.precision, question.sheet
     of_peak = question.flops_per_token / sheet.peak(precision) if sheet is not None else 0.0
     teller = _Teller(job, world, of_peak)
@@ -105,7 +132,7 @@ def forecast(question: ForecastQuestion) -> Forecast:
         micro_batches=job.num_micro_batches,
         templates=teller.templates(plan),
         plan=teller.plan(plan),
-        pipelines=tuple(_listed(index, pipeline, plan) for index, pipeline in enumerate(listed)),
+        pipelines=tuple(_listed(world, index, pipeline, plan) for index, pipeline in enumerate(listed)),
         guarantee=teller.guarantee(plan),
         losses=tuple(
             teller.loss(world.lose(plan, frozenset({node}), gone), alike)
@@ -121,6 +148,9 @@ def forecast(question: ForecastQuestion) -> Forecast:
         active_params=question.profile.active_params,
         recompute=job.schedule.recompute,
         recomputations=recomputations,
+        devices_per_stage=sized.devices_per_stage,
+        stages_because=sized.because,
+        stage_options=tuple(StagesForecast(*msgspec.structs.astuple(each)) for each in sized.options),
     )
 
 
@@ -133,27 +163,32 @@ def compared(question: ForecastQuestion) -> tuple[RecomputeForecast, ...]:
 def _with_setting(question: ForecastQuestion, wanted: RecomputeWanted) -> RecomputeForecast:
     job = question.job
     schedule = msgspec.structs.replace(job.schedule, recompute=wanted)
+    job = msgspec.structs.replace(job, schedule=schedule)
     try:
-        world = question.world(msgspec.structs.replace(job, schedule=schedule))
+        world = replace(question, job=job).sized().world
         if len(world.nodes) < world.n0:
             return RecomputeForecast(wanted, world.n0)
         plan = world.start()
     except PlanError:
         return RecomputeForecast(wanted, 0)
-    return RecomputeForecast(wanted, world.n0, plan.step_s, _most_bytes(world, plan))
+    return RecomputeForecast(wanted, world.n0, plan.step_s, world.most_bytes(plan))
 
 
-def _most_bytes(world: PlannedWorld, plan: Plan) -> int:
-    """The most that a device of ``plan`` holds."""
-    sizes = {len(pipeline.nodes) for pipeline in plan.pipelines}
-    return max(stage.memory_bytes for size in sizes for stage in world.by_size[size].stages)
-
-
-def _listed(index: int, pipeline: Pipeline, plan: Plan) -> PipelineView:
-    stages = tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments)
-    empty = tuple(s.device for s in pipeline.segments if s.device in plan.vacant)
-    again = {d: plan.recompute[d] for d in pipeline.devices if d in plan.recompute}
-    return PipelineView(index, pipeline.nodes, stages, pipeline.micro_batches, empty, again)
+def _listed(world: PlannedWorld, index: int, pipeline: Pipeline, plan: Plan) -> PipelineView:
+    stages = tuple(
+        LayerRange(device, segment.layers.start, segment.layers.stop)
+        for segment in pipeline.segments
+        for device in world.devices(segment.device)
+    )
+    vacant = frozenset(plan.vacant)
+    empty = tuple(d for s in pipeline.segments if s.device in vacant for d in world.devices(s.device))
+    again = {
+        device: plan.recompute[place]
+        for place in pipeline.devices
+        if place in plan.recompute
+        for device in world.devices(place)
+    }
+    return PipelineView(index, pipeline.nodes, stages, world.micro_batches(pipeline), empty, again)
 
 
 def _possible_losses(world: PlannedWorld, plan: Plan) -> list[tuple[str, int]]:
@@ -206,24 +241,26 @@ class _Teller:
 
     def plan(self, plan: Plan) -> PlanForecast:
         """``plan`` by kinds of pipelines."""
-        groups = groups_of(plan)
+        groups = groups_of(plan, self.world)
+        exchange = exchange_forecast(self.world.setup, plan, self.world.by_size)
         samples_per_s = self.job.train.global_batch / plan.step_s
         tokens_per_s = samples_per_s * self.job.train.sequence
         rounds = self.job.eval_rounds
         evaluation_s = planned_s(rounds, plan, self.world.setup.profile) if rounds.total else 0.0
         return PlanForecast(
             groups=groups,
-            can_lose=self._can_lose(plan),
+            can_lose=self.world.can_lose(plan),
             idle=len(plan.idle),
             idle_reason=self._why_idle(plan),
             step_s=plan.step_s,
             samples_per_s=samples_per_s,
             tokens_per_s=tokens_per_s,
-            bubble=self._bubble(groups) if not plan.vacant else self._bubble_around(plan),
-            memory_bytes=_most_bytes(self.world, plan),
+            bubble=self._bubble(groups) if not plan.vacant else self._bubble_around(plan, exchange),
+            memory_bytes=self.world.most_bytes(plan),
             evaluation_s=evaluation_s,
             evaluation_share=planned_share(rounds, evaluation_s, plan.step_s),
-            mfu=self.of_peak * tokens_per_s / (len(plan.holdings()) or 1),
+            mfu=self.of_peak * tokens_per_s / (len(plan.holdings()) * self.world.devices_per_stage or 1),
+            exchange=exchange,
         )
 
     def loss(self, loss: Loss, alike: int) -> LossForecast:
@@ -249,7 +286,7 @@ class _Teller:
         promised = guarantee(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size), f)
         return GuaranteeForecast(
             f=f,
-            can_lose=self._can_lose(plan),
+            can_lose=self.world.can_lose(plan),
             n0=self.world.n0,
             n_max=max(self.world.by_size),
             full_down_to=promised.full_down_to,
@@ -265,20 +302,18 @@ class _Teller:
             return f"all pipelines are of {nodes}, and no other depth is faster"
         return why_idle(len(plan.nodes()) + len(plan.idle), self.world.n0, max(self.world.by_size))
 
-    def _can_lose(self, plan: Plan) -> int:
-        """Nodes whose loss leads to no checkpoint, whichever they are."""
-        return 0 if self.world.rolls_back else losses_survived(plan.copies())
-
-    def _bubble_around(self, plan: Plan) -> float:
+    def _bubble_around(self, plan: Plan, exchange: ExchangeForecast) -> float:
         """Share of waiting over all devices, where peers compute for vacant places."""
+        passes_s = plan.step_s - (exchange.shown_s if exchange.counted else 0.0)
         profile = self.world.setup.profile
         layout = layout_of(plan, 1, len(profile.layers))
         working_s = sum(device_s(layout.routes, profile, layout.recompute).values())
-        return max(0.0, 1 - working_s / (plan.step_s * len(plan.holdings())))
+        return max(0.0, 1 - working_s / (passes_s * len(plan.holdings())))
 
     def _bubble(self, groups: Sequence[Group]) -> float:
         """Share of waiting over all devices, until the slowest pipeline is done."""
         took_s, working_s, num_devices = 0.0, 0.0, 0
+        each = self.world.devices_per_stage
         for group in groups:
             template = self.world.by_size[group.num_nodes]
             stages = [stage.layers for stage in template.stages]
@@ -288,15 +323,15 @@ class _Teller:
             )  # fmt: skip
             decoupled = self.world.setup.decoupled
             alone_s = template.time_s if decoupled else partial(one_f_one_b_s, works)
-            took_s = max(took_s, alone_s(group.micro_batches))
-            working_s += group.count * group.micro_batches * sum(map(busy_s, works))
+            took_s = max(took_s, alone_s(ceil(group.micro_batches / each)))
+            working_s += group.count * group.micro_batches / each * sum(map(busy_s, works))
             num_devices += group.count * len(works) // template.chunks
         return max(0.0, 1 - working_s / (took_s * num_devices)) if took_s else 0.0
 
 
-def groups_of(plan: Plan) -> tuple[Group, ...]:
+def groups_of(plan: Plan, world: PlannedWorld) -> tuple[Group, ...]:
     """The kinds of pipelines of ``plan``, smallest first."""
-    kinds = sorted((len(pipeline.nodes), len(pipeline.micro_batches)) for pipeline in plan.pipelines)
+    kinds = sorted((len(each.nodes), len(world.micro_batches(each))) for each in plan.pipelines)
     return tuple(Group(*kind, sum(1 for _ in alike)) for kind, alike in groupby(kinds))
 
 

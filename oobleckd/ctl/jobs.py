@@ -15,7 +15,7 @@ from oobleckd.client import Client
 from oobleckd.ctl.branch import LATEST, Origin, check, origin_of
 from oobleckd.ctl.connect import connected
 from oobleckd.ctl.evaluations import when_evaluated
-from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job, set_option
+from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job, refuse_untrained, set_option
 from oobleckd.ctl.liveline import followed, live_line, silent
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_argument
@@ -38,10 +38,11 @@ from oobleckd.ctl.output import (
 from oobleckd.ctl.waiting import FINAL, TimedOut, until_final, until_planned, views
 from oobleckd.host.hold import held
 from oobleckd.host.program import Seconds
-from oobleckd.protocol.api import Accepted, JobView
 from oobleckd.protocol.batchramp import BatchRamp
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobparts import is_prepared, lacks_folder, parts_of, without_folders
+from oobleckd.protocol.jobviews import JobView
+from oobleckd.protocol.requests import Accepted
 from oobleckd.protocol.traits import COMPILER_HINT, lacking, no_compiler
 from oobleckd.unixhttp import ClientError
 from oobleckd.words import being, count, seconds, size, skipped
@@ -115,8 +116,11 @@ def _asked_for(file: Path | None, origin: Origin | None, changes: Sequence[str])
     if file is None:
         assert origin is not None
         file = Path(origin.id)
-        return as_found(changed(origin.job, changes, file), file), file
-    return as_found(read_job(file, changes), file), file
+        job = changed(origin.job, changes, file)
+    else:
+        job = read_job(file, changes)
+    refuse_untrained(job, file)
+    return as_found(job, file), file
 
 
 def _submitted(client: Client, job: Job, origin: Origin | None, resume: str, file: Path) -> Accepted:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from oobleckd.ctl.output import note
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.text import visible
 from oobleckd.words import done, loss, rate, seconds
 

@@ -26,7 +26,7 @@ from oobleckd.ctl.names import logged_names
 from oobleckd.ctl.options import output_option, settings, socket_option, wants_json
 from oobleckd.ctl.output import NOT_FOUND, emit_json, emit_line, fail, when
 from oobleckd.ctl.traininglog import print_log
-from oobleckd.protocol.api import NodeLogView
+from oobleckd.protocol.nodeviews import NodeLogView
 from oobleckd.unixhttp import ClientError
 
 _LOOK_EVERY_S = 0.05

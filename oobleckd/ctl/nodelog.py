@@ -10,7 +10,7 @@ from http import HTTPStatus
 from oobleckd.client import Client
 from oobleckd.ctl.connect import translated
 from oobleckd.ctl.output import NOT_FOUND, USAGE, fail, note
-from oobleckd.protocol.api import NodeLogView
+from oobleckd.protocol.nodeviews import NodeLogView
 from oobleckd.unixhttp import ApiProblem, Unreachable
 
 MAX_LINES = 1000

@@ -13,8 +13,8 @@ from oobleckd.ctl.names import bare, node_names
 from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import emit_item, note
 from oobleckd.host.program import Seconds
-from oobleckd.protocol.api import Accepted
 from oobleckd.protocol.parts import AT_A_POINT, How, Point
+from oobleckd.protocol.requests import Accepted
 
 _SLOWEST = 1000
 

@@ -21,6 +21,7 @@ from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import FAILED, USAGE, Failure, emit_item, fail, note
 from oobleckd.ctl.ownrule import knowable
 from oobleckd.ctl.parameters import show_parameters
+from oobleckd.planner.costs.sharded import DEVICES_PER_STAGE
 
 if TYPE_CHECKING:
     from oobleckd.ctl.forecast import ForecastQuestion
@@ -56,6 +57,10 @@ def _devices(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
     help="Devices of each node.",
 )  # fmt: skip
 @click.option(
+    "--devices-per-stage", type=click.Choice(("auto", *map(str, DEVICES_PER_STAGE))),
+    help="Devices of a node that share a stage, in place of the job's; auto: the fastest of those that fit.",
+)  # fmt: skip
+@click.option(
     "--device", default="", metavar="NAME|FILE", shell_complete=_devices,
     help=f"Data sheet: a40, a100, h100, h200, cpu, or a file with a [device] table (default: {_DEFAULT}).",
 )  # fmt: skip
@@ -80,6 +85,7 @@ def plan(
     file: Path,
     num_nodes: int | None,
     devices_per_node: int,
+    devices_per_stage: str | None,
     device: str,
     profile: Path | None,
     without: tuple[str, ...],
@@ -97,6 +103,8 @@ def plan(
     from oobleckd.ctl.planwords import show
     from oobleckd.planner.policy import PlanError
 
+    if devices_per_stage is not None:
+        changes = (*changes, f"resources.devices_per_stage={devices_per_stage}")
     job = loaded(file, changes)
     if parameters:
         show_parameters(job, file, as_json=wants_json())
@@ -133,7 +141,7 @@ def _question(
     without: tuple[str, ...],
 ) -> ForecastQuestion:
     from oobleckd.ctl.forecast import ForecastQuestion
-    from oobleckd.ctl.profiles import analytic, device_sheet, limit_bytes, measured
+    from oobleckd.ctl.profiles import analytic, device_sheet, limit_bytes, measured, node_link
     from oobleckd.planner.costs import flops
     from oobleckd.planner.costs.devices import has_peak, sheet_of
 
@@ -149,6 +157,7 @@ def _question(
         job, costs, profile is not None, limit, num_nodes, devices_per_node, without,
         flops_per_token=flops.of_profile(costs),
         sheet=made_of if made_of is not None and has_peak(made_of) else None,
+        node_link=node_link(costs, sheet), devices_per_stage=job.resources.devices_per_stage,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from oobleckd.planner.costs.recompute import MODES
 from oobleckd.planner.plan import RecomputeWanted
 from oobleckd.planner.schedule import parse_op
 from oobleckd.protocol.forecast import (
+    ExchangeForecast,
     Forecast,
     Group,
     GuaranteeForecast,
@@ -23,16 +24,24 @@ from oobleckd.protocol.forecast import (
     PlanForecast,
     RecomputeForecast,
     ScheduleForecast,
+    StagesBecause,
+    StagesForecast,
     TemplateForecast,
 )
 from oobleckd.protocol.modelnotes import AttentionNote
-from oobleckd.words import count, layers, parameters, rate, seconds, size
+from oobleckd.words import bandwidth, count, layers, parameters, rate, seconds, size
 
 _TEMPLATES_SHOWN = 8
 _STAGES_SHOWN = 8
 _WIDTH = (60, 140)
 _MAX_ROWS = 24
 _NONE = "-"
+_BECAUSE: dict[StagesBecause, str] = {
+    "asked": "as the job asks",
+    "only": "the only number that has a plan on these nodes",
+    "fastest": "the fastest of those that have a plan on these nodes",
+    "can-lose": "the fastest of those that can lose as many nodes as the job asks for, or most",
+}
 
 
 def show(found: Forecast) -> None:
@@ -45,6 +54,12 @@ def show(found: Forecast) -> None:
     emit_table(
         ("NODES", "STAGES", "FILL", "PERIOD", "IN PLAN", "LAYERS", "MEMORY"), _templates(found.templates)
     )
+    if found.stage_options:
+        _title("devices a stage")
+        emit_table(
+            ("DEVICES A STAGE", "FEWEST NODES", "STEP", "MEMORY", "CAN LOSE"),
+            [_stage_option(each, found.devices_per_stage) for each in found.stage_options],
+        )
     if found.recomputations:
         _recomputation(found)
     _title("plan")
@@ -61,12 +76,16 @@ def show(found: Forecast) -> None:
     _title("guarantee")
     emit_fields(_guarantee(found.guarantee))
     _title("after a loss")
+    counted = found.plan.exchange.counted
     emit_table(
-        ("LOST", "PIPELINES OF", "COPIED", "IN", "CAN LOSE", "STEP", "SAMPLES/S", "BECAUSE"),
-        [_loss(loss) for loss in found.losses],
-    )
+        (
+            "LOST", "PIPELINES OF", "COPIED", "IN", "CAN LOSE", "STEP", "SAMPLES/S",
+            *(("EXCHANGE",) if counted else ()), "BECAUSE",
+        ),
+        [_loss(loss, counted=counted) for loss in found.losses],
+    )  # fmt: skip
     _title("schedule")
-    _draw(found.schedule)
+    _draw(found.schedule, found.devices_per_stage)
 
 
 def _title(text: str) -> None:
@@ -83,7 +102,24 @@ def _headline(found: Forecast) -> dict[str, str]:
         "nodes": f"{found.num_nodes:,} of {count(found.devices_per_node, 'device')}",
         "device": f"{found.device}, times {how}",
         "memory": limit,
+        **({"stages": _stages(found)} if found.stages_because else {}),
     }
+
+
+def _stages(found: Forecast) -> str:
+    """How many devices a stage has, and why."""
+    why = _BECAUSE[found.stages_because]
+    return f"of {count(found.devices_per_stage, 'device')} each, {why}"
+
+
+def _stage_option(found: StagesForecast, chosen: int) -> Sequence[str]:
+    number = str(found.devices_per_stage) + (" (chosen)" if found.devices_per_stage == chosen else "")
+    if not found.n0:
+        return number, "fits none", _NONE, _NONE, _NONE
+    if not found.step_s:
+        return number, str(found.n0), _NONE, _NONE, _NONE
+    lost = f"{found.can_lose:,}"
+    return number, str(found.n0), seconds(found.step_s), size(found.memory_bytes), lost
 
 
 def _attention(found: AttentionNote) -> tuple[str, str, str]:
@@ -171,11 +207,25 @@ def _plan(found: Forecast) -> dict[str, str]:
         "step": f"{seconds(plan.step_s)}: {_speed(plan)}, {rate(plan.tokens_per_s)} tokens/s",
         **({"MFU": f"{plan.mfu:.1%} of {found.peak_of}"} if plan.mfu else {}),
         **({"evaluation": _evaluation(plan)} if plan.evaluation_s else {}),
+        "exchange": _exchange(plan.exchange),
         "waiting": f"{plan.bubble:.1%} of the devices' time (bubble)",
         "memory": f"up to {size(plan.memory_bytes)}{of} a device",
         "idle": f"{plan.idle:,}: {plan.idle_reason}" if plan.idle else "none",
         **standby,
     }
+
+
+def _exchange(found: ExchangeForecast) -> str:
+    """Bytes of a device, and what shows of them, or would."""
+    if not found.sent_bytes:
+        return "none: no layer has a second holder"
+    compared = f" ({size(found.checked_bytes)} where replicas are compared)"
+    sent = f"{size(found.sent_bytes)} of gradients from a device each step"
+    sent += compared if found.checked_bytes != found.sent_bytes else ""
+    if found.counted:
+        return f"{sent}; {seconds(found.shown_s)} of the step do not hide under the backward"
+    would = f"{seconds(found.shown_s)} would show at {bandwidth(found.link_bytes_per_s)}"
+    return f"{sent}; not in the step, as resources.link is not set ({would})"
 
 
 def _evaluation(plan: PlanForecast) -> str:
@@ -225,14 +275,17 @@ def _guarantee(promised: GuaranteeForecast) -> dict[str, str]:
     }
 
 
-def _loss(loss: LossForecast) -> Sequence[str]:
+def _loss(loss: LossForecast, *, counted: bool) -> Sequence[str]:
+    """``counted``: whether the exchange is, and so has a column."""
     lost = _some(loss.nodes) + (f" (1 of {loss.alike:,} alike)" if loss.alike > 1 else "")
     if loss.plan is None:
-        return lost, _NONE, _NONE, _NONE, _NONE, _NONE, _NONE, loss.reason
+        return lost, *(_NONE,) * (7 if counted else 6), loss.reason
+    exchange = loss.plan.exchange
     return (
         lost, _sizes(loss.plan.groups), size(loss.copied_bytes),
         seconds(loss.copy_s) if loss.copied_bytes else _NONE, str(loss.plan.can_lose),
-        seconds(loss.plan.step_s), rate(loss.plan.samples_per_s), _because(loss),
+        seconds(loss.plan.step_s), rate(loss.plan.samples_per_s),
+        *((f"{size(exchange.sent_bytes)}, {seconds(exchange.shown_s)}",) if counted else ()), _because(loss),
     )  # fmt: skip
 
 
@@ -273,8 +326,11 @@ def _some(names: Sequence[str]) -> str:
 # --------------------------------------------------------------------------- schedule
 
 
-def _draw(schedule: ScheduleForecast) -> None:
+def _draw(schedule: ScheduleForecast, devices_per_stage: int) -> None:
     shown = _micro_batches(schedule.of_micro_batches)
+    if devices_per_stage > 1:
+        turns = count(schedule.of_micro_batches, "turn")
+        shown = f"{turns} of {_micro_batches(devices_per_stage)} at once"
     if schedule.of_micro_batches > schedule.micro_batches:
         shown = f"the first {schedule.micro_batches} of {shown}"
     what = "decoupled schedule" if schedule.decoupled else "1F1B"

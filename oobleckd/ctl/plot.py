@@ -22,7 +22,7 @@ from oobleckd.protocol.watch import CurveMark, CurveView, Scale
 from oobleckd.words import count
 
 if TYPE_CHECKING:
-    from oobleckd.protocol.api import JobView
+    from oobleckd.protocol.jobviews import JobView
     from oobleckd.report.panels import CurvePanel
 
 Format = Literal["svg", "png"]

@@ -23,7 +23,8 @@ from oobleckd.ctl.ownrule import slot_bytes
 from oobleckd.ctl.shapes import shape_of
 from oobleckd.host import anyfile
 from oobleckd.planner.costs.analytic import Shape, Workload, analytic_profile
-from oobleckd.planner.costs.devices import SHEETS, DeviceSheet
+from oobleckd.planner.costs.devices import SHEETS, DeviceSheet, sheet_of
+from oobleckd.planner.costs.sharded import NodeLink
 from oobleckd.planner.profile import Profile, added_bytes, state_bytes_per_param
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.joboptimizer import Optimizer
@@ -47,6 +48,15 @@ def limit_bytes(job: Job, profile: Profile, sheet: DeviceSheet | None) -> int:
     cap = job.resources.device_memory_bytes
     limits = [sheet.memory_bytes if sheet else 0, cap + profile.reserve_bytes if cap else 0]
     return min(filter(None, limits), default=0)
+
+
+def node_link(profile: Profile, sheet: DeviceSheet | None) -> NodeLink:
+    """What lies between the devices of a node: as the data sheet has it, or that of the card that was
+    measured; else as the profile says of the way from the host's memory, or to another node.
+    """
+    known = sheet if sheet is not None else sheet_of(profile.device)
+    rate = known.node_bytes_per_s if known is not None else 0.0
+    return NodeLink(rate or profile.host_bytes_per_s or profile.link_bytes_per_s, profile.link_latency_s)
 
 
 # --------------------------------------------------------------------------- from shapes

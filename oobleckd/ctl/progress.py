@@ -4,7 +4,7 @@ the daemon's.
 
 from __future__ import annotations
 
-from oobleckd.protocol.api import JobView, ProgressView, StepTimes
+from oobleckd.protocol.jobviews import JobView, ProgressView, StepTimes
 from oobleckd.words import count, many, noun, parameters, rate, seconds, short, short_age
 
 _NOTHING = ProgressView()

@@ -34,9 +34,10 @@ from oobleckd.ctl.output import FAILED, Failure, fail, note
 from oobleckd.ctl.programs import run_worker
 from oobleckd.ctl.waiting import until_final
 from oobleckd.host.durable import write_whole
-from oobleckd.protocol.api import EvaluationView, JobView, StepView
 from oobleckd.protocol.canonical import canonical
+from oobleckd.protocol.evalviews import EvaluationView
 from oobleckd.protocol.job import Job, table_of
+from oobleckd.protocol.jobviews import JobView, StepView
 from oobleckd.protocol.traits import KIND
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.words import being, count

@@ -25,7 +25,7 @@ from oobleckd.unixhttp import ApiProblem
 from oobleckd.words import count, size
 
 if TYPE_CHECKING:
-    from oobleckd.protocol.api import JobView
+    from oobleckd.protocol.jobviews import JobView
     from oobleckd.report.page import Material
 
 _BINS = 400
@@ -43,7 +43,7 @@ _EVALUATIONS = 200
 @connected
 def report(client: Client, job: str, file: Path | None, scale: Scale) -> None:
     """Write a report of JOB as one HTML file that needs nothing else: summary, curves, incidents, plans,
-    where the time went, evaluations, configuration, environment and digests. Prints the file.
+    where the time went, experts, evaluations, configuration, environment and digests. Prints the file.
 
     A file is replaced only where it is such a report.
     """
@@ -80,6 +80,7 @@ def material_of(client: Client, view: JobView, scale: Scale = "linear") -> Mater
         config=to_toml(table_of(view.spec)).replace("\n[", "\n\n["),
         goodput=_goodput(client, view),
         manifest=_manifest(view),
+        routers=client.routers(view.id) if view.routers else (),
     )
 
 

@@ -32,8 +32,11 @@ from oobleckd.draw import experts
 from oobleckd.draw.times import day
 from oobleckd.planner.plan import Recompute
 from oobleckd.protocol import modelnotes
-from oobleckd.protocol.api import IncidentView, JobView, LostRecords, NodeView
+from oobleckd.protocol.api import LostRecords
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.inputs import Input
+from oobleckd.protocol.jobviews import JobView
+from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.protocol.traits import NONE, between, words
 from oobleckd.words import count, layers, noun, seconds, size, why_skipped
 

@@ -14,7 +14,9 @@ from oobleckd.ctl.get.watching import happening
 from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import emit_item, emit_line, note, when
 from oobleckd.ctl.waiting import FINAL
-from oobleckd.protocol.api import EvaluationView, IncidentView, JobView, StepView
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView, StepView
 from oobleckd.unixhttp import Unreachable
 from oobleckd.words import being, count, learning_rate, loss, rate, seconds, short
 

@@ -15,8 +15,8 @@ from oobleckd.ctl.connect import connected
 from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import FAILED, REFUSED, emit_item, emit_line, fail, note
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.inputs import differing
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.traits import KIND, NONE, Traits, alike, between
 from oobleckd.words import being, count, seconds
 

@@ -20,7 +20,7 @@ from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import CAUSES, NOT_FOUND, TIMED_OUT, Failure, emit_item, fail, note
 from oobleckd.host.program import Seconds
-from oobleckd.protocol.api import JobState, JobView
+from oobleckd.protocol.jobviews import JobState, JobView
 from oobleckd.unixhttp import ClientError, Unreachable
 from oobleckd.words import being, seconds, skipped
 

@@ -34,7 +34,7 @@ from oobleckd.ctl.output import (
 )
 from oobleckd.draw.lines import plain as unstyled
 from oobleckd.draw.schedule import LEGEND, Row, ScheduleMark, draw
-from oobleckd.protocol.api import PipelineView
+from oobleckd.protocol.jobviews import PipelineView
 from oobleckd.protocol.watch import ImpactView, LaneView, OpView, ScheduleView
 from oobleckd.words import count, layers, seconds, size
 

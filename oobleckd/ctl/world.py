@@ -10,9 +10,11 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from oobleckd.core.jobs import exchange_of
 from oobleckd.core.memory import held_besides
+from oobleckd.planner.costs.sharded import Sharding, sharded, sharded_setup
 from oobleckd.planner.placement.transfer import copy_s, recompute_on, redundant_on, segments_on
-from oobleckd.planner.plan import Pipeline, Plan, Transfer, node_of
+from oobleckd.planner.plan import Pipeline, Plan, Transfer, device_name, node_of
 from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import (
     ROLLING_BACK,
@@ -24,9 +26,10 @@ from oobleckd.planner.policy import (
     Way,
 )
 from oobleckd.planner.profile import Profile
+from oobleckd.planner.sizing.exchanged import exchanging, reduce_s_of
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few
 from oobleckd.planner.templates.fewest import fewest_recomputing
-from oobleckd.planner.templates.guarantee import lost_layers, max_pipelines
+from oobleckd.planner.templates.guarantee import losses_survived, lost_layers, max_pipelines
 from oobleckd.protocol.job import Job
 
 NODES_AT_ONCE = 1024  # a change is planned over all nodes as long as there are so many at most
@@ -59,15 +62,24 @@ def node_names(num_nodes: int) -> tuple[str, ...]:
 
 class PlannedWorld:
     """A job on ``num_nodes`` nodes of ``devices_per_node`` devices, each with ``limit_bytes`` (0: unlimited).
+    With ``sharding`` a device of its plans is the place of a stage, and a micro-batch a turn of that stage's
+    devices.
 
     Making it makes the templates. Raises PlanError where the model fits no number of nodes.
     """
 
     def __init__(
-        self, job: Job, profile: Profile, limit_bytes: int, num_nodes: int, devices_per_node: int
+        self,
+        job: Job,
+        profile: Profile,
+        limit_bytes: int,
+        num_nodes: int,
+        devices_per_node: int,
+        sharding: Sharding | None = None,
     ) -> None:
         self._policy = job.fault_tolerance.policy
-        self.setup = Setup(
+        self._num_micro_batches = job.num_micro_batches
+        whole = Setup(
             profile=profile,
             num_micro_batches=job.num_micro_batches,
             f=job.fault_tolerance.f,
@@ -78,11 +90,13 @@ class PlannedWorld:
             decoupled=job.schedule.apart,
             chunks=job.schedule.num_chunks,
             staggered=job.schedule.update == "staggered",
-            held=held_besides(job, profile),
+            held=held_besides(job, sharded(profile, sharding) if sharding else profile),
             nodes_now=num_nodes,
             dealt=job.batch_sizes.ramp_steps > 0,
             recompute=job.schedule.recompute,
+            exchange=exchange_of(job),
         )
+        self.setup = sharded_setup(whole, sharding) if sharding else whole
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)
         self.by_size = {template.num_nodes: template for template in self.templates}
@@ -97,6 +111,36 @@ class PlannedWorld:
         """Whether every loss leads back to a checkpoint."""
         return self._policy in ROLLING_BACK
 
+    @property
+    def devices_per_stage(self) -> int:
+        """How many devices a stage has."""
+        return self.setup.profile.devices_per_stage
+
+    def devices(self, place: str) -> tuple[str, ...]:
+        """The devices of a stage, by its place."""
+        each, (node, _, number) = self.devices_per_stage, place.rpartition("/")
+        return tuple(device_name(node, int(number) * each + member) for member in range(each))
+
+    def micro_batches(self, pipeline: Pipeline) -> tuple[int, ...]:
+        """Those of a pipeline: as many a turn as a stage has devices, and in the step's last turn what is
+        left.
+        """
+        each, num = self.devices_per_stage, self._num_micro_batches
+        return tuple(
+            number
+            for turn in pipeline.micro_batches
+            for number in range(turn * each, min((turn + 1) * each, num))
+        )
+
+    def most_bytes(self, plan: Plan) -> int:
+        """The most that a device of ``plan`` holds."""
+        sizes = {len(pipeline.nodes) for pipeline in plan.pipelines}
+        return max(stage.memory_bytes for size in sizes for stage in self.by_size[size].stages)
+
+    def can_lose(self, plan: Plan) -> int:
+        """Nodes whose loss leads to no checkpoint, whichever they are."""
+        return 0 if self.rolls_back else losses_survived(plan.copies())
+
     def start(self) -> Plan:
         """The plan on all nodes, as far as the job wants them; in their order, since nobody holds anything
         yet.
@@ -108,7 +152,8 @@ class PlannedWorld:
             return adapt(self._policy, self.setup, self.templates, Situation(nodes, {})).plan
         if len(nodes) < self.n0:
             raise self._too_few(len(nodes))
-        found = instantiate(self.templates, len(nodes), self.setup.f, self.setup.num_micro_batches)
+        reduce_s = reduce_s_of(self.setup, self.templates, len(nodes))
+        found = instantiate(self.templates, len(nodes), self.setup.f, self.setup.num_micro_batches, reduce_s)
         placed, first = [], 0
         for size in found.sizes:
             placed.append(nodes[first : first + size])
@@ -214,7 +259,8 @@ class PlannedWorld:
 
     def _plan(self, placed: Sequence[tuple[str, ...]], idle: Sequence[str]) -> Plan:
         members = [self.by_size[len(nodes)] for nodes in placed]
-        shares = split_micro_batches(members, self.setup.num_micro_batches)
+        timed = exchanging(self.setup, members)
+        shares = split_micro_batches(timed, self.setup.num_micro_batches)
         pipelines, first = [], 0
         for template, nodes, share in zip(members, placed, shares, strict=True):
             block = tuple(range(first, first + share))
@@ -223,7 +269,7 @@ class PlannedWorld:
         return Plan(
             tuple(pipelines),
             tuple(idle),
-            slowest_s(members, shares),
+            slowest_s(timed, shares),
             redundant=redundant_on(members, placed),
             recompute=recompute_on(members, placed),
         )

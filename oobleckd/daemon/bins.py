@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from oobleckd.daemon.records import Row, seal
-from oobleckd.protocol.api import CurveBin
+from oobleckd.protocol.jobviews import CurveBin
 
 BLOCK = 1000
 """The widest bin. A version before had all so wide, so no bin lies in two blocks of that many steps."""

@@ -13,7 +13,9 @@ from oobleckd.protocol.parts import How
 
 
 class SubmitBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Queue ``job``, a decoded job.toml; ``resume``: from a checkpoint folder, or "latest"."""
+    """Queue ``job``, a decoded job.toml; ``resume``: from a checkpoint folder, "latest" of its name, or what
+    ``JOB`` or ``JOB@STEP`` names.
+    """
 
     job: dict[str, Any]
     resume: Annotated[str, Meta(max_length=4096)] = ""

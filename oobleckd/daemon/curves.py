@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 
 from oobleckd.daemon import bins
 from oobleckd.daemon.bins import BLOCK, Bin
-from oobleckd.protocol.api import CurveBin
+from oobleckd.protocol.jobviews import CurveBin
 
 FEW = 4_000
 """Steps: as many are read one by one, where narrower bins are asked for than are stored."""

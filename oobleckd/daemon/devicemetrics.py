@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from oobleckd.protocol.api import DeviceFigures
+from oobleckd.protocol.nodeviews import DeviceFigures
 
 _MHZ = 1e6
 

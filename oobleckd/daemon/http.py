@@ -31,13 +31,21 @@ from oobleckd.daemon.callers import READING
 from oobleckd.daemon.debugapi import DebugApi
 from oobleckd.daemon.loop import Stopped
 from oobleckd.daemon.refusal import Refusal
+from oobleckd.daemon.resuming import checkpoint_folder, manifest_of
 from oobleckd.daemon.seldom import Seldom
 from oobleckd.daemon.service import Service, status_of
 from oobleckd.daemon.sinking import check_allowed
 from oobleckd.daemon.turns import Took, Turns, leave, metered
 from oobleckd.daemon.watchapi import WatchApi
 from oobleckd.host.folder import disclaim
-from oobleckd.protocol.api import (
+from oobleckd.host.hold import held
+from oobleckd.protocol.api import Problem
+from oobleckd.protocol.changes import Change
+from oobleckd.protocol.job import Job, parse_job, reads_the_same
+from oobleckd.protocol.jobschedule import check_trained
+from oobleckd.protocol.jobtable import JobError
+from oobleckd.protocol.nodeviews import NodeLogView, NodeView
+from oobleckd.protocol.requests import (
     AnyRequest,
     Control,
     Delete,
@@ -45,15 +53,8 @@ from oobleckd.protocol.api import (
     Drain,
     Forget,
     Kill,
-    NodeLogView,
-    NodeView,
-    Problem,
     Submit,
 )
-from oobleckd.protocol.changes import Change
-from oobleckd.protocol.checkpoint import MANIFEST, Manifest
-from oobleckd.protocol.job import parse_job, reads_the_same
-from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.text import all_visible, shown_json, visible
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.protocol.watch import Scale
@@ -303,9 +304,19 @@ class Api:
         """Queue a job."""
         body = await _body(request, SubmitBody)
         job = parse_job(body.job)
+        check_trained(job.resources)
         await asyncio.to_thread(check_allowed, job, self._service.config.sinks)
-        source = latest(self._service.core, job.name) if body.resume == "latest" else body.resume
-        manifest = await asyncio.to_thread(_manifest_of, source)
+        if body.resume == "latest":
+            return await self._queue(request, job, body.resume, latest(self._service.core, job.name))
+        resume = checkpoint_folder(self._service, body.resume)
+        with contextlib.ExitStack() as stack:
+            if resume != body.resume:  # it stays till a job is there that begins from it, which keeps it, too
+                await asyncio.to_thread(stack.enter_context, held(Path(resume)))
+            return await self._queue(request, job, resume, resume)
+
+    async def _queue(self, request: web.Request, job: Job, resume: str, source: str) -> web.StreamResponse:
+        """``source``: the folder that ``resume`` means."""
+        manifest = await asyncio.to_thread(manifest_of, source)
         counters = manifest.counters if manifest is not None else None
         same = manifest is not None and reads_the_same(manifest.spec, job)
         inputs = manifest.read if manifest is not None and same else ()
@@ -313,7 +324,7 @@ class Api:
             root = Path(self._service.core.checkpoint_dir(job))
             folder = await self._new_folder(root, job.name)
             try:
-                asked = Submit(job, body.resume, _who(request), counters, folder, inputs)
+                asked = Submit(job, resume, _who(request), counters, folder, inputs)
                 answer = await self._ask(asked)
             except Refusal as refusal:
                 if refusal.problem.status != _TAKEN:
@@ -426,7 +437,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
             "invalid",
             422,
             f"the request cannot be read: {problem_of(error)}",
-            "its fields are those of oobleckd.protocol.api",
+            "docs/api.md lists its fields",
         )
     except ConnectionError:
         problem = Problem("gone", 400, "who asked has gone", "nobody reads this")
@@ -487,16 +498,6 @@ def _who(request: web.Request) -> str:
 def _header_number(request: web.Request, name: str) -> int | None:
     text = request.headers.get(name, "")
     return int(text) if answers.is_number(text) else None
-
-
-def _manifest_of(folder: str) -> Manifest | None:
-    """Of the checkpoint in ``folder``; None when it is none."""
-    if not folder:
-        return None
-    try:
-        return msgspec.json.decode((Path(folder) / MANIFEST).read_bytes(), type=Manifest)
-    except (OSError, ValueError, *UNREADABLE):  # no such file, no path at all, or no manifest
-        return None
 
 
 def _forget(question: asyncio.Future[Any]) -> None:

@@ -56,7 +56,7 @@ from oobleckd.daemon.tables import (
     new_name,
 )
 from oobleckd.host.urgency import as_urgent
-from oobleckd.protocol.api import CurveBin
+from oobleckd.protocol.jobviews import CurveBin
 from oobleckd.protocol.unreadable import UNREADABLE
 
 _PLACE = "place"

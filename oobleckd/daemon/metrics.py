@@ -35,7 +35,9 @@ from oobleckd.daemon import busy, devicemetrics
 from oobleckd.daemon.service import Service
 from oobleckd.daemon.stepseconds import BUCKETS_S, StepSeconds
 from oobleckd.daemon.turns import Slice
-from oobleckd.protocol.api import DeviceFigures, IncidentView, JobView, NodeState, Phase, ProgressView
+from oobleckd.protocol.incidentviews import IncidentView, Phase
+from oobleckd.protocol.jobviews import JobView, ProgressView
+from oobleckd.protocol.nodeviews import DeviceFigures, NodeState
 
 FRESH_S = 1.0
 RECOVERY_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

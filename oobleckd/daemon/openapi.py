@@ -18,9 +18,14 @@ from oobleckd.daemon.nodelogs import MAX_LINES
 from oobleckd.daemon.paging import MAX_ROWS
 from oobleckd.daemon.stepstore import MAX_BINS
 from oobleckd.daemon.watchapi import MAX_SPAN_S
-from oobleckd.protocol import api, changes, watch
-from oobleckd.protocol.api import API_VERSION, Problem
+from oobleckd.protocol import changes, watch
+from oobleckd.protocol.api import API_VERSION, Problem, Status
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobView, PipelineView, RouterView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import NodeLogView, NodeView
+from oobleckd.protocol.requests import Accepted
 
 Struct = type[msgspec.Struct]
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
@@ -71,17 +76,17 @@ OPERATIONS = (
     Operation("get", "/healthz", "Whether the daemon can do its work.", "text/plain"),
     Operation("get", "/metrics", "Metrics for Prometheus.", "text/plain"),
     Operation("get", "/openapi.json", "This document.", "application/json"),
-    Operation("get", "/v1/status", "The headline.", api.Status),
-    Operation("get", "/v1/jobs", "All jobs.", api.JobView, many=True),
-    Operation("post", "/v1/jobs", "Queue a job.", api.Accepted, body=SubmitBody),
-    Operation("get", "/v1/jobs/{job}", "A job, by id or by name.", api.JobView, query={"unique": _FLAG}),
-    Operation("delete", "/v1/jobs/{job}", "Take a job that is over out of all lists.", api.Accepted),
+    Operation("get", "/v1/status", "The headline.", Status),
+    Operation("get", "/v1/jobs", "All jobs.", JobView, many=True),
+    Operation("post", "/v1/jobs", "Queue a job.", Accepted, body=SubmitBody),
+    Operation("get", "/v1/jobs/{job}", "A job, by id or by name.", JobView, query={"unique": _FLAG}),
+    Operation("delete", "/v1/jobs/{job}", "Take a job that is over out of all lists.", Accepted),
     Operation(
-        "get", "/v1/jobs/{job}/steps", "Committed steps.", api.StepView, many=True,
+        "get", "/v1/jobs/{job}/steps", "Committed steps.", StepView, many=True,
         query={"since": _NUMBER, "last": _NUMBER},
     ),
     Operation(
-        "get", "/v1/jobs/{job}/evaluations", "Evaluations.", api.EvaluationView, many=True,
+        "get", "/v1/jobs/{job}/evaluations", "Evaluations.", EvaluationView, many=True,
         query={"since": _NUMBER, "last": _NUMBER},
     ),
     Operation(
@@ -89,22 +94,22 @@ OPERATIONS = (
         query={"bins": _BINS, "scale": _SCALE},
     ),
     Operation("get", "/v1/jobs/{job}/goodput", "Where the time of its devices went.", watch.GoodputView),
-    Operation("get", "/v1/jobs/{job}/routers", "What its routers came to, by layer.", api.RouterView, many=True),
+    Operation("get", "/v1/jobs/{job}/routers", "What its routers came to, by layer.", RouterView, many=True),
     *(
-        Operation("post", f"/v1/jobs/{{job}}/{act}", f"{act.capitalize()} a job.", api.Accepted,
+        Operation("post", f"/v1/jobs/{{job}}/{act}", f"{act.capitalize()} a job.", Accepted,
                   query={"discard": _FLAG} if act == "cancel" else None)
         for act in _ACTS
     ),
-    Operation("get", "/v1/nodes", "All nodes.", api.NodeView, many=True),
-    Operation("get", "/v1/nodes/{node}/log", "The newest lines of its log.", api.NodeLogView, query={"lines": _LINES}),
-    Operation("post", "/v1/nodes/{node}/drain", "Take a node out of plans.", api.Accepted, body=DrainBody),
-    Operation("post", "/v1/nodes/{node}/undrain", "Let a node take part again.", api.Accepted, body=DrainBody),
-    Operation("post", "/v1/nodes/{node}/kill", "Inject a failure.", api.Accepted, body=KillBody),
-    Operation("delete", "/v1/nodes/{node}", "Expect a node that is gone no more.", api.Accepted),
-    Operation("get", "/v1/incidents", "All recoveries.", api.IncidentView, many=True),
+    Operation("get", "/v1/nodes", "All nodes.", NodeView, many=True),
+    Operation("get", "/v1/nodes/{node}/log", "The newest lines of its log.", NodeLogView, query={"lines": _LINES}),
+    Operation("post", "/v1/nodes/{node}/drain", "Take a node out of plans.", Accepted, body=DrainBody),
+    Operation("post", "/v1/nodes/{node}/undrain", "Let a node take part again.", Accepted, body=DrainBody),
+    Operation("post", "/v1/nodes/{node}/kill", "Inject a failure.", Accepted, body=KillBody),
+    Operation("delete", "/v1/nodes/{node}", "Expect a node that is gone no more.", Accepted),
+    Operation("get", "/v1/incidents", "All recoveries.", IncidentView, many=True),
     Operation("get", "/v1/incidents/{incident}/bundle", "A recovery with the past around it.", watch.Bundle),
-    Operation("get", "/v1/pipelines", "Pipelines of a job.", api.PipelineView, many=True, query=_JOB),
-    Operation("get", "/v1/templates", "Templates of a job.", api.TemplateView, many=True, query=_JOB),
+    Operation("get", "/v1/pipelines", "Pipelines of a job.", PipelineView, many=True, query=_JOB),
+    Operation("get", "/v1/templates", "Templates of a job.", TemplateView, many=True, query=_JOB),
     Operation("get", "/v1/layers", "Who holds each layer.", watch.LayerView, many=True, query=_JOB),
     Operation("get", "/v1/story", "What concerns a key.", changes.Change, many=True, query={"key": _SOME_TEXT}, needs=("key",)),
     Operation("get", "/v1/events", "Changes as server-sent events.", "text/event-stream", query={"since": _NUMBER, "follow": _FLAG}),

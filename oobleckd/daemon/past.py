@@ -29,8 +29,9 @@ import msgspec
 from oobleckd.core.samples import Sample
 from oobleckd.core.schedules import sampled_view
 from oobleckd.host.urgency import behind
-from oobleckd.protocol.api import API_VERSION, StepView
+from oobleckd.protocol.api import API_VERSION
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.jobviews import StepView
 from oobleckd.protocol.text import shown_json
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.protocol.watch import Past, ScheduleView, Snapshot

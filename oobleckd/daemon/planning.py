@@ -180,7 +180,7 @@ class Planning:
                 f"{proposal.invalid}"
             )
         if request.policy not in ROLLING_BACK:  # those choose shapes in another way, at once
-            self._plan_ahead(prepared, request.setup, num_nodes)
+            self._plan_ahead(prepared, num_nodes)
         return Planned(request.ticket, templates=templates, proposal=proposal)
 
     async def impact(self, question: LossQuestion, setup: Setup) -> ImpactView:
@@ -257,22 +257,20 @@ class Planning:
             self._prepared[key] = _Prepared(asked, packed, templates, Catalogue(n0))
         return self._prepared[key]
 
-    def _plan_ahead(self, prepared: _Prepared, setup: Setup, num_nodes: int) -> None:
+    def _plan_ahead(self, prepared: _Prepared, num_nodes: int) -> None:
         """Begin to fill the catalogue for up to ``num_nodes`` nodes, unless that is under way."""
         if prepared.filling or not prepared.catalogue.missing(num_nodes):
             return
         prepared.filling = True
-        task = asyncio.create_task(self._fill(prepared, setup, num_nodes))
+        task = asyncio.create_task(self._fill(prepared, num_nodes))
         self._ahead.add(task)
         task.add_done_callback(self._ahead.discard)
 
-    async def _fill(self, prepared: _Prepared, setup: Setup, num_nodes: int) -> None:
+    async def _fill(self, prepared: _Prepared, num_nodes: int) -> None:
         """Fill the catalogue. What cannot be computed ahead is computed when it is needed."""
         try:
             while numbers := prepared.catalogue.missing(num_nodes)[:_AHEAD]:
-                made = await self._patient.run(
-                    poolwork.ahead, prepared.packed, numbers, setup.f, setup.num_micro_batches
-                )
+                made = await self._patient.run(poolwork.ahead, prepared.setup, prepared.packed, numbers)
                 prepared.catalogue.add(made)
         except Exception:  # noqa: BLE001 - a task's boundary: the next plan tries again
             _log.exception("planner: sizes for up to %d nodes ahead", num_nodes)

@@ -41,9 +41,9 @@ def load() -> None:
     """Import everything that the others need."""
     from oobleckd.core import impact, modelled, schedules
     from oobleckd.planner import policies
-    from oobleckd.planner.sizing import catalogue
+    from oobleckd.planner.sizing import catalogue, exchanged
 
-    assert all((impact, modelled, schedules, catalogue, policies))
+    assert all((impact, modelled, schedules, catalogue, exchanged, policies))
 
 
 def prepare(policy: str, setup: bytes) -> bytes:
@@ -61,13 +61,13 @@ def adapt(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes: 
     return pack(made)
 
 
-def ahead(
-    templates: bytes, numbers: Sequence[int], f: int, num_micro_batches: int
-) -> tuple[CatalogueEntry, ...]:
+def ahead(setup: bytes, templates: bytes, numbers: Sequence[int]) -> tuple[CatalogueEntry, ...]:
     """Entries of the catalogue."""
-    from oobleckd.planner.sizing import catalogue
+    from oobleckd.planner.sizing import catalogue, exchanged
 
-    return catalogue.entries(templates_of(templates), numbers, f, num_micro_batches)
+    asked, made = _setup_of(setup), templates_of(templates)
+    reduce_s = exchanged.reduce_s_of(asked, made, max(numbers))
+    return catalogue.entries(made, numbers, asked.f, asked.num_micro_batches, reduce_s)
 
 
 def impact(setup: bytes, templates: bytes, question: bytes, sizes: tuple[int, ...]) -> bytes:

@@ -19,8 +19,8 @@ from oobleckd.core.evaluations import EvalResult, result_of
 from oobleckd.core.state import JobRecord, Step
 from oobleckd.core.view import evaluation_view
 from oobleckd.daemon.curves import CurveQuestion
-from oobleckd.protocol.api import CurveBin
 from oobleckd.protocol.evalrounds import EvalRounds
+from oobleckd.protocol.jobviews import CurveBin
 from oobleckd.protocol.watch import CurveMark, CurveView
 
 DEFAULT_BINS, MAX_BINS = 200, 2000

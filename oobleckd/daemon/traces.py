@@ -14,8 +14,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from oobleckd import __version__
-from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.changes import Change, IncidentOver
+from oobleckd.protocol.incidentviews import IncidentView
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

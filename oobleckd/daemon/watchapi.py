@@ -27,7 +27,7 @@ from oobleckd.daemon.service import Service
 from oobleckd.daemon.turns import Few
 from oobleckd.planner.policy import PlanError
 from oobleckd.planner.schedule import ScheduleError
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.watch import BUNDLE_VERSION, GoodputView, SampledSteps
 from oobleckd.words import being, plain
 

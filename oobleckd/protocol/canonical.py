@@ -13,7 +13,7 @@ import msgspec
 
 from oobleckd.protocol.job import Job, Train
 from oobleckd.protocol.joboptimizer import Optimizer
-from oobleckd.protocol.jobschedule import Schedule
+from oobleckd.protocol.jobschedule import Resources, Schedule
 
 _OPTIMIZER = (
     "schedule", "warmup_tokens", "decay_steps", "decay_type",
@@ -21,6 +21,7 @@ _OPTIMIZER = (
 )  # fmt: skip
 _LATER: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
     "optimizer": (Optimizer, _OPTIMIZER),
+    "resources": (Resources, ("devices_per_stage",)),
     "schedule": (Schedule, ("recompute",)),
     "train": (
         Train,

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import msgspec
 
 from oobleckd.planner.policy import Action, Way
-from oobleckd.protocol.api import IncidentView, JobState, RejectedView, RollbackCause
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.generation import Numbered
+from oobleckd.protocol.incidentviews import IncidentView, RejectedView, RollbackCause
+from oobleckd.protocol.jobviews import JobState
 from oobleckd.protocol.parts import How, JobCause, KeptOutCause, NodeCause, SkipCause
 from oobleckd.protocol.traits import Difference
 

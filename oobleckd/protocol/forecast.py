@@ -6,16 +6,25 @@ in seconds.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from oobleckd.planner.plan import Recompute, RecomputeWanted
 from oobleckd.planner.policy import Action, Way
-from oobleckd.protocol.api import API_VERSION, PipelineView
+from oobleckd.protocol.api import API_VERSION
+from oobleckd.protocol.jobviews import PipelineView
 from oobleckd.protocol.modelnotes import AttentionNote
+
+StagesBecause = Literal["", "asked", "only", "fastest", "can-lose"]
+"""Why stages have so many devices: nobody asked for more than one; the job says it; no other number has a
+plan; the others are slower; those that are not could lose fewer nodes than the job asks for.
+"""
 
 
 class StageForecast(msgspec.Struct, frozen=True):
-    """Layers of one device: forward and backward of a micro-batch, and the most that the device holds.
+    """Layers of one device, or of those that share the stage: forward and backward of a micro-batch, and the
+    most that such a device holds.
 
     ``recompute``: what its blocks compute again in the backward. ``needed_bytes``: what the device would hold
     with each setting of that, as far as costs are known.
@@ -50,13 +59,32 @@ class Group(msgspec.Struct, frozen=True):
     count: int
 
 
+class ExchangeForecast(msgspec.Struct, frozen=True):
+    """What the exchange of gradients costs in each step of a plan.
+
+    ``sent_bytes`` by the device that sends most, on average over steps; ``checked_bytes`` in a step in which
+    replicas are compared (``fault_tolerance.check_every``). ``waiting_bytes``: of a device's memory, in which
+    sums of others wait at most, and no plan reserves. ``shown_s``: what of it does not fit under the backward
+    where a node sends ``link_bytes_per_s`` to others, and whether that is ``counted`` in the step, as it is
+    where the job says its link.
+    """
+
+    sent_bytes: int = 0
+    checked_bytes: int = 0
+    waiting_bytes: int = 0
+    shown_s: float = 0.0
+    link_bytes_per_s: float = 0.0
+    counted: bool = False
+
+
 class PlanForecast(msgspec.Struct, frozen=True):
     """A plan by kinds of pipelines. ``can_lose``: nodes that may die at once, whichever they are.
 
-    ``idle``: nodes of the job without a place, for ``idle_reason``. ``bubble``: share of the step in which a
-    device waits, over all devices in the plan. ``memory_bytes``: the most that one of them holds.
+    ``idle``: nodes of the job without a place, for ``idle_reason``. ``bubble``: share of the passes' time in
+    which a device waits, over all devices in the plan. ``memory_bytes``: the most that one of them holds.
     ``evaluation_s`` of an evaluation, and ``evaluation_share`` of all in the job's time (0: there is none).
-    ``mfu``: model FLOPs utilisation, as in ``ProgressView``; 0 where it is not known.
+    ``mfu``: model FLOPs utilisation, as in ``ProgressView``; 0 where it is not known. ``exchange``: of
+    gradients.
     """
 
     groups: tuple[Group, ...]
@@ -71,6 +99,7 @@ class PlanForecast(msgspec.Struct, frozen=True):
     evaluation_s: float = 0.0
     evaluation_share: float = 0.0
     mfu: float = 0.0
+    exchange: ExchangeForecast = ExchangeForecast()
 
 
 class LossForecast(msgspec.Struct, frozen=True):
@@ -127,6 +156,19 @@ class RecomputeForecast(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
 
 
+class StagesForecast(msgspec.Struct, frozen=True):
+    """The job with so many devices a stage. ``n0``: the fewest nodes that hold the model (0: none do).
+    ``step_s`` of the plan on all nodes, the most that a device of it holds, and the nodes that it
+    ``can_lose``; 0 where they are too few.
+    """
+
+    devices_per_stage: int
+    n0: int
+    step_s: float = 0.0
+    memory_bytes: int = 0
+    can_lose: int = 0
+
+
 class OpForecast(msgspec.Struct, frozen=True):
     """A forward (``0F3``: stage 0, micro-batch 3), backward or part of one, from ``start_s`` to
     ``stop_s``.
@@ -141,7 +183,8 @@ class ScheduleForecast(msgspec.Struct, frozen=True):
     """1F1B of one pipeline for the first ``micro_batches`` of its ``of_micro_batches``; with ``decoupled``
     what is in its place.
 
-    ``stages``: the ops of each, as simulated; with two ``chunks`` of each device, which has two.
+    ``stages``: the ops of each, as simulated; with two ``chunks`` of each device, which has two. Where stages
+    have several devices, all counts are of turns: as many micro-batches at once.
     """
 
     num_nodes: int
@@ -163,6 +206,8 @@ class Forecast(msgspec.Struct, frozen=True):
     as in ``ProgressView``. ``attention``: the kernels
     that compute it, as torch would choose on such a device; () where nobody asked, or could look.
     ``recompute``: as the job has it, and ``recomputations``: each setting of it; () where nobody asked.
+    ``devices_per_stage`` hold the state of a stage between them, ``stages_because`` of what, and
+    ``stage_options``: each number that was compared.
     """
 
     job: str
@@ -189,4 +234,7 @@ class Forecast(msgspec.Struct, frozen=True):
     active_params: int = 0
     recompute: RecomputeWanted = "none"
     recomputations: tuple[RecomputeForecast, ...] = ()
+    devices_per_stage: int = 1
+    stages_because: StagesBecause = ""
+    stage_options: tuple[StagesForecast, ...] = ()
     apiVersion: str = API_VERSION  # noqa: N815 - the name scripts expect

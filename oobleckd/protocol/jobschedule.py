@@ -138,10 +138,20 @@ class Resources(JobTable, frozen=True):
         str | int,
         Meta(
             description='What a node sends to another one, as achieved, such as "25Gbit/s" or "2.5GB/s": '
-            "what copies after a loss and tensors "
-            "between stages are planned with. 0: 1 GB/s, or in a simulation what the device's data sheet has."
+            "what copies after a loss, tensors between stages and the exchange of gradients are planned "
+            "with. 0: for copies and tensors 1 GB/s, or in a simulation what the device's data sheet has; "
+            "the exchange is then not in the time of a step."
         ),
     ] = 0
+
+    devices_per_stage: Annotated[
+        Literal["auto", 1, 2, 4, 8],
+        Meta(
+            description="Devices of a node that hold the state of a stage between them and compute as many "
+            "micro-batches at a time. auto: the fastest of those that fit. `oobleckctl plan` knows them all; "
+            "what is submitted must have 1."
+        ),
+    ] = 1
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -152,6 +162,17 @@ class Resources(JobTable, frozen=True):
     def device_memory_bytes(self) -> int:
         """The cap in bytes; 0 when there is none."""
         return parse_size(self.device_memory)
+
+
+def check_trained(resources: Resources) -> None:
+    """Raises JobError for what the planner knows and the engine does not."""
+    wanted = resources.devices_per_stage
+    if wanted != 1:
+        raise JobError(
+            "resources.devices_per_stage",
+            f"{wanted!r} can be planned, and neither trained nor simulated yet: there a stage has one device",
+            "leave it out, or see with `oobleckctl plan` what it would do",
+        )
 
 
 def check_link(resources: Resources) -> None:

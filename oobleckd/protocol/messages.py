@@ -21,12 +21,12 @@ import msgspec
 
 from oobleckd.planner.plan import Detours, HopState, Layout, Route, Transfer
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.corruption import Fingerprints, Odd
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.modelnotes import FolderNote
+from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import (
     CardReport,
     Counters,

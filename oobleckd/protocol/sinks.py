@@ -11,8 +11,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from oobleckd.protocol.api import JobState
 from oobleckd.protocol.changes import PAYLOADS, Change, JobMoved, Payload
+from oobleckd.protocol.jobviews import JobState
 
 EVENTS: tuple[str, ...] = tuple(
     sorted(

@@ -11,22 +11,13 @@ from typing import Literal
 import msgspec
 
 from oobleckd.planner.policy import Action, Way
-from oobleckd.protocol.api import (
-    API_VERSION,
-    CurveBin,
-    EvaluationView,
-    IncidentView,
-    JobView,
-    LayerRange,
-    NodeView,
-    PipelineView,
-    RejectedView,
-    Status,
-    StepView,
-    TemplateView,
-)
+from oobleckd.protocol.api import API_VERSION, Status
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.evalviews import EvaluationView
 from oobleckd.protocol.generation import Numbered
+from oobleckd.protocol.incidentviews import IncidentView, RejectedView
+from oobleckd.protocol.jobviews import CurveBin, JobView, PipelineView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import LayerRange, NodeView
 
 OpKind = Literal["F", "B", "I", "W", "U", "S"]
 """Forward, backward, input gradients, weight gradients, update, a forward pass run ahead for

@@ -13,11 +13,14 @@ import msgspec
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from oobleckd.protocol.api import EvaluationView, IncidentView, JobView
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import Manifest
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView, RouterView
 from oobleckd.protocol.watch import CurveView, GoodputView
 from oobleckd.report import tables
+from oobleckd.report.experts import experts_section
 from oobleckd.report.panels import panels
 from oobleckd.report.svg import bars_svg, curve_svg, mark_words
 from oobleckd.words import count, plain
@@ -29,7 +32,8 @@ MARK = "oobleckctl report"
 class Material(msgspec.Struct, frozen=True):
     """What a report is made of, as of ``at`` (POSIX seconds). ``story``: events of the job, oldest first;
     ``config``: its job.toml; ``goodput`` and ``manifest``, of its last checkpoint: None where there is none.
-    ``num_evaluations``: of which ``evaluations`` are the newest.
+    ``num_evaluations``: of which ``evaluations`` are the newest. ``routers``: of a mixture of experts, by
+    layer, with tokens.
     """
 
     job: JobView
@@ -43,6 +47,7 @@ class Material(msgspec.Struct, frozen=True):
     config: str
     goodput: GoodputView | None = None
     manifest: Manifest | None = None
+    routers: tuple[RouterView, ...] = ()
 
 
 def page(material: Material) -> str:
@@ -65,6 +70,7 @@ def page(material: Material) -> str:
         phases=tables.PHASES,
         plans=tables.plan_table(material.story),
         time=_time(material),
+        experts=experts_section(material.routers),
         evaluations=tables.evaluation_table(material.evaluations, material.num_evaluations),
         config=material.config,
         environment=tables.environment_table(job.kinds),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from oobleckd.protocol.api import CurveBin
+from oobleckd.protocol.jobviews import CurveBin
 from oobleckd.protocol.watch import CurveView
 
 _DECADES = 1.5

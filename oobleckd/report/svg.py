@@ -1,4 +1,4 @@
-"""Pictures of a report, as SVG inside a page: a panel over steps, and bars of parts.
+"""Pictures of a report, as SVG inside a page: a panel over steps, bars of parts, and rows of shaded cells.
 
 Owns where things lie. Colours are classes that the page's style gives, so that a picture is legible on a dark
 page and on paper. All text is escaped, whoever wrote it.
@@ -6,6 +6,7 @@ page and on paper. All text is escaped, whoever wrote it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -21,6 +22,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 26, 12, 44
 MANY = 16
 """Marks: of more the lines are faint, or a curve could not be seen for them."""
 _WIDE, _ROW, _BAR = 760, 26, 16
+_CELL_ROW, _CELL = 20, 16
+_SHADES = 8  # of a cell
 
 
 class BarPart(msgspec.Struct, frozen=True):
@@ -78,6 +81,42 @@ def bars_svg(key: str, title: str, told: str, bars: Sequence[Bar], written: Call
         end = max((part.stop for part in bar.parts), default=0.0)
         inside.append(_text(bar.after, axis.at(end) + 6, top + 12, "tick"))
     return _picture(key, title, told, (_WIDE, height), inside)
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """``share`` is from 0 to 1: how much of its colour it has. ``kind`` is its class."""
+
+    kind: str
+    share: float
+    told: str
+
+
+class CellRow(msgspec.Struct, frozen=True):
+    """Cells side by side. ``after``: written behind them."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    after: str
+
+
+def cells_svg(key: str, title: str, told: str, rows: Sequence[CellRow], name: str) -> Markup:
+    """``rows`` of cells, all rows as wide; ``name`` is of what lies side by side."""
+    left, width = 96, _WIDE - 96 - 84
+    inside = []
+    for number, row in enumerate(rows):
+        top = number * _CELL_ROW + 2
+        inside.append(_text(row.name, left - 6, top + 12, "tick end"))
+        each = width / max(1, len(row.cells))
+        for at, cell in enumerate(row.cells):
+            shade = math.ceil(min(1.0, cell.share) * _SHADES) / _SHADES
+            inside.append(
+                _tag("rect", _titled(cell.told), x=left + at * each, y=top, width=max(0.75, each * 0.94),
+                     height=_CELL, class_=f"cell {cell.kind}", **{"fill-opacity": shade})
+            )  # fmt: skip
+        inside.append(_text(row.after, left + width + 6, top + 12, "tick"))
+    bottom = len(rows) * _CELL_ROW + 16
+    inside.append(_text(name, left + width / 2, bottom, "name middle"))
+    return _picture(key, title, told, (_WIDE, bottom + 8), inside)
 
 
 # ---------------------------------------------------------------------- parts of a curve

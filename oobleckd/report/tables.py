@@ -8,10 +8,12 @@ from typing import get_args
 
 import msgspec
 
-from oobleckd.protocol.api import CurveBin, EvaluationView, IncidentView, JobView, Phase
 from oobleckd.protocol.changes import Change, PlanChosen, PlanDeployed
 from oobleckd.protocol.checkpoint import Manifest
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView, Phase
 from oobleckd.protocol.inputs import Inputs
+from oobleckd.protocol.jobviews import CurveBin, JobView
 from oobleckd.protocol.watch import GoodputView
 from oobleckd.report.axes import exact, written
 from oobleckd.report.svg import Bar, BarPart

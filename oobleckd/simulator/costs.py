@@ -56,10 +56,10 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     of the step under way: everything but the dead devices' own work, or nothing. ``every``: steps between
     checkpoints (0: as the job has it). ``longer``: the share by which every step is longer than the timeline
     says; ``commit_s``: by which time, whatever the plan (tensor messages, votes, the way to the next step);
-    ``sums_bytes_per_s``: how fast a device sends its gradient sums to all other holders of its layers, while
-    it waits. ``begin_s``: of a deployment where the process of a device has just started, and nothing was
-    pre-copied to it: its model and data are opened, links are made. ``precopy``: copies are made while
-    training goes on, where that pays.
+    ``sums_bytes_per_s``: how fast a device sends what it exchanges of gradients with other holders of its
+    layers, while it waits, on top of what the plan has of that (``resources.link``). ``begin_s``: of a
+    deployment where the process of a device has just started, and nothing was pre-copied to it: its model and
+    data are opened, links are made. ``precopy``: copies are made while training goes on, where that pays.
     """
 
     detect_s: _Seconds = 0.003
@@ -96,10 +96,9 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 # which is paid once; load and write at 1 GB/s a node, a local NVMe disk or a share of a common one; the copy
 # for a checkpoint at 10 GB/s, a GPU's way to
 # its host; manifest_s, a small file.
-# commit_s, sums_bytes_per_s: nothing, as the planner's timelines have it (planner/schedules/timeline.py), so
-# that both say the same of a step: on links that carry a stage's
-# sums to all its replicas while a pass takes its time, that is near the truth, on others it is not. begin_s
-# is in deploy_s.
+# commit_s, sums_bytes_per_s: nothing, as plans have it, so that both say the same of a step. Where the job
+# says its link, both have what of the exchange does not hide under the backward (planner/costs/exchange.py);
+# where it does not, both are near the truth on fast links alone. begin_s is in deploy_s.
 OURS = Costs()
 
 # Ours on one machine of two cores, where each device is a process (`benchmarks/simulated.py`, in whose

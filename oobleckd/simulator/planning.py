@@ -15,6 +15,7 @@ from oobleckd.core.events import MakePlan, Planned
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policies import policy, proposed
 from oobleckd.planner.policy import PlanError, Setup
+from oobleckd.planner.sizing.exchanged import reduce_s_of
 from oobleckd.planner.sizing.instantiate import instantiate
 
 Key = tuple[str, Setup]
@@ -56,7 +57,8 @@ class Planner:
         key = ((request.policy, request.setup), num_nodes)
         if key not in self._sizes:
             setup = request.setup
-            found = instantiate(templates, num_nodes, setup.f, setup.num_micro_batches)
+            reduce_s = reduce_s_of(setup, templates, num_nodes)
+            found = instantiate(templates, num_nodes, setup.f, setup.num_micro_batches, reduce_s)
             self._sizes[key] = found.sizes
         return self._sizes[key]
 
@@ -87,6 +89,7 @@ class Oracle:
 
     def _of_all(self, num_nodes: int) -> float:
         if num_nodes not in self._steps:
-            found = instantiate(self.templates, num_nodes, 0, self.setup.num_micro_batches)
+            reduce_s = reduce_s_of(self.setup, self.templates, num_nodes)
+            found = instantiate(self.templates, num_nodes, 0, self.setup.num_micro_batches, reduce_s)
             self._steps[num_nodes] = found.step_s
         return self._steps[num_nodes]

@@ -1,27 +1,59 @@
 """Estimates how far the devices are in a step at a moment of it, and so what they answer to a report.
 
 Owns the estimate: in 1F1B with equal stages every pass of every micro-batch ends at a known share of the step
-(``_Pace``), and so it is taken to be for stages that are not quite equal. Only micro-batches that the dead
-had a part in are told of, since a decision asks for no others.
+(``_Pace``), and so it is taken to be for stages that are not quite equal. A forward is a third of a
+micro-batch, and less where blocks are computed again. Only micro-batches that the dead had a part in are told
+of, since a decision asks for no others.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from oobleckd.planner.plan import FORWARD, NOTHING, WEIGHTS, HopState, Range, Route, Segment
+from oobleckd.planner.costs.recompute import recomputed
+from oobleckd.planner.plan import FORWARD, NOTHING, WEIGHTS, HopState, Layout, Range, Route, Segment
+from oobleckd.planner.profile import Profile
 from oobleckd.protocol.messages import Progress
 
-_FORWARD = 1 / 3  # of a forward and a backward
-_BACKWARD = 1 - _FORWARD
+_FORWARD = 1 / 3  # of a forward and a backward, where nothing is computed again
+
+ForwardShare = Callable[[Sequence[Segment]], float]
+"""Of hops of a micro-batch: the share of its time that is forward."""
+
+
+def a_third(_segments: Sequence[Segment]) -> float:
+    """The share where nothing is computed again."""
+    return _FORWARD
+
+
+def forward_share(layout: Layout, profile: Profile) -> ForwardShare:
+    """As the devices of ``layout`` compute: where one of a route computes again, the share that ``profile``
+    has.
+    """
+    # Elsewhere a third, as runs that are published had it, although a profile's is not quite that.
+    if not layout.recompute:
+        return a_third
+
+    def share(segments: Sequence[Segment]) -> float:
+        forward_s = backward_s = 0.0
+        for segment in segments:
+            costs = recomputed(profile, layout.recompute.get(segment.device, "none")).profile
+            for layer in segment.layers.layers():
+                forward_s += costs.layers[layer].forward_s
+                backward_s += costs.layers[layer].backward_s
+        again = any(segment.device in layout.recompute for segment in segments)
+        return forward_s / (forward_s + backward_s) if again and forward_s else _FORWARD
+
+    return share
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """``told``: what all of them answer. ``share`` of the round's normal time has passed. ``kept``: what was
-    sent is kept until the commit; without it no route is mended. ``nothing``: all that was done is lost.
+    """``told``: what all of them answer. ``share`` of the normal time of the round's passes is over.
+    ``kept``: what was sent is kept until the commit; without it no route is mended. ``nothing``: all that was
+    done is lost.
     """
 
     told: Progress
@@ -31,11 +63,14 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class _Pace(msgspec.Struct, frozen=True):
-    """Micro-batch number ``index`` of the ``count`` of a pipeline of ``stages``."""
+    """Micro-batch number ``index`` of the ``count`` of a pipeline of ``stages``; ``forward_share`` of each is
+    its forward.
+    """
 
     index: int
     count: int
     stages: int
+    forward_share: float = _FORWARD
 
     @property
     def _makespan(self) -> float:
@@ -44,15 +79,16 @@ class _Pace(msgspec.Struct, frozen=True):
     def backward(self, position: int) -> float:
         """The share of the step after which hop ``position`` has its weight gradients."""
         ahead = self.stages - position
-        return (self.stages * _FORWARD + ahead * _BACKWARD + self.index) / self._makespan
+        forward = self.forward_share
+        return (self.stages * forward + ahead * (1 - forward) + self.index) / self._makespan
 
     def forward(self, position: int) -> float:
         """The share after which it has sent its activations on."""
         ahead = self.stages - position
         if self.index < ahead:
-            return (position + self.index + 1) * _FORWARD / self._makespan
-        before = _Pace(self.index - ahead, self.count, self.stages)
-        return before.backward(position) + _FORWARD / self._makespan
+            return (position + self.index + 1) * self.forward_share / self._makespan
+        before = msgspec.structs.replace(self, index=self.index - ahead)
+        return before.backward(position) + self.forward_share / self._makespan
 
 
 class SimulatedEnd(msgspec.Struct, frozen=True):
@@ -64,10 +100,13 @@ class SimulatedEnd(msgspec.Struct, frozen=True):
 
 
 def ends(
-    layout_routes: Sequence[Route], standing: Sequence[Route], step_s: float
+    layout_routes: Sequence[Route],
+    standing: Sequence[Route],
+    step_s: float,
+    forward_of: ForwardShare = a_third,
 ) -> Mapping[str, Sequence[SimulatedEnd]]:
     """Device -> its hops in ``standing``, routes of a step of ``step_s``, as they end."""
-    paces = _paces(layout_routes, {route.micro_batch for route in standing})
+    paces = _paces(layout_routes, {route.micro_batch for route in standing}, forward_of)
     found: defaultdict[str, list[SimulatedEnd]] = defaultdict(list)
     for route in standing:
         pace = msgspec.structs.replace(paces[route.micro_batch], stages=len(route.segments))
@@ -86,6 +125,7 @@ def answers(
     dead: Collection[str],
     survivors: Sequence[str],
     inherited: Mapping[str, Mapping[int, Sequence[int]]],
+    forward_of: ForwardShare = a_third,
 ) -> dict[str, Progress]:
     """What every one of ``survivors`` answers. ``standing``: who computes which micro-batch in this round.
     ``inherited``: survivor -> layer -> micro-batches of the dead that are in its sums.
@@ -95,7 +135,7 @@ def answers(
     if not (moment.told.holding or moment.nothing):
         lost = frozenset(dead)
         hit = [route for route in standing if route.touches(lost)]
-        paces = _paces(layout_routes, {route.micro_batch for route in hit})
+        paces = _paces(layout_routes, {route.micro_batch for route in hit}, forward_of)
         for route in hit:
             _tell(moment, route, paces[route.micro_batch], lost, done, hops)
         for device, layers in inherited.items():
@@ -112,7 +152,7 @@ def answers(
     }
 
 
-def _paces(routes: Sequence[Route], wanted: Collection[int]) -> dict[int, _Pace]:
+def _paces(routes: Sequence[Route], wanted: Collection[int], forward_of: ForwardShare) -> dict[int, _Pace]:
     """Micro-batch -> its place among those of its pipeline, of all pipelines that have one of ``wanted``."""
     hit = {route.segments for route in routes if route.micro_batch in wanted}
     ends = {(segments[0], segments[-1]) for segments in hit}  # few of thousands need be compared whole
@@ -121,8 +161,9 @@ def _paces(routes: Sequence[Route], wanted: Collection[int]) -> dict[int, _Pace]
         if (route.segments[0], route.segments[-1]) in ends and route.segments in hit:
             pipelines.setdefault(route.segments, []).append(route.micro_batch)
     return {
-        micro_batch: _Pace(index, len(share), len(segments))
+        micro_batch: _Pace(index, len(share), len(segments), forward)
         for segments, share in pipelines.items()
+        for forward in (forward_of(segments),)
         for index, micro_batch in enumerate(sorted(share))
     }
 

@@ -1,8 +1,9 @@
 """Computes how long a step takes: by the planner's own timelines, of the layout in force and of the routes
 that stand beside it.
 
-Owns what is remembered of shapes, what a step takes besides the passes and updates of a timeline, and the
-time in which an interrupted round is mended. A plan's step is as the planner modelled it, in the order in
+Owns what is remembered of shapes, what a step takes besides the passes and updates of a timeline (the
+exchange of gradients as the planner has it, and what a simulation adds), and the time in which an interrupted
+round is mended. A plan's step is as the planner modelled it, in the order in
 which it would be run; where devices go around the dead they do whatever is ready
 (``oobleckd.planner.schedules.routed``).
 """
@@ -16,12 +17,13 @@ from math import isinf
 
 import msgspec
 
+from oobleckd.core.jobs import exchange_of
+from oobleckd.planner.costs.exchange import device_bytes, layout_shown_s, sent_parts
 from oobleckd.planner.costs.recompute import recomputed
 from oobleckd.planner.plan import (
     BACKWARD,
     FORWARD,
     Detours,
-    Layers,
     Layout,
     Plan,
     Recompute,
@@ -33,10 +35,8 @@ from oobleckd.planner.profile import Profile
 from oobleckd.planner.schedules.jobshop import shop_of
 from oobleckd.planner.schedules.routed import MAX_HOPS, NOTHING_AGAIN, device_s, ready_first_s
 from oobleckd.protocol.job import Job
-from oobleckd.simulator.sums import sums_bytes
 
 Shape = tuple[tuple[tuple[int, int, int], ...], ...]
-NO_LAYERS = Layers()
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ class Steps:
 
     longer: float = 0.0
     _known: dict[tuple[Shape, tuple[Recompute, ...]], float] = field(default_factory=dict)
+    _exchanged: tuple[tuple[int, frozenset[str]], float] = ((-1, frozenset()), 0.0)
 
     def planned_s(self, plan: Plan) -> float:
         """A step of ``plan`` as it was deployed."""
@@ -57,32 +58,45 @@ class Steps:
         routes = standing_routes(layout, detours, detours.round)
         holdings = {d: layers for d, layers in layout.holdings.items() if d not in dead}
         standing = msgspec.structs.replace(layout, holdings=holdings, routes=routes)
+        exchange_s = self.exchange_s(setup, layout, frozenset(dead))
         if sum(len(route.segments) for route in routes) > MAX_HOPS:
-            return self.planned_s(plan) * _slower(layout, routes, setup.profile)
+            passes_s = plan.step_s - layout_shown_s(setup, layout.holdings, layout.redundant)
+            return passes_s * (1 + self.longer) * _slower(layout, routes, setup.profile) + exchange_s
         shape = _shape(routes), _modes(routes, layout.recompute)
         if shape not in self._known:
             self._known[shape] = ready_first_s(shop_of(standing, setup), staggered=setup.staggered)
-        return self._known[shape] * (1 + self.longer)
+        return self._known[shape] * (1 + self.longer) + exchange_s
+
+    def exchange_s(self, setup: Setup, layout: Layout, dead: frozenset[str]) -> float:
+        """Of a step of ``layout`` without its ``dead``, what the exchange of gradients shows in it."""
+        if not setup.exchange.is_known:
+            return 0.0
+        if self._exchanged[0] != (layout.epoch, dead):
+            holdings = {d: layers for d, layers in layout.holdings.items() if d not in dead}
+            shown_s = layout_shown_s(setup, holdings, layout.redundant)
+            self._exchanged = (layout.epoch, dead), shown_s
+        return self._exchanged[1]
 
 
 @dataclass(slots=True)
 class Besides:
-    """What a step takes that no timeline has: ``commit_s`` whatever the layout, and the exchange of gradient
-    sums.
+    """What a step takes that no plan has: ``commit_s`` whatever the layout, and what was measured of the
+    exchange of gradients besides.
 
-    ``sums_bytes``: of every layer. All that a device sends goes out one behind the other at ``bytes_per_s``,
-    as the worker's reducer does it: what it computed of a layer to each other holder (docs/decisions.md).
+    All that a device sends goes out one behind the other at ``bytes_per_s``, and nothing of it hides: its
+    sums of what it computed to the owners, and means as an owner (``oobleckd.planner.costs.exchange``).
     """
 
+    setup: Setup
     commit_s: float
-    sums_bytes: tuple[int, ...]
     bytes_per_s: float
     _known: tuple[tuple[int, frozenset[str]], float] = ((-1, frozenset()), 0.0)
 
     @classmethod
     def of(cls, job: Job, profile: Profile, commit_s: float, bytes_per_s: float) -> Besides:
         """As ``job`` has it."""
-        return cls(commit_s, sums_bytes(job, profile), bytes_per_s)
+        setup = Setup(profile, job.num_micro_batches, 0, 0, 1, 0, exchange=exchange_of(job))
+        return cls(setup, commit_s, bytes_per_s)
 
     def seconds(self, layout: Layout, dead: frozenset[str]) -> float:
         """Of a step of ``layout`` without its ``dead``."""
@@ -93,14 +107,9 @@ class Besides:
         return self.commit_s + self._known[1]
 
     def _exchange_s(self, layout: Layout, dead: frozenset[str]) -> float:
-        copies, most = layout.copies(dead), 0
-        for device, held in layout.holdings.items():
-            if device in dead:
-                continue
-            redundant = layout.redundant.get(device, NO_LAYERS)
-            most = max(
-                most, sum((copies[n] - 1) * self.sums_bytes[n] for n in held.layers() if n not in redundant)
-            )
+        holdings = {device: held for device, held in layout.holdings.items() if device not in dead}
+        sent = sent_parts(self.setup, holdings, layout.redundant)
+        most = max((device_bytes(self.setup.exchange, parts) for parts in sent.values()), default=0.0)
         return most / self.bytes_per_s
 
 

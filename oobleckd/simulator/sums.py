@@ -16,11 +16,12 @@ import msgspec
 from oobleckd.planner.plan import Layout, Route
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import Job
-from oobleckd.simulator.progress import SimulatedEnd, ends
+from oobleckd.simulator.progress import SimulatedEnd, ends, forward_share
 from oobleckd.worker.round_machine.copies import SumCopies
 
 EXACT_TIMES = 2
 """Sums that are exact are of 64 bits, twice as wide as weights; others are as wide."""
+NO_PROFILE = Profile("", "", ())
 Inherited = Mapping[str, Mapping[int, Sequence[int]]]
 """Device -> layer -> micro-batches that count as its own."""
 
@@ -52,13 +53,14 @@ class SentCopy(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class Sums:
     """Of a job that copies them up to ``per_step`` times (0: never). ``layer_s``: seconds that a layer's are
-    on a link, ``output_s`` its output.
+    on a link, ``output_s`` its output. ``profile``: asked where something is computed again.
     """
 
     per_step: int
     layer_s: tuple[float, ...]
     output_s: tuple[float, ...]
     latency_s: float
+    profile: Profile = NO_PROFILE
     _longer: tuple[tuple[int, int, float], float] = ((-1, -1, 0.0), 0.0)
 
     @classmethod
@@ -70,6 +72,7 @@ class Sums:
             tuple(num_bytes / rate for num_bytes in sums_bytes(job, profile)),
             tuple(layer.output_bytes / rate for layer in profile.layers),
             profile.link_latency_s,
+            profile,
         )
 
     def inherited(
@@ -85,9 +88,8 @@ class Sums:
         if not self.per_step:
             return {}
         routes = [route for route in standing if route.touches(frozenset(dead))]
-        work = {
-            device: hops for device, hops in ends(layout.routes, routes, step_s).items() if device in dead
-        }
+        ended = ends(layout.routes, routes, step_s, forward_share(layout, self.profile))
+        work = {device: hops for device, hops in ended.items() if device in dead}
         holders = _holders(layout, {*survivors, *work})
         found: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for device, hops in sorted(work.items()):
@@ -117,7 +119,7 @@ class Sums:
         key = layout.epoch, epoch, step_s
         if self._longer[0] != key:
             routes = standing()
-            work = ends(layout.routes, routes, step_s)
+            work = ends(layout.routes, routes, step_s, forward_share(layout, self.profile))
             holders = _holders(layout, work)
             busy = self._boundaries_s(routes)
             found = 0.0

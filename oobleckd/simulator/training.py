@@ -44,7 +44,7 @@ from oobleckd.simulator.account import Account
 from oobleckd.simulator.clock import VirtualClock
 from oobleckd.simulator.costs import Costs
 from oobleckd.simulator.precopy import SimulatedPreCopy
-from oobleckd.simulator.progress import Moment, answers
+from oobleckd.simulator.progress import Moment, answers, forward_share
 from oobleckd.simulator.steps import mended_at
 from oobleckd.simulator.sums import Sums
 from oobleckd.worker.round_machine.commands import CommitRound, Tell
@@ -70,6 +70,9 @@ class TrainingShell(Protocol):
 
     def besides_s(self) -> float:
         """Of these what follows the last pass, besides the update."""
+
+    def exchange_s(self) -> float:
+        """Of that what the planner has of the exchange of gradients."""
 
     def best_s(self) -> float:
         """Seconds of a step with the best plan for whoever is alive."""
@@ -195,9 +198,10 @@ class Training:
         self.world.account.spend(self.world.clock.now, "detect")
 
     def _share(self) -> float:
-        """How much of the round under way is done."""
+        """How much of the passes of the round under way is done."""
         took_s = self.mended_at - self.begun_at if self.mended_at < inf else self.step_s
-        return min(1.0, max(0.0, (self.world.clock.now - self.begun_at - self.late_s) / took_s))
+        passes_s = max(took_s - self.world.exchange_s(), 1e-9)
+        return min(1.0, max(0.0, (self.world.clock.now - self.begun_at - self.late_s) / passes_s))
 
     def born(self, devices: Collection[str]) -> None:
         """Names are borne by new incarnations, which hold nothing: in the layout in force they are dead, and
@@ -319,7 +323,8 @@ class Training:
         moment = Moment(told, self.share, kept, nothing)
         standing, survivors, dead = self.standing(), self.survivors(), self.machine.dead
         theirs = self.sums.inherited(self.layout, standing, dead, survivors, self.share, self.step_s)
-        found = answers(moment, self.layout.routes, standing, dead, survivors, theirs)
+        forward_of = forward_share(self.layout, self.profile)
+        found = answers(moment, self.layout.routes, standing, dead, survivors, theirs, forward_of)
         for device, answer in found.items():
             self.world.hear(device, answer)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from oobleckd.client import Client
-from oobleckd.protocol.api import EvaluationView, JobView, StepView
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.jobviews import JobView, StepView
 from oobleckd.sinks import figures
 from oobleckd.sinks.base import (
     EvaluationRecord,

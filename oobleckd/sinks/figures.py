@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from oobleckd.protocol.api import EvaluationView, IncidentView, StepView
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import StepView
 from oobleckd.sinks.base import EvaluationRecord, IncidentRecord, StepRecord
 from oobleckd.words import count, seconds
 

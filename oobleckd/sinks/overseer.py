@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oobleckd.client import Client
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.sinks.writer import SinkWriter, read_note
 from oobleckd.unixhttp import ApiProblem, ClientError
 

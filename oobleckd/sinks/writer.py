@@ -16,8 +16,8 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.host.durable import write_whole
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import table_of
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.sinks.base import Sink, SinkRun
 from oobleckd.sinks.feed import JobFeed
 from oobleckd.sinks.kinds import SinkMissing, sink_class

@@ -264,6 +264,7 @@ def analytic_profile(shape: Shape, work: Workload, device: DeviceSheet) -> Profi
         reserve_bytes=device.reserve_bytes,
         buckets=(*own, (0, shape.num_blocks + 1)) if shape.tied else own,
         host_bytes_per_s=device.host_bytes_per_s,
+        node_bytes_per_s=device.node_bytes_per_s,
         shared_bytes=_shared_bytes(shape, work) if work.separate else 0,
         flops_per_token=flops.per_token(shape.weights, shape.num_blocks, shape.attention, work.length),
         params=shape.params,

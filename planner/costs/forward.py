@@ -6,6 +6,7 @@ Owns that estimate; the costs of ops are ``work``'s.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from oobleckd.planner.costs.work import StageWork, stage_works
 from oobleckd.planner.plan import Plan, Range, Segment
@@ -14,6 +15,7 @@ from oobleckd.planner.profile import Profile
 
 def forward_s(plan: Plan, profile: Profile, num: int) -> float:
     """Seconds that the micro-batches 0 to ``num`` - 1 of ``plan`` take, all pipelines at once."""
+    num = ceil(num / profile.devices_per_stage)
     made: dict[tuple[tuple[Range, ...], int], tuple[StageWork, ...]] = {}
     longest_s = 0.0
     for pipeline in plan.pipelines:

@@ -8,11 +8,12 @@ mean nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oobleckd.planner.costs.recompute import recomputed
+from oobleckd.planner.costs.recompute import RecomputedProfile, recomputed
 from oobleckd.planner.plan import Recompute
 from oobleckd.planner.profile import NOTHING, HeldBesides, LayerCost, Profile
 
@@ -27,7 +28,7 @@ class StageCosts:
     ``time_s``: forward and backward of one micro-batch. ``cut_s[i]``: one way of the tensor between
     layers i-1 and i (0 at both ends). ``period_s``: time plus both cuts, what the stage takes of every
     micro-batch in the steady phase. ``state_bytes``, ``activation_bytes`` (one micro-batch in flight)
-    and ``once_bytes`` (while a block is computed again) are those of the whole stage, of which each device
+    and ``once_bytes`` (while a layer is computed) are those of the whole stage, of which each device
     has its share.
     """
 
@@ -79,7 +80,7 @@ def stage_costs(
     again = recomputed(profile, recompute, apart=apart)
     costs = again.profile.layers
     cut_s = np.zeros(len(layers) + 1)
-    cut_s[1:-1] = [profile.link_latency_s + c.output_bytes / profile.link_bytes_per_s for c in layers[:-1]]
+    cut_s[1:-1] = [_cut_s(profile, before, behind) for before, behind in pairwise(layers)]
     allreduce_s = [dict(c.allreduce_s)[num_devices] if num_devices > 1 else 0.0 for c in layers]
     compute_s = [(c.forward_s + c.backward_s) / num_devices for c in costs]
     passes = 2 + np.array([recompute == "blocks" and 0 < n < len(layers) - 1 for n in range(len(layers))])
@@ -90,10 +91,11 @@ def stage_costs(
         time_s=time_s,
         cut_s=cut_s,
         period_s=np.round(time_s + cut_s[:, None] + cut_s[None, :], 12),
-        state_bytes=_between(np.array([float((1 + held.state_copies) * c.state_bytes) for c in layers])),
+        state_bytes=_between(np.array([float((1 + held.state_copies) * c.state_bytes) for c in layers]))
+        / profile.devices_per_stage,
         activation_bytes=_between(np.array([float(c.activation_bytes) for c in costs]))
         + profile.shared_bytes,
-        once_bytes=_largest(np.array(again.again_bytes or np.zeros(len(layers)), dtype=np.float64)),
+        once_bytes=_once_bytes(again),
         reserve_bytes=profile.reserve_bytes + held.device_bytes,
         recompute=recompute,
     )
@@ -117,6 +119,25 @@ def device_counts(profile: Profile, devices_per_node: int, max_count: int) -> tu
 def copy_bytes(layer: LayerCost) -> int:
     """What copying the training state of ``layer`` moves, in bytes: gradient sums do not travel."""
     return min(layer.state_bytes, layer.copied_bytes)
+
+
+def _cut_s(profile: Profile, before: LayerCost, behind: LayerCost) -> float:
+    """One way of what crosses between two layers. The devices of a stage send theirs at once, over their
+    node's link.
+    """
+    sent_s = profile.devices_per_stage * before.output_bytes / profile.link_bytes_per_s
+    # The first gather of a pass shows, and every cut makes two layers the first of a pass: the one behind it
+    # in the forward, the one before it in the backward. (D-planner-016)
+    return profile.link_latency_s + sent_s + (before.gather_s + behind.gather_s) / 2
+
+
+def _once_bytes(again: RecomputedProfile) -> Floats:
+    """Entry [i, j]: the most that a device holds besides while it computes a layer of ``[i, j)``."""
+    first = np.array([again.passing_bytes(layer) for layer in range(again.num_layers)], dtype=np.float64)
+    inner = np.array([again.passing_bytes(layer, after=True) for layer in range(again.num_layers)])
+    found = np.zeros((len(first) + 1, len(first) + 1))
+    found[:-1, 1:] = np.maximum(first[:, None], _largest(inner.astype(np.float64))[1:, 1:])
+    return found
 
 
 def _largest(values: Floats) -> Floats:

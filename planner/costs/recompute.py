@@ -33,9 +33,28 @@ class RecomputedProfile(msgspec.Struct, frozen=True):
     profile: Profile
     again_bytes: tuple[int, ...] = ()
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.profile.layers)
+
     def once_bytes(self, layers: Iterable[int]) -> int:
-        """What a device holds besides while one of ``layers`` is computed again: one at a time is."""
-        return max((self.again_bytes[layer] for layer in layers), default=0) if self.again_bytes else 0
+        """What a device holds besides while one of ``layers`` is computed, or computed again: one at a time
+        is.
+        """
+        if not self.again_bytes and self.profile.devices_per_stage == 1:
+            return 0
+        held = frozenset(layers)
+        return max((self.passing_bytes(layer, after=layer - 1 in held) for layer in held), default=0)
+
+    def passing_bytes(self, layer: int, *, after: bool = False) -> int:
+        """What a device holds while ``layer`` is in its backward, and no longer: what is computed again, and
+        where its weights were gathered, these and the gradients; ``after``: and the weights of the one
+        before it, which come meanwhile.
+        """
+        of = self.profile.layers
+        gathered = 2 * of[layer].gathered_bytes + (of[layer - 1].gathered_bytes if after and layer else 0)
+        return gathered + (self.again_bytes[layer] if self.again_bytes else 0)
 
 
 def recomputed(profile: Profile, mode: Recompute, *, apart: bool = False) -> RecomputedProfile:

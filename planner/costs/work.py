@@ -138,7 +138,11 @@ def stage_works(
                 return_s=float(costs.cut_s[part.start]) if part.start != middle else 0.0,
                 activation_bytes=in_mode.activation_bytes(part.layers()),
                 kept_bytes=sum(map(kept_bytes, layers)),
-                base_bytes=ceil((1 + held.state_copies) * sum(layer.state_bytes for layer in layers))
+                base_bytes=ceil(
+                    (1 + held.state_copies)
+                    * sum(layer.state_bytes for layer in layers)
+                    / profile.devices_per_stage
+                )
                 + (not second) * profile.reserve_bytes
                 + (0 if second else max(once[place], once[-1 - place] if chunks > 1 else 0))
                 + held.device_bytes

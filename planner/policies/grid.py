@@ -14,6 +14,7 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
+from oobleckd.planner.costs.exchange import layout_shown_s
 from oobleckd.planner.costs.recompute import in_mode
 from oobleckd.planner.placement.transfer import (
     Place,
@@ -41,6 +42,7 @@ from oobleckd.planner.schedules.routed import (
     min_s,
 )
 from oobleckd.planner.schedules.written import NOTHING, WrittenOrders, written_shop
+from oobleckd.planner.sizing.exchanged import exchanging
 from oobleckd.planner.sizing.instantiate import slowest_s, split_micro_batches
 from oobleckd.planner.templates.guarantee import losses_survived
 
@@ -167,7 +169,7 @@ class Grid:
     @cached_property
     def plan(self) -> Plan:
         """The pipelines, each with the share that it would have if all places were taken."""
-        shares = split_micro_batches(self.members, self.setup.num_micro_batches)
+        shares = split_micro_batches(self._exchanging, self.setup.num_micro_batches)
         names = [name for nodes in self.named for name in nodes]
         vacant = tuple(
             device_name(names[slot], index) for slot in self.vacant for index in range(len(self.slots[slot]))
@@ -213,7 +215,25 @@ class Grid:
 
     @cached_property
     def step_s(self) -> float:
-        """Modelled time of a step in seconds: as the templates have it where no route crosses, else of what
+        """Modelled time of a step in seconds, with what of the exchange shows."""
+        return self._passes_s + self.exchange_s
+
+    @cached_property
+    def exchange_s(self) -> float:
+        """Seconds of it that the exchange of gradients shows, among those who are here."""
+        if self.vacant:
+            return layout_shown_s(self.setup, self.layout.holdings, self.layout.redundant)
+        shares = [len(pipeline.micro_batches) for pipeline in self.plan.pipelines]
+        return slowest_s(self._exchanging, shares) - self._whole_s
+
+    @cached_property
+    def _exchanging(self) -> Sequence[Template]:
+        """``members``, each as much longer as the exchange shows if all places were taken."""
+        return exchanging(self.setup, self.members)
+
+    @cached_property
+    def _passes_s(self) -> float:
+        """The step without the exchange: as the templates have it where no route crosses, else of what
         is run. With too many hops to run it, it is as many times longer than if all places were taken as the
         busiest device has more to do.
 
@@ -238,7 +258,7 @@ class Grid:
         """A bound of ``step_s`` from below, for which no order is sought."""
         if not self.vacant or self._many_hops:
             return self.step_s
-        return min_s(shop_of(self.layout, self.setup), staggered=self.setup.staggered)
+        return min_s(shop_of(self.layout, self.setup), staggered=self.setup.staggered) + self.exchange_s
 
     @property
     def _whole_s(self) -> float:

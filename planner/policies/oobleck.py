@@ -26,6 +26,7 @@ from oobleckd.planner.placement.zones import apart
 from oobleckd.planner.plan import Pipeline, Plan, Template, Transfer
 from oobleckd.planner.policies.cases import Nodes, phrase, pipeline_actions
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Rejected, Setup, Situation
+from oobleckd.planner.sizing.exchanged import exchanging, reduce_s_of
 from oobleckd.planner.sizing.instantiate import instantiate, slowest_s, split_micro_batches, too_few, why_idle
 from oobleckd.planner.sizing.shares import blocks_of, dealt_out
 from oobleckd.planner.templates.fewest import fewest_recomputing
@@ -119,7 +120,7 @@ class _Moment:
         are copied.
         """
         every = len(self.nodes), self.setup.f, self.setup.num_micro_batches
-        sizes = known or self._instantiate(*every)
+        sizes = known or self._instantiate(*every, 0)
         kept, left = [], Counter(sizes)
         # A node that holds exactly what a place needs can stay in it at no loss: swapping it back costs
         # nothing there, and elsewhere at most what it saves (bytes lacked obey the triangle inequality).
@@ -151,15 +152,19 @@ class _Moment:
         sizes: Sequence[int] = ()
         if num_free >= self.n0:
             share = round(self.setup.num_micro_batches * num_free / len(self.nodes))
-            sizes = self._instantiate(num_free, max(0, self.min_pipelines - len(kept) - 1), max(1, share))
+            fewest = max(0, self.min_pipelines - len(kept) - 1)
+            sizes = self._instantiate(num_free, fewest, max(1, share), len(kept))
         promised = len(kept) + len(sizes) >= self.min_pipelines
         all_used = num_free - sum(sizes) <= len(whole.plan.idle)
         if not (promised and all_used):
             return None
         return self._candidate("touch only the pipelines that were hit", kept, sizes)
 
-    def _instantiate(self, num_nodes: int, f: int, num_micro_batches: int) -> tuple[int, ...]:
-        return instantiate(tuple(self.by_size.values()), num_nodes, f, num_micro_batches).sizes
+    def _instantiate(self, num_nodes: int, f: int, num_micro_batches: int, others: int) -> tuple[int, ...]:
+        """``others``: pipelines besides."""
+        made = tuple(self.by_size.values())
+        reduce_s = reduce_s_of(self.setup, made, num_nodes, others)
+        return instantiate(made, num_nodes, f, num_micro_batches, reduce_s).sizes
 
     def _candidate(self, what: str, kept: Sequence[Nodes], sizes: Sequence[int]) -> _Candidate:
         """``kept`` and new pipelines of ``sizes`` on the other nodes, with micro-batches and copies."""
@@ -175,11 +180,12 @@ class _Moment:
         placed.sort(key=lambda nodes: (len(nodes), nodes))
         used = {node for nodes in placed for node in nodes}
         members = [self.by_size[len(nodes)] for nodes in placed]
-        shares = split_micro_batches(members, self.setup.num_micro_batches)
+        timed = exchanging(self.setup, members)
+        shares = split_micro_batches(timed, self.setup.num_micro_batches)
         plan = Plan(
             pipelines=pipelines_of(members, placed, shares, dealt=self.setup.dealt),
             idle=tuple(node for node in free if node not in used),
-            step_s=slowest_s(members, shares),
+            step_s=slowest_s(timed, shares),
             redundant=redundant_on(members, placed),
             recompute=recompute_on(members, placed),
         )

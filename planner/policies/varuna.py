@@ -20,6 +20,7 @@ from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies.cases import Nodes, listed
 from oobleckd.planner.policies.oobleck import Oobleck, pipelines_of, steps_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Action, Proposal, Rejected, Setup, Situation, Way
+from oobleckd.planner.sizing.exchanged import exchange_s, exchanges_s
 from oobleckd.planner.sizing.instantiate import split_micro_batches, too_few
 from oobleckd.planner.templates.fewest import fewest_recomputing
 from oobleckd.words import count, seconds, than
@@ -114,19 +115,21 @@ def _shapes(
     setup: Setup, by_depth: Mapping[int, Template], situation: Situation, num_nodes: int
 ) -> Iterator[list[VarunaShape]]:
     """For every depth that ``num_nodes`` nodes allow all widths at which each pipeline has a micro-batch."""
+    horizon_steps = situation.horizon_steps
     for depth, template in sorted(by_depth.items()):
         stop_s = _stop_s(setup, template)
         widths = range(1, min(num_nodes // depth, setup.num_micro_batches) + 1)
+        more_s = exchanges_s(setup, template, widths).tolist()
         found = [
-            VarunaShape(depth, width, _step_s(setup, template, width), stop_s, situation.horizon_steps)
-            for width in widths
+            VarunaShape(depth, width, _passes_s(setup, template, width) + each_s, stop_s, horizon_steps)
+            for width, each_s in zip(widths, more_s, strict=True)
         ]
         if found:
             yield found
 
 
-def _step_s(setup: Setup, template: Template, width: int) -> float:
-    """Of equal pipelines the one with most micro-batches is the slowest."""
+def _passes_s(setup: Setup, template: Template, width: int) -> float:
+    """A step without its exchange: of equal pipelines the one with most micro-batches is the slowest."""
     return template.time_s(-(-setup.num_micro_batches // width))
 
 
@@ -153,7 +156,8 @@ def _working(setup: Setup, by_depth: Mapping[int, Template], situation: Situatio
         return None
     if _plan(setup, by_depth[depth], running).holdings() != situation.holdings:
         return None
-    step_s = _step_s(setup, by_depth[depth], len(running))
+    template, width = by_depth[depth], len(running)
+    step_s = _passes_s(setup, template, width) + exchange_s(setup, template, width)
     return VarunaShape(depth, len(running), step_s, 0.0, situation.horizon_steps)
 
 

@@ -341,9 +341,10 @@ def base_bytes(setup: Setup, held: Layers, recompute: Recompute = "none") -> int
     """What a device that holds ``held`` has in its memory at any time, and while it computes a block again if
     it does so.
     """
-    of_layers = sum(setup.profile.layers[layer].state_bytes for layer in held.layers())
+    profile = setup.profile
+    of_layers = sum(profile.layers[layer].state_bytes for layer in held.layers()) / profile.devices_per_stage
     besides = len(held.ranges) * setup.held.device_bytes + round((1 + setup.held.state_copies) * of_layers)
-    return setup.profile.reserve_bytes + besides + in_mode(setup, recompute).once_bytes(held.layers())
+    return profile.reserve_bytes + besides + in_mode(setup, recompute).once_bytes(held.layers())
 
 
 def _sums(

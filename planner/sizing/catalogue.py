@@ -13,6 +13,7 @@ from itertools import groupby
 
 import msgspec
 
+from oobleckd.planner.costs.model import Floats
 from oobleckd.planner.plan import Template
 from oobleckd.planner.sizing.instantiate import Instantiation, instantiate
 
@@ -40,7 +41,7 @@ def entries(
     numbers: Iterable[int],
     f: int,
     num_micro_batches: int,
-    reduce_s: Sequence[float] | None = None,
+    reduce_s: Sequence[float] | Floats | None = None,
 ) -> tuple[CatalogueEntry, ...]:
     """An entry for each of ``numbers`` of nodes, as ``instantiate`` finds them. Raises PlanError below n0."""
     made = []

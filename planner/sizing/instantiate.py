@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from oobleckd.planner.costs.model import Floats
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import PlanError
 from oobleckd.planner.sizing.sizes import best_sizes, best_sizes_with, task_of
@@ -25,8 +26,8 @@ class Instantiation(msgspec.Struct, frozen=True):
     """Pipelines by size, ascending, each with its share of the micro-batches.
 
     ``idle``: nodes without a place, not 0 only where the sizes cannot sum up to all nodes.
-    ``step_s``: modelled time of the slowest pipeline, and of the all-reduce if it was asked for, in
-    seconds.
+    ``step_s``: modelled time of the slowest pipeline, with what of the exchange shows if that was asked for,
+    in seconds.
     """
 
     sizes: tuple[int, ...]
@@ -45,11 +46,12 @@ def instantiate(
     num_nodes: int,
     f: int,
     num_micro_batches: int,
-    reduce_s: Sequence[float] | None = None,
+    reduce_s: Sequence[float] | Floats | None = None,
 ) -> Instantiation:
     """The fastest pipelines on ``num_nodes`` nodes: at least f + 1 where n0 allows, else as many as
-    it allows; all nodes used wherever sizes sum up to them. ``reduce_s[c]``: what the all-reduce among c
-    pipelines adds to a step, in seconds, for all c up to ``num_nodes // n0`` (None: nothing).
+    it allows; all nodes used wherever sizes sum up to them. ``reduce_s[c]``: what the exchange among c
+    pipelines adds to a step, in seconds, for all c up to ``num_nodes // n0`` (None: nothing): one number, or
+    one for each size (``exchanged``).
 
     Sizes of ``templates`` are consecutive. Every pipeline gets a micro-batch where there are enough
     for the fewest pipelines possible. Raises PlanError below n0 nodes.
@@ -60,11 +62,25 @@ def instantiate(
         raise too_few(num_nodes, n0)
     used = max_usable(num_nodes, n0, largest)
     task = task_of(by_size, used, max_pipelines(num_nodes, n0, f), num_micro_batches)
-    sizes = best_sizes(task) if reduce_s is None else best_sizes_with(task, np.asarray(reduce_s))
-    members = [by_size[size] for size in sizes]
+    if reduce_s is None:
+        sizes = best_sizes(task)
+        members = [by_size[size] for size in sizes]
+    else:
+        more_s = _by_size(reduce_s, len(by_size))
+        sizes = best_sizes_with(task, more_s)
+        members = [longer(by_size[size], float(more_s[len(sizes), size - n0])) for size in sizes]
     shares = split_micro_batches(members, num_micro_batches)
-    step_s = slowest_s(members, shares) + (0.0 if reduce_s is None else reduce_s[len(sizes)])
-    return Instantiation(tuple(sizes), shares, num_nodes - used, step_s)
+    return Instantiation(tuple(sizes), shares, num_nodes - used, slowest_s(members, shares))
+
+
+def _by_size(reduce_s: Sequence[float] | Floats, num_sizes: int) -> Floats:
+    found = np.asarray(reduce_s, dtype=np.float64)
+    return found if found.ndim > 1 else np.repeat(found[:, None], num_sizes, axis=1)
+
+
+def longer(template: Template, more_s: float) -> Template:
+    """``template`` with a pipeline that takes so much longer, whatever its share."""
+    return msgspec.structs.replace(template, fill_s=template.fill_s + more_s)
 
 
 def too_few(num_nodes: int, n0: int, recomputing: int = 0) -> PlanError:

@@ -1,4 +1,4 @@
-"""Finds the sizes of pipelines on N nodes with the least time of a step, with and without its all-reduce.
+"""Finds the sizes of pipelines on N nodes with the least time of a step, with and without its exchange.
 
 Owns the search over times. Within time T a pipeline of template k takes ``floor((T - fill) / period) + 1``
 micro-batches, so the best T is the smallest at which the sizes that sum up to N take them all; whether
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -51,6 +51,10 @@ class SizingTask:
         """The most pipelines that there may be."""
         max_pipelines = self.total // self.n0
         return min(max_pipelines, self.num_micro_batches) if self.busy else max_pipelines
+
+    def longer(self, more_s: Floats) -> SizingTask:
+        """With pipelines that take longer, each size by so much."""
+        return replace(self, fills_s=self.fills_s + more_s)
 
     def caps(self, time_s: float) -> Counts:
         """What a pipeline of each size takes within ``time_s``; NEVER where it may not be used."""
@@ -104,7 +108,7 @@ def best_sizes(task: SizingTask) -> list[int]:
     """
     max_pipelines = task.num_micro_batches if task.busy else task.total
     if max_pipelines < task.total // task.n0 and task.total * max_pipelines > LARGEST_TABLE:
-        return best_sizes_with(task, np.zeros(task.max_pipelines + 1))
+        return best_sizes_with(task, np.zeros((task.max_pipelines + 1, len(task.fills_s))))
     # No multiset takes more than all nodes in pipelines of one size, so one size takes its part by then.
     sizes = np.arange(task.n0, task.n0 + len(task.fills_s))
     parts = np.ceil(task.num_micro_batches * sizes / task.total - ROUNDING)
@@ -118,28 +122,29 @@ def best_sizes(task: SizingTask) -> list[int]:
 
 
 def best_sizes_with(task: SizingTask, reduce_s: Floats) -> list[int]:
-    """Sizes, ascending, with the least sum of the slowest pipeline and ``reduce_s[c]``, what the
-    all-reduce among c pipelines takes.
+    """Sizes, ascending, with the least slowest pipeline, where one of size n0 + k among c pipelines takes
+    ``reduce_s[c, k]`` longer.
 
     Branch and bound over intervals of the number of pipelines, the most promising first.
     """
     best_s, best = np.inf, dict[int, int]()
     queue = [_bounded(task, reduce_s, task.min_pipelines, task.max_pipelines, 0.0)]
     while queue:
-        bound_s, time_s, min_pipelines, max_pipelines = heapq.heappop(queue)
+        bound_s, min_pipelines, max_pipelines = heapq.heappop(queue)
         if bound_s >= best_s:
             break
         if min_pipelines < max_pipelines:
             middle = (min_pipelines + max_pipelines) // 2
             for low, high in ((middle + 1, max_pipelines), (min_pipelines, middle)):
-                heapq.heappush(queue, _bounded(task, reduce_s, low, high, time_s))
+                heapq.heappush(queue, _bounded(task, reduce_s, low, high, bound_s))
             continue
-        counted = _Counted(task, min_pipelines)
-        if np.isfinite(best_s) and not counted.enough(task.caps(best_s - float(reduce_s[min_pipelines]))):
+        longer = task.longer(reduce_s[min_pipelines])
+        counted = _Counted(longer, min_pipelines)
+        if np.isfinite(best_s) and not counted.enough(longer.caps(best_s)):
             continue
-        time_s = task.min_time_s(counted.enough, time_s)
-        if counted.enough(task.caps(time_s)) and time_s + float(reduce_s[min_pipelines]) < best_s:
-            best_s = time_s + float(reduce_s[min_pipelines])
+        time_s = longer.min_time_s(counted.enough, bound_s)
+        if counted.enough(longer.caps(time_s)) and time_s < best_s:
+            best_s = time_s
             best = counted.points.most_of(task.total, min_pipelines)[1]
     return [size for size, count in sorted(best.items()) for _ in range(count)]
 
@@ -166,8 +171,9 @@ class _Counted:
 
 def _bounded(
     task: SizingTask, reduce_s: Floats, min_pipelines: int, max_pipelines: int, low_s: float
-) -> tuple[float, float, int, int]:
-    """(least time with the all-reduce, least time without, fewest, most): bounds for that interval."""
+) -> tuple[float, int, int]:
+    """(least time, fewest, most): a bound for that interval, which is ``low_s`` at least."""
+    longer = task.longer(reduce_s[min_pipelines : max_pipelines + 1].min(axis=0))
 
     def enough(caps: Counts) -> bool:
         if (caps == NEVER).all():
@@ -175,10 +181,4 @@ def _bounded(
         bound = points_of(task.n0, caps).bound(task.total, min_pipelines, max_pipelines)
         return bound >= task.num_micro_batches * (1 - ROUNDING)
 
-    time_s = task.min_time_s(enough, low_s)
-    return (
-        time_s + float(reduce_s[min_pipelines : max_pipelines + 1].min()),
-        time_s,
-        min_pipelines,
-        max_pipelines,
-    )
+    return longer.min_time_s(enough, low_s), min_pipelines, max_pipelines

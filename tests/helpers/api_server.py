@@ -20,20 +20,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from oobleckd.protocol.api import (
-    Accepted,
-    EvaluationView,
-    IncidentView,
-    JobView,
-    NodeView,
-    PipelineView,
-    Problem,
-    Status,
-    StepView,
-    TemplateView,
-)
+from oobleckd.protocol.api import Problem, Status
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.jobviews import JobView, PipelineView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import NodeView
+from oobleckd.protocol.requests import Accepted
 from oobleckd.protocol.watch import LayerView
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from oobleckd import __version__
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import Change, NodeHere, StepCommitted
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.watch import ImpactView, SampledSteps
 from tests.helpers.api_server import Api, serving, status_view
 from tests.helpers.fleet import JOB, Fleet, of_nodes

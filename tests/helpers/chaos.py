@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.parts import How
 from oobleckd.unixhttp import ClientError
 from tests.helpers.cluster import Cluster, tiny_job

@@ -27,8 +27,9 @@ from oobleckd.ctl.local import DAEMON, Home
 from oobleckd.ctl.processes import ClusterProcess, is_alive
 from oobleckd.ctl.verify import judge
 from oobleckd.ctl.waiting import FINAL
-from oobleckd.protocol.api import JobView, NodeView
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.jobviews import JobView
+from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.unixhttp import ClientError
 
 T = TypeVar("T")

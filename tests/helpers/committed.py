@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from oobleckd.client import Client
-from oobleckd.protocol.api import EvaluationView, IncidentView, JobView, SourceLoss, StepView
+from oobleckd.protocol.evalviews import EvaluationView, SourceLoss
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.job import Job, parse_job, table_of
 from oobleckd.protocol.jobsinks import SinkTable
+from oobleckd.protocol.jobviews import JobView, StepView
 from oobleckd.sinks.base import OutputContents, Sink, SinkRun
 from oobleckd.sinks.feed import JobFeed
 from tests.helpers.api_server import job_view

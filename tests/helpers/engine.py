@@ -31,13 +31,13 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import CheckpointPart, Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, EvalSum, Flags, RouterFigures
 from oobleckd.worker.data.corpus import Corpus, open_corpus
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.models import ModelSpec, load_spec
 from oobleckd.worker.reconfigure.deploy import Deployment
 from oobleckd.worker.round.gather import Gathering
 from oobleckd.worker.round_machine.tasks import Order, order_of
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import Store
+from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 Start = tuple[Counters, str]

@@ -15,20 +15,17 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from oobleckd.protocol.api import (
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.jobviews import (
     CurveBin,
-    DeviceFigures,
-    EvaluationView,
     JobView,
-    LayerRange,
-    NodeState,
-    NodeView,
     PipelineView,
     ProgressView,
     StepTimes,
     StepView,
     TemplateView,
 )
+from oobleckd.protocol.nodeviews import DeviceFigures, LayerRange, NodeState, NodeView
 from oobleckd.protocol.watch import CurveView, GoodputView, LaneView, LayerView, OpKind, OpView, ScheduleView
 from tests.helpers.api_server import job_spec, job_view, node_view
 

@@ -11,7 +11,6 @@ import msgspec
 
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol import codec
-from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.messages import (
     CheckpointPart,
     Corrupted,
@@ -35,6 +34,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.modelnotes import FolderNote
+from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport, Counters, Vote
 from tests.helpers.agents import hello
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import AnyRequest, Control, Drain
+from oobleckd.protocol.requests import AnyRequest, Control, Drain
 from tests.helpers.simagent import SimNode, Sleeper
 from tests.helpers.simnet import DAEMON
 from tests.helpers.simtransport import Link

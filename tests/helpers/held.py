@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from oobleckd.protocol.job import Job
-from oobleckd.worker.device.executor import Executor
+from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import Key
 from tests.helpers.engine import Cuts, LocalMessenger, World
 

@@ -11,15 +11,15 @@ from msgspec import structs
 
 from oobleckd.planner.plan import Recompute
 from oobleckd.planner.policy import ROLLING_BACK, WITH_REDUNDANT_LAYERS
-from oobleckd.protocol.api import JobView, PipelineView
 from oobleckd.protocol.job import PolicyName
 from oobleckd.protocol.jobschedule import Schedule
+from oobleckd.protocol.jobviews import JobView, PipelineView
 
 
 @dataclass(frozen=True)
 class Manner:
-    """A policy, and a schedule. Two ``chunks`` a device are for a decoupled backward alone. ``check_every``: 0
-    or 1, with which every mean is made twice.
+    """A policy, and a schedule. Two ``chunks`` a device are for a decoupled backward alone. ``check_every``:
+    0, or 1, with which every mean is made twice.
     """
 
     policy: PolicyName = "oobleck"

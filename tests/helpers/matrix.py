@@ -16,8 +16,8 @@ from typing import Any, get_args
 
 from oobleckd.planner.plan import node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job, PolicyName
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.parts import Counters
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.datakinds import EVALUATES_EVERY, KINDS, data_of, eval_of
@@ -140,15 +140,15 @@ def pairwise(cells: Sequence[Cell]) -> list[Cell]:
     """Few cells in which every pair of values of two different axes still occurs; among equals, the manner
     seen least.
     """
-    cells = [each for cell in cells for each in on_all_data(cell)]
-    left = {pair for cell in cells for pair in _pairs(cell)}
+    pairs = [(each, frozenset(_pairs(each))) for cell in cells for each in on_all_data(cell)]
+    left = set[object]().union(*(found for _, found in pairs))
     chosen: list[Cell] = []
     seen: Counter[Manner] = Counter()
     while left:
-        best = max(cells, key=lambda cell: (len(left & set(_pairs(cell))), -seen[cell.manner]))
+        best, found = max(pairs, key=lambda pair: (len(left & pair[1]), -seen[pair[0].manner]))
         chosen.append(best)
         seen[best.manner] += 1
-        left -= set(_pairs(best))
+        left -= found
     return chosen
 
 

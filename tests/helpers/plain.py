@@ -19,10 +19,10 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import StepDone
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.masking import NOT_ASKED
-from oobleckd.worker.device import executor
 from oobleckd.worker.models import MASKED, Batch, load_spec
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.tools import reference
+from oobleckd.worker.training import executor
 from tests.helpers.models import all_params, undivided
 
 

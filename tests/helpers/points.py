@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import KEEPING_MANNERS, Manner
 from tests.helpers.matrix import AHEAD, drain, survivable, undrain

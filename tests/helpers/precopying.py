@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import CopiesBegun
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner
 

@@ -10,8 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round_machine.commands import Command
+from oobleckd.worker.training.executor import Executor
 
 _READS = {"tolist", "cpu", "nonzero"}
 """Of Python's side; a single number (``item``, ``bool``, ``float``) is seen as the kernel that fetches it."""

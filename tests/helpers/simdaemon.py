@@ -37,8 +37,8 @@ from oobleckd.core.snapshot import encode
 from oobleckd.planner import policies
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import PlanError, Proposal, Situation
-from oobleckd.protocol.api import Response
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.requests import Response
 from tests.helpers.simagent import Sleeper
 from tests.helpers.simdisk import Disk
 

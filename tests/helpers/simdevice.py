@@ -34,7 +34,6 @@ from oobleckd.worker.canary.canary import Canary
 from oobleckd.worker.checkpointing.snapshot import Share
 from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.device.device import DeviceProcess
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.gather import Intake
 from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.round.passes import Passes
@@ -45,6 +44,7 @@ from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import DeviceTimer
 from oobleckd.worker.sums.guard import SumsChanged
+from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import Mailbox, TensorMessage
 from tests.helpers.simpasses import SimPasses
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated

@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import Control, Drain
+from oobleckd.protocol.requests import Control, Drain
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.world import World
 

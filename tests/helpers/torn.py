@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from oobleckd.ctl.compare import read_checkpoint
 from oobleckd.planner.policy import ROLLING_BACK, WITH_REDUNDANT_LAYERS
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.job import PolicyName
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import Manner

@@ -18,7 +18,6 @@ from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import Asked, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.planner.plan import Layout, device_name, node_of
-from oobleckd.protocol.api import AnyRequest, Response, Submit
 from oobleckd.protocol.batchramp import sizes_of
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.job import Job
@@ -32,6 +31,7 @@ from oobleckd.protocol.messages import (
     Wake,
 )
 from oobleckd.protocol.modelnotes import FolderNote
+from oobleckd.protocol.requests import AnyRequest, Response, Submit
 from tests.helpers.simagent import SimNode, Sleeper
 from tests.helpers.simchecks import Checks
 from tests.helpers.simdaemon import Daemon

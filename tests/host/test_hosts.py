@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.bootbox import BootBox
 from tests.helpers.cluster import tiny_job
 from tests.helpers.switch import Switch, Weather

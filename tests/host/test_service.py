@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from oobleckd.client import Client
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.helpers.cluster import tiny_job
 from tests.helpers.unitcluster import UnitCluster

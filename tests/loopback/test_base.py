@@ -19,8 +19,8 @@ from oobleckd.ctl import processes
 from oobleckd.ctl.base import Base
 from oobleckd.ctl.local import ONE_THREAD
 from oobleckd.ctl.reference import to_toml
-from oobleckd.protocol.api import NodeView
 from oobleckd.protocol.job import table_of
+from oobleckd.protocol.nodeviews import NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.family import members
 

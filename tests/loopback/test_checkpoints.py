@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from oobleckd.host.checkpoint import checkpoints
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.changes import CheckpointDamaged, CheckpointRoom
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.smalldisk import SmallDisk
 from tests.helpers.torn import torn_seed

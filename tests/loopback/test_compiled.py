@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 
 _COLD_S = 900.0  # of two cores that compile and do other things besides

@@ -66,7 +66,7 @@ def restart(cluster: Cluster, terminal: Terminal) -> None:
     cluster.until(lambda: shows("● live"), f"the console again within {BACK_S} s", timeout_s=BACK_S)
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_time_and_again(tmp_path: Path, times: int) -> None:
     env = environment_asleep(tmp_path / "asleep.json", ASLEEP_S)
     with Cluster(tmp_path / "c", 4, env=env) as cluster:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from oobleckd.protocol.api import IncidentView
 from oobleckd.protocol.changes import NodeQuarantined
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.parts import How
 from oobleckd.protocol.traits import CANARY
 from tests.helpers.cluster import Cluster, tiny_job

@@ -134,6 +134,16 @@ def test_a_job_has_a_folder_that_nobody_else_has(running: Daemon, agent: Agent, 
     assert sorted(path.name for path in (tmp_path / "ck").iterdir()) == [f"small-{number}", accepted.id]
 
 
+def test_a_job_that_has_no_checkpoint_is_nothing_to_go_on_from(running: Daemon, agent: Agent) -> None:
+    first = running.client.submit(job("bare")).id
+    for named in ("bare", first, f"{first}@3"):
+        with pytest.raises(ApiProblem, match=f"{first} .* has no checkpoint") as caught:
+            running.client.submit(job(), resume=named)
+        assert caught.value.status == 422
+        assert f"checkpoint {first} --wait" in caught.value.hint
+    running.client.control(first, "cancel", discard=True)
+
+
 def test_drain_and_undrain(running: Daemon, agent: Agent) -> None:
     client = running.client
     client.drain("node-1", "repair")
@@ -153,11 +163,19 @@ def test_refusals_are_problems_with_hints(running: Daemon, agent: Agent) -> None
         (404, lambda: client.drain("nonesuch")),
         (403, lambda: client.kill("node-1")),
         (422, lambda: client.submit(job(), resume="/nonesuch")),
+        (404, lambda: client.submit(job(), resume="nonesuch@3")),
     ):
         with pytest.raises(ApiProblem) as caught:
             ask()
         assert caught.value.status == status
         assert caught.value.hint
+
+
+SHARED = {
+    "name": "x",
+    "train": {"steps": 1, "global_batch": 2, "micro_batch": 1, "sequence": 8},
+    "resources": {"devices_per_stage": "auto"},
+}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +184,7 @@ def test_refusals_are_problems_with_hints(running: Daemon, agent: Agent) -> None
         ("POST", "/v1/jobs", {"job": {"name": "x", "trian": {}}}, 422, "trian: unknown key"),
         ("POST", "/v1/jobs", {"job": {"name": "x"}, "extra": 1}, 422, "extra: unknown key"),
         ("POST", "/v1/jobs", {}, 422, "job: is missing"),
+        ("POST", "/v1/jobs", {"job": SHARED}, 422, "resources.devices_per_stage: 'auto' can be planned, and"),
         ("POST", "/v1/nodes/node-1/kill", {"how": "kindly"}, 422, "kindly"),
         ("GET", "/v1/story", None, 422, "key is missing"),
         ("GET", "/v1/events?since=x", None, 422, "no number"),

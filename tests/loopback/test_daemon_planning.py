@@ -128,7 +128,7 @@ async def test_what_cannot_be_computed_ahead_is_logged_and_plans_go_on(
 ) -> None:
     prepared = await planning._prepare("oobleck", setup_of())
     packed, prepared.packed = prepared.packed, b""
-    planning._plan_ahead(prepared, setup_of(), 4)
+    planning._plan_ahead(prepared, 4)
     await planning.planned_ahead()
     (record,) = [record for record in caplog.records if record.name == daemon_planning.__name__]
     assert (record.levelname, record.args) == ("ERROR", (4,))

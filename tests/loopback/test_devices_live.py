@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.protocol.api import IncidentView, NodeView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.nodeviews import NodeView
 from tests.helpers.cluster import Cluster, tiny_job
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from oobleckd.ctl import reference
 from oobleckd.ctl.compare import compare
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobeval import Eval
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.datakinds import KINDS, data_of, eval_of
 from tests.helpers.matrix import rounds_of_evaluation

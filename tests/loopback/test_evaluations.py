@@ -14,8 +14,8 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import StepView
 from oobleckd.protocol.job import parse_job, table_of
+from oobleckd.protocol.jobviews import StepView
 from oobleckd.sinks import wandbfiles
 from oobleckd.sinks.writer import read_note
 from oobleckd.unixhttp import ApiProblem

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oobleckd.protocol.api import IncidentView, JobView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.experts import saved
 from tests.helpers.models import small_config

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from oobleckd.ctl.reference import to_toml
-from oobleckd.protocol.api import IncidentView, NodeView
 from oobleckd.protocol.deaths import OUT_OF_MEMORY
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.job import table_of
+from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.protocol.parts import LossCause
 from tests.helpers.cluster import Cluster, tiny_job
 

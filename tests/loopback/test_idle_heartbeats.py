@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from oobleckd.daemon import keys
-from oobleckd.protocol.api import NodeView
 from oobleckd.protocol.changes import LinkClosed, NodeHere, NodeLost, NodeRevived
+from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.unixhttp import ClientError
 from tests.helpers.daemons import Daemon, daemon
 

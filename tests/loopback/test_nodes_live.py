@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 6

@@ -18,8 +18,8 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import JobView
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.messages import PrepareData, PrepareDone, PrepareFailed, Preparing, StopPreparing
 from oobleckd.tokens.manifest import TOKENS, checksums, read_manifest
 from tests.helpers.cluster import Cluster, tiny_job

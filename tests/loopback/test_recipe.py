@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from oobleckd.protocol.changes import StepCommitted
 from oobleckd.protocol.job import Job
+from oobleckd.unixhttp import ApiProblem
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.optimizers import installed
 
@@ -103,6 +105,11 @@ def poison_is_skipped_and_a_branch_decays(cluster: Cluster, tmp_path: Path) -> N
     steps = [each for each in cluster.client.events(0, follow=False) if isinstance(each.data, StepCommitted)]
     spikes = [each for each in steps if each.data.cause == "loss-spike"]
     assert [(each.data.job, each.level) for each in spikes] == [(job, "warn"), (branch, "warn")]
+    # By the API alone the daemon finds the checkpoint.
+    with pytest.raises(ApiProblem, match=f"{job} has no checkpoint after 3 steps, only after 10, "):
+        cluster.client.submit(found.spec, resume=f"{job}@3")
+    again = cluster.job_in(cluster.client.submit(found.spec, resume=f"{job}@{BRANCHED}").id, "done")
+    assert (again.start_step, again.loss) == (BRANCHED, found.loss)
 
 
 def test_recipes_on_a_cluster(tmp_path: Path) -> None:

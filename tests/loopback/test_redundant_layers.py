@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from tests.helpers.cluster import Cluster, tiny_job
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import BIN, Cluster, tiny_job
 from tests.helpers.othernode import seeing
 from tests.helpers.prepared import prepared

@@ -13,7 +13,7 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.daemon import keys
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.watch import Bundle, ScheduleView
 from oobleckd.unixhttp import ApiProblem
 from oobleckd.worker.telemetry.figures import rss_bytes

@@ -10,8 +10,8 @@ import pytest
 
 from oobleckd.core import cadence, failures
 from oobleckd.core.entries import CheckpointWritten
-from oobleckd.protocol.api import Control
 from oobleckd.protocol.changes import CheckpointIncomplete, CheckpointSkipped
+from oobleckd.protocol.requests import Control
 from tests.helpers.simdevice import SimWriter
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.core.machine import Machine
-from oobleckd.protocol.api import Accepted, Control, Denied, Drain, Submit
+from oobleckd.protocol.requests import Accepted, Control, Denied, Drain, Submit
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

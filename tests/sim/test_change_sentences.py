@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from oobleckd.core.events import Heard, ManifestWritten
-from oobleckd.protocol.api import Control, Drain, Kill
 from oobleckd.protocol.changes import CheckpointIncomplete, Payload, StepCommitted
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, Memory
 from oobleckd.protocol.messages import PROTOCOL, CheckpointPart, Hello
 from oobleckd.protocol.parts import Spare
+from oobleckd.protocol.requests import Control, Drain, Kill
 from tests.helpers.simdevice import SimWriter
 from tests.helpers.simjobs import UNPREPARED, make_job
 from tests.helpers.simtext import WRONG

@@ -8,9 +8,9 @@ import pytest
 
 from oobleckd.core import view
 from oobleckd.core.entries import CorruptionFound, CorruptionSettled, LayoutDeployed, RolledBack
-from oobleckd.protocol.api import Drain
 from oobleckd.protocol.changes import DevicesDiffer, JobWentBack, NodeQuarantined
 from oobleckd.protocol.jobschedule import Schedule
+from oobleckd.protocol.requests import Drain
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

@@ -5,8 +5,9 @@ wrongly.
 import pytest
 
 from oobleckd.core.events import Record
-from oobleckd.protocol.api import Control, LossView
 from oobleckd.protocol.changes import JobWentBack
+from oobleckd.protocol.incidentviews import LossView
+from oobleckd.protocol.requests import Control
 from tests.helpers.world import World
 
 

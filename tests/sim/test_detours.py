@@ -7,8 +7,9 @@ import pytest
 from oobleckd.core.entries import AnyEntry, LayoutDeployed
 from oobleckd.core.machine import Machine
 from oobleckd.planner.policy import Action
-from oobleckd.protocol.api import Control, Drain, ReasonView
 from oobleckd.protocol.changes import JobWentBack, PlanChosen
+from oobleckd.protocol.incidentviews import ReasonView
+from oobleckd.protocol.requests import Control, Drain
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

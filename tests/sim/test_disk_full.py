@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.core.entries import CheckpointWritten
-from oobleckd.protocol.api import Control, Denied, Drain
 from oobleckd.protocol.changes import CheckpointRoom
+from oobleckd.protocol.requests import Control, Denied, Drain
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

@@ -8,8 +8,8 @@ import pytest
 
 from oobleckd.core.entries import RolledBack
 from oobleckd.planner.plan import device_name, node_of
-from oobleckd.protocol.api import Control, Drain, Kill
 from oobleckd.protocol.changes import LastCopyAwaited, LastCopyWaitOver
+from oobleckd.protocol.requests import Control, Drain, Kill
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

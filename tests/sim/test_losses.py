@@ -3,9 +3,10 @@
 import pytest
 
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import Drain, LossView
 from oobleckd.protocol.changes import JobWentBack, NodeLost
+from oobleckd.protocol.incidentviews import LossView
 from oobleckd.protocol.messages import LinkDown
+from oobleckd.protocol.requests import Drain
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

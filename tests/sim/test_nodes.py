@@ -6,9 +6,9 @@ from oobleckd.core import view
 from oobleckd.core.entries import NodeJoined, NodeOver
 from oobleckd.core.events import Planned
 from oobleckd.core.machine import Machine
-from oobleckd.protocol.api import Accepted, Control, Drain, Forget, Submit
 from oobleckd.protocol.changes import Audited, CheckpointIncomplete
 from oobleckd.protocol.job import PolicyName
+from oobleckd.protocol.requests import Accepted, Control, Drain, Forget, Submit
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

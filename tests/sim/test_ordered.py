@@ -12,8 +12,8 @@ from oobleckd.planner import policies
 from oobleckd.planner.policies import grid
 from oobleckd.planner.policy import Proposal
 from oobleckd.planner.schedules import decoupled
-from oobleckd.protocol.api import Control
 from oobleckd.protocol.jobschedule import Schedule
+from oobleckd.protocol.requests import Control
 from tests.helpers import simdaemon
 from tests.helpers.world import World
 from tests.sim.test_detours import peer_of, running, until_closed, written

@@ -27,13 +27,12 @@ from oobleckd.planner.plan import node_of
 from oobleckd.protocol.messages import Decide, Emptied, Progress, Release, Report, StepDone
 from oobleckd.worker.agent.outbox import Outbox
 from oobleckd.worker.device.device import DeviceProcess
-from oobleckd.worker.device.executor import Executor
-from oobleckd.worker.round.reduce import ReadFigures
 from oobleckd.worker.round_machine.ledger import Ledger
 from oobleckd.worker.round_machine.tasks import Board
+from oobleckd.worker.training.executor import Executor
 from tests.helpers import plants, weather
 from tests.helpers.simdevice import SimDevice
-from tests.helpers.simstore import SimReducer
+from tests.helpers.simstore import Said, SimReducer
 
 SEEDS = 200
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -125,12 +124,12 @@ def steps_are_said_once(patch: pytest.MonkeyPatch) -> None:
 
 def losses_are_left_out(patch: pytest.MonkeyPatch) -> None:
     """The losses of the head do not travel with its sums."""
-    joined = SimReducer._joined
+    said = SimReducer._said
 
-    def without(self: SimReducer, bucket: int, beside: Mapping[str, Any]) -> ReadFigures:
-        return joined(self, bucket, beside)._replace(losses={})
+    def without(self: SimReducer, bucket: int, beside: Mapping[str, Any]) -> Said:
+        return said(self, bucket, beside)._replace(losses={})
 
-    patch.setattr(SimReducer, "_joined", without)
+    patch.setattr(SimReducer, "_said", without)
 
 
 # ---------------------------------------------------------------------- in the core

@@ -17,10 +17,10 @@ from oobleckd.core.events import Tell
 from oobleckd.planner import policies
 from oobleckd.planner.plan import node_of
 from oobleckd.planner.policies import adaptive
-from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.changes import PlanDeployed
 from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.messages import Deploy, PreCopy
+from oobleckd.protocol.requests import Control, Drain
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.simjobs import make_job, profile
 from tests.helpers.storm import Storm

@@ -9,10 +9,10 @@ import pytest
 
 from oobleckd.core.entries import JobSubmitted
 from oobleckd.core.events import Heard
-from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.changes import PreparingBegan, PreparingEnded
 from oobleckd.protocol.jobparts import without_folders
 from oobleckd.protocol.messages import PrepareDone, PrepareFailed
+from oobleckd.protocol.requests import Control, Drain
 from tests.helpers.simjobs import UNPREPARED, make_job
 from tests.helpers.simprepare import FOLDER
 from tests.helpers.storm import Storm

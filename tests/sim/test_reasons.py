@@ -13,11 +13,11 @@ from typing import get_args
 import msgspec
 
 from oobleckd.core.events import Heard, Planned, Tell
-from oobleckd.protocol.api import Control, Drain, Kill
 from oobleckd.protocol.changes import LastCopyAwaited, NodeLost
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, Memory
 from oobleckd.protocol.messages import PROTOCOL, DeviceFailed, Goodbye, Hello, LinkDown, Refused
 from oobleckd.protocol.parts import JobCause, NodeCause
+from oobleckd.protocol.requests import Control, Drain, Kill
 from tests.helpers.simjobs import UNPREPARED, make_job
 from tests.helpers.simtext import WRONG
 from tests.helpers.world import World

@@ -10,9 +10,9 @@ from oobleckd.core.entries import AnyEntry, LayoutDeployed
 from oobleckd.core.machine import Machine
 from oobleckd.planner.plan import Layers
 from oobleckd.planner.policy import Action
-from oobleckd.protocol.api import Control, Drain
 from oobleckd.protocol.changes import JobWentBack
 from oobleckd.protocol.jobschedule import Schedule
+from oobleckd.protocol.requests import Control, Drain
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

@@ -6,9 +6,10 @@ import pytest
 
 from oobleckd.planner import policies
 from oobleckd.planner.policy import PlanError
-from oobleckd.protocol.api import Control, LossView
 from oobleckd.protocol.changes import PlanDeployed
+from oobleckd.protocol.incidentviews import LossView
 from oobleckd.protocol.messages import LinkDown
+from oobleckd.protocol.requests import Control
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import Submit
 from oobleckd.protocol.changes import StepCommitted
+from oobleckd.protocol.requests import Submit
 from tests.helpers import simchecks, simpasses
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World

@@ -10,9 +10,9 @@ import pytest
 from oobleckd.core.entries import CheckpointChecked, InputsFixed, RolledBack
 from oobleckd.core.inputs import PATIENCE_S, trusted
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import Drain, Submit
 from oobleckd.protocol.changes import FileMoved, NodeKeptOut, NodeLetIn
 from oobleckd.protocol.jobschedule import Schedule
+from oobleckd.protocol.requests import Drain, Submit
 from tests.helpers.simjobs import make_job
 from tests.helpers.simtext import PATH, RIGHT, WRONG, SimCorpus, identity
 from tests.helpers.world import World

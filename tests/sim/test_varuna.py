@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from oobleckd.core.entries import Released, RolledBack
-from oobleckd.protocol.api import Control, Drain, RollbackView
+from oobleckd.protocol.incidentviews import RollbackView
+from oobleckd.protocol.requests import Control, Drain
 from tests.helpers.simjobs import make_job
 from tests.helpers.storm import Storm, Strikes
 from tests.helpers.world import World

@@ -8,7 +8,7 @@ import pytest
 
 from oobleckd.draw.chart import Chart, ChartColumn, paint, round_ticks, scale_of
 from oobleckd.draw.lines import length, plain
-from oobleckd.words import done, tick
+from oobleckd.words import bandwidth, done, tick
 
 
 def lines(chart: Chart, width: int, height: int) -> list[str]:
@@ -106,3 +106,17 @@ def test_all_of_it_is_done_only_where_nothing_is_left(
 )  # fmt: skip
 def test_numbers_beside_an_axis(value: float, said: str) -> None:
     assert tick(value) == said
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "text"),
+    [
+        (999.0, "999 B/s"),
+        (1500.0, "1.5 KB/s"),
+        (12.5e6, "12.5 MB/s"),
+        (1e9, "1 GB/s"),
+        (2.5e12, "2,500 GB/s"),
+    ],
+)
+def test_bandwidths(bytes_per_s: float, text: str) -> None:
+    assert bandwidth(bytes_per_s) == text

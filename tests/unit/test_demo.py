@@ -6,7 +6,7 @@ import pytest
 
 from examples.demo import Kill, Start, proven, restarts
 from oobleckd.ctl.compare import Verdict
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from tests.helpers.api_server import job_view
 
 START = Start(processes_s=4.0, first_step_s=2.0)

@@ -9,7 +9,8 @@ import pytest
 from oobleckd.core.impact import pipelines_of
 from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS, Situation
-from oobleckd.protocol.api import LayerRange, PipelineView
+from oobleckd.protocol.jobviews import PipelineView
+from oobleckd.protocol.nodeviews import LayerRange
 from tests.helpers.manners import BY_NAME
 from tests.helpers.torn import manner_of_torn, tables_of
 from tests.unit.planner.build import profile_of, setup_of

@@ -81,7 +81,7 @@ EXEMPT = {
     "oobleckd/daemon/openapi.py": {"blast"},
     "oobleckd/daemon/watchapi.py": {"blast"},
     "oobleckd/host/settings.py": {"beat", "road"},
-    "oobleckd/protocol/api.py": {"beat", "shadow"},
+    "oobleckd/protocol/nodeviews.py": {"beat", "shadow"},
     "oobleckd/protocol/datagrams.py": {"beat"},
     "oobleckd/protocol/jobschedule.py": {"shadow"},
     "oobleckd/protocol/messages.py": {"beat"},

@@ -1,1 +1,1 @@
-"""The device process: its loop, its executor, and what it says of itself."""
+"""The device process: its loop, the job that it has, and what it says of itself."""

@@ -6,25 +6,10 @@
  * here (-ffp-contract=off); which of them torch's kernels make at one go is said to it. (D-kernels-005)
  */
 
-#include <float.h>
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
-#if FLT_EVAL_METHOD != 0
-#error "updates need arithmetic that rounds to float32 at once"
-#endif
-
-/* One build for any x86-64: the loader takes the clone for the CPU at hand. */
-#if !defined(EVERY_CPU) && defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
-#if __has_attribute(target_clones)
-#define EVERY_CPU __attribute__((target_clones("avx512f", "fma", "default")))
-#endif
-#endif
-#ifndef EVERY_CPU
-#define EVERY_CPU
-#endif
-#define INLINE static inline __attribute__((always_inline))
+#define CLONES "avx512f", "fma", "default"
+#include "../runtime/cpu.h"
 
 /* To be raised with every change of a function or struct below: compiled.py uses no other one than it knows. */
 #define INTERFACE 1
@@ -56,13 +41,6 @@ INLINE uint32_t bits_of(float value)
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
-}
-
-INLINE float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
 }
 
 /* x * y + z, rounded once where ``fuses``, a constant where it is inlined. */
@@ -207,13 +185,10 @@ void oobleckd_update(
     float wide[BLOCK];
     float scale = (float)step->scale;
     for (int64_t key = 0; key < num_params; key++) {
-        int64_t lines = (sizes[key] + LINE - 1) / LINE;
-        int64_t begin = lines * part / parts * LINE;
-        int64_t end = lines * (part + 1) / parts * LINE;
-        end = end < sizes[key] ? end : sizes[key];
+        struct range range = part_of(sizes[key], LINE, part, parts);
         int64_t rest = sizes[key] - sizes[key] % step->width; /* where torch's kernels take one at a time */
-        for (int64_t at = begin; at < end; at += BLOCK) {
-            int64_t size = end - at < BLOCK ? end - at : BLOCK;
+        for (int64_t at = range.begin; at < range.end; at += BLOCK) {
+            int64_t size = range.end - at < BLOCK ? range.end - at : BLOCK;
             int64_t whole = rest - at < size ? rest - at : size;
             whole = whole < 0 ? 0 : whole;
             float *param = params[key] + at, *grad = grads[key] + at, *slot = NULL;

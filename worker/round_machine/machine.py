@@ -5,7 +5,7 @@ be done goes out as commands, in order; the state is that after them. ``next`` i
 which is one piece of work. Owns the round, its phase, ledger, votes, flags and the early update; computes
 nothing, sends nothing and knows no time. The rule and why it is safe: docs/recovery.md.
 
-Run by ``oobleckd.worker.device.executor`` with torch and sockets, by the tests' worlds and the simulator
+Run by ``oobleckd.worker.training.executor`` with torch and sockets, by the tests' worlds and the simulator
 without, and walked through every interleaving by the model check (tests/helpers/commit_model.py).
 """
 

@@ -5,24 +5,8 @@
  * faster and changes no bit (-ffp-contract=off, and no -ffast-math). (D-kernels-001)
  */
 
-#include <float.h>
-#include <stdint.h>
-#include <string.h>
-
-#if FLT_EVAL_METHOD != 0
-#error "sums need arithmetic that rounds to float64 at once"
-#endif
-
-/* One build for any x86-64: the loader takes the clone for the CPU at hand. */
-#if !defined(EVERY_CPU) && defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
-#if __has_attribute(target_clones)
-#define EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-#endif
-#ifndef EVERY_CPU
-#define EVERY_CPU
-#endif
-#define INLINE static inline __attribute__((always_inline))
+#define CLONES "avx512f", "avx2", "default"
+#include "../runtime/cpu.h"
 
 /* To be raised with every change of a function below: compiled.py uses no other one than it knows. */
 #define INTERFACE 2
@@ -40,13 +24,6 @@ INLINE uint64_t bits_of(double value)
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
-}
-
-INLINE float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
 }
 
 INLINE uint32_t word_of(const void *grad, int kind, int64_t at)
@@ -97,23 +74,20 @@ void oobleckd_sums_add(
     uint64_t *changed)
 {
     for (int64_t key = 0; key < num_keys; key++) {
-        int64_t lines = (sizes[key] + LINE - 1) / LINE;
-        int64_t begin = lines * part / parts * LINE;
-        int64_t end = lines * (part + 1) / parts * LINE;
-        end = end < sizes[key] ? end : sizes[key];
+        struct range range = part_of(sizes[key], LINE, part, parts);
         double *into = total + begins[key];
         const void *grad = grads[key];
         double factor = factors[key];
         if (kinds[key] == BF16) {
             if (first)
-                add_key(into, grad, BF16, 1, begin, end, factor, seen + key, changed);
+                add_key(into, grad, BF16, 1, range.begin, range.end, factor, seen + key, changed);
             else
-                add_key(into, grad, BF16, 0, begin, end, factor, seen + key, changed);
+                add_key(into, grad, BF16, 0, range.begin, range.end, factor, seen + key, changed);
         } else {
             if (first)
-                add_key(into, grad, FLOAT32, 1, begin, end, factor, seen + key, changed);
+                add_key(into, grad, FLOAT32, 1, range.begin, range.end, factor, seen + key, changed);
             else
-                add_key(into, grad, FLOAT32, 0, begin, end, factor, seen + key, changed);
+                add_key(into, grad, FLOAT32, 0, range.begin, range.end, factor, seen + key, changed);
         }
     }
 }

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.messages import FiguresTold, Welcome
+from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport, DeviceInfo
 from oobleckd.worker.telemetry.cards import CardOf, CardWatch
 from oobleckd.worker.telemetry.nvml import CardReading

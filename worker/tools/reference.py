@@ -33,13 +33,13 @@ from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.input_watch import LOOK_S, Eyes
 from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.device.context import arithmetic, device_model
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.round.gather import Gathering
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import Store
+from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 DEVICE = "reference/0"

@@ -10,17 +10,10 @@ import msgspec
 
 from oobleckd.ctl import progress
 from oobleckd.ctl.output import emit_table, since, tolerance, when
-from oobleckd.protocol.api import (
-    EvaluationView,
-    IncidentView,
-    JobView,
-    LayerRange,
-    NodeView,
-    PipelineView,
-    RouterView,
-    StepView,
-    TemplateView,
-)
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView, PipelineView, RouterView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import LayerRange, NodeView
 from oobleckd.protocol.watch import GoodputView, LayerView
 from oobleckd.words import layers, loss, plain, rate, seconds, short, size
 

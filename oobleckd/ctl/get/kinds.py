@@ -14,16 +14,10 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl.get import columns
 from oobleckd.ctl.output import NOT_FOUND, USAGE, fail, note, when
-from oobleckd.protocol.api import (
-    EvaluationView,
-    IncidentView,
-    JobView,
-    NodeView,
-    PipelineView,
-    RouterView,
-    StepView,
-    TemplateView,
-)
+from oobleckd.protocol.evalviews import EvaluationView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView, PipelineView, RouterView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.protocol.watch import GoodputView, LayerView
 from oobleckd.words import count, seconds
 

@@ -8,7 +8,8 @@ from benchmarks.cost import Cost, summarise
 from benchmarks.goals import goals_of
 from benchmarks.peers.attempts import Attempt
 from benchmarks.peers.recovering import TORCHFT, TORCHRUN, cost_of
-from oobleckd.protocol.api import IncidentView, StepView
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import StepView
 
 KILLED_AT = 5.4
 

@@ -8,17 +8,10 @@ from typing import Any
 import msgspec
 
 from oobleckd.console.facts import ChangesHeard, Fetched, PastHistory
-from oobleckd.protocol.api import (
-    IncidentView,
-    JobView,
-    LayerRange,
-    NodeView,
-    PhaseView,
-    PipelineView,
-    StepView,
-    TemplateView,
-)
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.incidentviews import IncidentView, PhaseView
+from oobleckd.protocol.jobviews import JobView, PipelineView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import LayerRange, NodeView
 from tests.helpers.api_server import job_spec, job_view, node_view, status_view
 
 NOW = 1_000_000.0

@@ -19,7 +19,7 @@ from oobleckd.console.keys import ScreenName
 from oobleckd.console.model import View
 from oobleckd.console.tui import ConsoleApp, Options
 from oobleckd.console.widgets.panel import Panel
-from oobleckd.protocol.api import Accepted
+from oobleckd.protocol.requests import Accepted
 from tests.unit.console import watching
 from tests.unit.console.build import NOW
 from tests.unit.console.test_feed import WAIT_S

@@ -17,22 +17,11 @@ from oobleckd import __version__
 from oobleckd.console.facts import AnyFact, ChangesHeard, Fetched, PastHistory, Watched
 from oobleckd.console.model import View, fold
 from oobleckd.console.widgets.impact import candidates
-from oobleckd.protocol.api import (
-    IncidentView,
-    JobState,
-    JobView,
-    LayerRange,
-    NodeState,
-    NodeView,
-    Phase,
-    PhaseView,
-    PipelineView,
-    RejectedView,
-    SourceView,
-    Status,
-    TemplateView,
-)
+from oobleckd.protocol.api import Status
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.incidentviews import IncidentView, Phase, PhaseView, RejectedView, SourceView
+from oobleckd.protocol.jobviews import JobState, JobView, PipelineView, TemplateView
+from oobleckd.protocol.nodeviews import LayerRange, NodeState, NodeView
 from oobleckd.protocol.watch import ImpactView, LayerView, SampledSteps, ScheduleView
 from tests.helpers.api_server import status_view
 from tests.helpers.fleet import JOB, Fleet

@@ -16,7 +16,8 @@ from oobleckd.client import Client
 from oobleckd.console import bundle
 from oobleckd.console.acts import ConsoleAct, perform, to_socket
 from oobleckd.console.tui import ConsoleApp
-from oobleckd.protocol.api import Accepted, Problem
+from oobleckd.protocol.api import Problem
+from oobleckd.protocol.requests import Accepted
 from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.helpers.api_server import Api, serving, status_view
 from tests.unit.console import watching

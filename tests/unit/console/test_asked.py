@@ -19,8 +19,9 @@ from oobleckd.console.model import View, fold
 from oobleckd.console.past import Walk
 from oobleckd.console.screens.prompt import word
 from oobleckd.console.screens.steps import StepCursor
-from oobleckd.protocol.api import Accepted, Items
+from oobleckd.protocol.api import Items
 from oobleckd.protocol.jobeval import Eval
+from oobleckd.protocol.requests import Accepted
 from oobleckd.protocol.watch import SampledSteps
 from oobleckd.unixhttp import ApiProblem, Unreachable
 from tests.unit.console import build, watching

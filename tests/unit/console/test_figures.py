@@ -10,7 +10,7 @@ from oobleckd.console.model import View, fold
 from oobleckd.console.widgets import figures, grid, nodetable
 from oobleckd.console.widgets.nodetable import NodeTableLook
 from oobleckd.draw.lines import length, plain
-from oobleckd.protocol.api import DeviceFigures, NodeView
+from oobleckd.protocol.nodeviews import DeviceFigures, NodeView
 from tests.unit.console import watching
 from tests.unit.console.build import NOW
 

@@ -10,7 +10,7 @@ import pytest
 from oobleckd.console.facts import Away
 from oobleckd.console.kept import EVENTS_KEPT, SLACK
 from oobleckd.console.model import STEPS_KEPT, View, fold, shown_job
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from tests.unit.console.build import (
     NOW,
     change,

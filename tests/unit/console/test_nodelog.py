@@ -14,7 +14,7 @@ from oobleckd.console.screens.nodelog import NodeLog
 from oobleckd.console.widgets import nodelog
 from oobleckd.console.widgets.nodelog import NodeLogLook
 from oobleckd.draw.lines import plain
-from oobleckd.protocol.api import NodeLogView
+from oobleckd.protocol.nodeviews import NodeLogView
 from tests.helpers.api_server import serving
 from tests.unit.console.build import NOW
 from tests.unit.console.piloted import shown

@@ -38,7 +38,8 @@ from oobleckd.console.widgets.panel import Painter
 from oobleckd.draw.lines import Line, framed, length, plain
 from oobleckd.draw.times import minute
 from oobleckd.planner.plan import Recompute
-from oobleckd.protocol.api import PhaseView, RejectedView, RouterView
+from oobleckd.protocol.incidentviews import PhaseView, RejectedView
+from oobleckd.protocol.jobviews import RouterView
 from oobleckd.protocol.watch import LaneView, OpView, SampledSteps
 from tests.helpers.api_server import node_view
 from tests.helpers.fleet import Fleet

@@ -12,7 +12,7 @@ from oobleckd.console.past import Walk
 from oobleckd.console.widgets import coverage, goodput, impact, recovery, templatetable, verdict
 from oobleckd.console.widgets.choices import lines as choices
 from oobleckd.draw.lines import plain
-from oobleckd.protocol.api import SourceView
+from oobleckd.protocol.incidentviews import SourceView
 from tests.helpers.api_server import node_view
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW, incident

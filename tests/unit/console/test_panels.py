@@ -14,8 +14,8 @@ from oobleckd.console.themes import COLOURED, PLAIN
 from oobleckd.console.widgets import events, nodes, pipelines, recovery, templates, training, verdict
 from oobleckd.console.widgets.panel import Painter
 from oobleckd.draw.lines import Line, framed, length, plain
-from oobleckd.protocol.api import PhaseView
 from oobleckd.protocol.batchramp import sizes_of
+from oobleckd.protocol.incidentviews import PhaseView
 from tests.helpers.api_server import node_view
 from tests.unit.console import build
 from tests.unit.console.build import NOW, change, facts, fetched, heard, incident, job

@@ -8,7 +8,7 @@ import pytest
 from oobleckd.console.model import View, fold
 from oobleckd.console.widgets import jobfacts, optimes, steptimes, verdict
 from oobleckd.draw.lines import length, plain
-from oobleckd.protocol.api import ProgressView, StepTimes
+from oobleckd.protocol.jobviews import ProgressView, StepTimes
 from tests.unit.console import build, watching
 from tests.unit.console.build import NOW
 

@@ -82,3 +82,37 @@ def test_what_is_not_there_says_why() -> None:
     over = msgspec.structs.replace(none, job=job(state="done"))
     assert plain(copies.paint(over, NOW, 80, 5)[0]) == "nobody holds layers: job-1 is done"
     assert plain(copies.paint(View(), NOW, 80, 5)[0]) == "no job: nobody holds layers"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("screen", "below"),
+    [
+        ("3", {"timeline": "events"}),
+        ("4", {"coverage": "plan", "plan": "copies", "table": "events"}),
+        ("8", {"plan": "copies", "impact": "events"}),
+    ],
+)
+async def test_in_a_wide_terminal_a_panel_has_what_another_one_leaves(
+    screen: str, below: dict[str, str]
+) -> None:
+    async with shown(WIDE, recovered().told) as console:
+        await console.press(screen)
+        for panel, other in below.items():
+            upper, lower = console.panel(panel), console.panel(other)
+            assert lower.display
+            assert (lower.region.x, lower.region.y) == (upper.region.x, upper.region.bottom)
+            assert upper.text().splitlines()[-1].strip(), "its last row says something"
+    async with shown(SMALL, recovered().told) as console:
+        await console.press(screen)
+        assert not any(console.panel(other).display for other in below.values())
+
+
+@pytest.mark.asyncio
+async def test_with_marked_nodes_the_ranking_leaves_rows_for_events() -> None:
+    async with shown(WIDE, recovered().told) as console:
+        await console.press("8", "m")
+        ranking, events = console.panel("ranking"), console.panel("events")
+        assert ranking.display
+        assert events.display
+        assert events.region.y == ranking.region.bottom

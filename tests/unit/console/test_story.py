@@ -7,8 +7,8 @@ import pytest
 from oobleckd.console.model import View, fold
 from oobleckd.console.widgets import choices, recovery, story
 from oobleckd.draw.lines import Line, as_fits, length, plain
-from oobleckd.protocol.api import RejectedView
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.incidentviews import RejectedView
 from tests.unit.console.build import NOW, change, facts, fetched, heard, incident
 from tests.unit.console.piloted import shown
 

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from oobleckd.console.facts import AnyFact, Watched
-from oobleckd.protocol.api import CurveBin, EvaluationView, IncidentView, RejectedView, SourceLoss
+from oobleckd.protocol.evalviews import EvaluationView, SourceLoss
+from oobleckd.protocol.incidentviews import IncidentView, RejectedView
+from oobleckd.protocol.jobviews import CurveBin
 from oobleckd.protocol.watch import (
     Bundle,
     CurveView,

@@ -27,7 +27,10 @@ def vote(*buckets: int, **more) -> Vote:
 
 
 def answer(device: str, round_: int = 7, done=None, reduced=(), **more) -> Progress:
-    return Progress(device, 2, Counters(round_, round_, round_), done or {}, tuple(reduced), **more)
+    """``reduced``: buckets of two slices, whole, or bucket -> its slices of which means are there."""
+    slices = reduced if isinstance(reduced, dict) else dict.fromkeys(reduced, 0b11)
+    told = {bucket: (here, 0b11) for bucket, here in slices.items()}
+    return Progress(device, 2, Counters(round_, round_, round_), done or {}, told, **more)
 
 
 def verdict(*answers: Progress, dead=("a/0",)):
@@ -60,8 +63,22 @@ def test_one_not_reduced_means_repair():
 
 def test_reduced_buckets_are_donated_and_not_missing():
     found = verdict(answer("b/0"), answer("c/0", reduced=(0, 1, 4)))
-    assert found.donors == {0: "c/0", 1: "c/0", 4: "c/0"}
+    assert found.donors == {0: {"c/0": 0b11}, 1: {"c/0": 0b11}, 4: {"c/0": 0b11}}
     assert {r.micro_batch: r.mask for r in found.routes} == {0: (2, 3), 1: (2, 3)}
+
+
+def test_slices_are_taken_from_whoever_has_them_and_a_bucket_with_one_missing_is_made_anew():
+    has_some = {2: 0b01, 3: 0b01}
+    found = verdict(
+        answer("b/0", reduced=has_some), answer("c/0", reduced={0: 0b11, 1: 0b10, 2: 0b10, 3: 0b01})
+    )
+    assert found.donors == {0: {"c/0": 0b11}, 2: {"b/0": 0b01, "c/0": 0b10}}
+    assert {r.mask for r in found.routes} == {(0, 1, 3)}
+
+
+def test_no_slice_is_taken_from_two_and_few_give():
+    found = verdict(answer("b/0", reduced={2: 0b01, 3: 0b11}), answer("c/0", reduced={2: 0b11, 3: 0b11}))
+    assert found.donors == {2: {"c/0": 0b11}, 3: {"b/0": 0b11}}
 
 
 def test_a_layer_with_one_of_its_buckets_undonated_is_missing():

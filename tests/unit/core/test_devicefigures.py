@@ -12,9 +12,9 @@ from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import Announce, Command, FiguresHeard, Heard, Record, Tell
 from oobleckd.core.machine import Machine
 from oobleckd.core.memory import planned_by_device
-from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.changes import CardError, Change
 from oobleckd.protocol.messages import PROTOCOL, FiguresTold, Goodbye, Hello, Welcome
+from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport, DeviceInfo
 from oobleckd.protocol.xids import UNKNOWN
 from tests.helpers.world import World

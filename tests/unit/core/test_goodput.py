@@ -7,7 +7,7 @@ import random
 import pytest
 
 from oobleckd.core.goodput import Book
-from oobleckd.protocol.api import IncidentView, Phase, PhaseView
+from oobleckd.protocol.incidentviews import IncidentView, Phase, PhaseView
 
 
 def incident(at: float, total_s: float, *phases: tuple[Phase, float, float]) -> IncidentView:

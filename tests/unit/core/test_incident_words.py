@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oobleckd.core.incident import back_words, sentence
-from oobleckd.protocol.api import ReasonView, RollbackView
+from oobleckd.protocol.incidentviews import ReasonView, RollbackView
 from tests.unit.core.test_watching import impact, running
 
 PAGE = Path(__file__).with_name("incidents.txt")

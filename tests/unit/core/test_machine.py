@@ -12,7 +12,6 @@ from oobleckd.core.events import Asked, Heard, LinkLost, ManifestWritten, Planne
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.api import Control
 from oobleckd.protocol.changes import CheckpointGivenUp, LossDisputed, PlanRefused, SpareReady
 from oobleckd.protocol.messages import (
     PROTOCOL,
@@ -31,6 +30,7 @@ from oobleckd.protocol.messages import (
     StepDone,
 )
 from oobleckd.protocol.parts import Counters, Spare
+from oobleckd.protocol.requests import Control
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 

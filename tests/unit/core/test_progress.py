@@ -10,8 +10,9 @@ import pytest
 from oobleckd.core.progress import progress_of, step_times
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.costs import flops
-from oobleckd.protocol.api import Control, ProgressView, Submit
 from oobleckd.protocol.batchramp import BatchRamp
+from oobleckd.protocol.jobviews import ProgressView
+from oobleckd.protocol.requests import Control, Submit
 from tests.helpers.simjobs import evaluation, make_job
 from tests.helpers.world import World
 

@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from oobleckd.core import view
-from oobleckd.protocol.api import Accepted, Control, Delete, Denied, Drain, Kill, Submit
 from oobleckd.protocol.changes import Audited
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Train
 from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.requests import Accepted, Control, Delete, Denied, Drain, Kill, Submit
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
@@ -152,7 +152,7 @@ def test_a_host_is_all_nodes_on_it_and_only_what_can_end_has_a_time(world):
     world.network.tell = told.append
     world.machine.core.members.nodes["n03"].host = "another"
     answer = world.ask(Kill("n02", "host"))
-    assert answer.message == "host on its way to n01, n02"
+    assert answer.message == "fault host is on its way to n01, n02"
     assert sorted(tell.node for tell in told) == ["n01", "n02"]
     denied(world, Kill("n02", "sigkill", seconds=3.0), "invalid")
     assert isinstance(world.ask(Kill("n02", "sigstop", seconds=3.0)), Accepted)
@@ -178,7 +178,7 @@ def test_a_fault_that_would_never_strike_is_refused(world, how, at, said):
 def test_slow_is_by_how_much(world):
     told = []
     world.network.tell = told.append
-    assert world.ask(Kill("n02", "slow")).message == "slow on its way to n02"
+    assert world.ask(Kill("n02", "slow")).message == "fault slow is on its way to n02"
     assert told[-1].message == Inject("slow", "n02/0", times=3.0)
     assert isinstance(world.ask(Kill("n02", "slow", times=5.0, seconds=9.0)), Accepted)
     assert told[-1].message == Inject("slow", "n02/0", seconds=9.0, times=5.0)

@@ -25,7 +25,7 @@ from oobleckd.core.events import KeepState, Record
 from oobleckd.core.state import State
 from oobleckd.planner.plan import Layout, Plan
 from oobleckd.planner.policy import Setup
-from oobleckd.protocol.api import IncidentView
+from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.parts import Counters
 from tests.helpers.simjobs import make_job, profile
 from tests.helpers.world import World

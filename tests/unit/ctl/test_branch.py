@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import Accepted, KeptView
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.jobviews import KeptView
+from oobleckd.protocol.requests import Accepted
 from tests.helpers.api_server import job_spec, job_view
 from tests.unit.ctl.conftest import Ctl
 

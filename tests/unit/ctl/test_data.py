@@ -17,7 +17,7 @@ from oobleckd.ctl import data, jobs, look, samples
 from oobleckd.host.jobfile import load_job
 from oobleckd.prepare import build
 from oobleckd.prepare.build import PrepareProgress
-from oobleckd.protocol.api import PreparingView
+from oobleckd.protocol.jobviews import PreparingView
 from oobleckd.protocol.samplerows import FILL, Border, SampleRow, SampleRows
 from tests.helpers import chat_templates
 from tests.helpers.api_server import job_view

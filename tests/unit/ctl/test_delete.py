@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from oobleckd.protocol.api import Accepted
+from oobleckd.protocol.requests import Accepted
 from tests.helpers.api_server import job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 from tests.unit.ctl.test_verbs import INCIDENT

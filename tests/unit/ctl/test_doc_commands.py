@@ -14,7 +14,8 @@ import click
 import pytest
 
 from oobleckd.ctl.main import main
-from oobleckd.protocol.api import Accepted, StepView
+from oobleckd.protocol.jobviews import StepView
+from oobleckd.protocol.requests import Accepted
 from tests.helpers.api_server import job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 from tests.unit.ctl.test_verbs import INCIDENT

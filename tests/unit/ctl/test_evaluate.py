@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import Accepted, EvaluationView, Problem, SourceLoss
+from oobleckd.protocol.api import Problem
+from oobleckd.protocol.evalviews import EvaluationView, SourceLoss
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.requests import Accepted
 from tests.helpers.api_server import job_spec, job_view
 from tests.helpers.runs import write_checkpoint
 from tests.unit.ctl.conftest import Ctl

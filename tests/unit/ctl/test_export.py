@@ -13,8 +13,10 @@ import pytest
 from oobleckd.ctl import export, programs
 from oobleckd.ctl.output import Failure
 from oobleckd.host.export import Exported
-from oobleckd.protocol.api import Accepted, JobView, Problem
+from oobleckd.protocol.api import Problem
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.jobviews import JobView
+from oobleckd.protocol.requests import Accepted
 from tests.helpers.api_server import job_spec, job_view
 from tests.unit.ctl.conftest import Ctl
 

@@ -17,8 +17,8 @@ import yaml
 
 from oobleckd.ctl.get.kinds import KINDS, ItemsWanted, kind_of
 from oobleckd.ctl.get.watching import ChangedItems
-from oobleckd.protocol.api import StepView
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.jobviews import StepView
 from tests.helpers.api_server import job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 from tests.unit.ctl.test_verbs import INCIDENT

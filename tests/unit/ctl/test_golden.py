@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from oobleckd.protocol.api import LayerRange, PipelineView, StepView, TemplateView
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.jobviews import PipelineView, StepView, TemplateView
+from oobleckd.protocol.nodeviews import LayerRange
 from tests.helpers.api_server import Api, job_view, node_view, serving, status_view
 from tests.unit.ctl.conftest import Ctl
 from tests.unit.ctl.test_verbs import INCIDENT

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from oobleckd.ctl.liveline import progress_words
-from oobleckd.protocol.api import ProgressView
+from oobleckd.protocol.jobviews import ProgressView
 from tests.helpers.api_server import job_spec, job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 

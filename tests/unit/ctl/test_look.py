@@ -13,8 +13,9 @@ import pytest
 from oobleckd.ctl import look, waiting
 from oobleckd.ctl.output import Failure
 from oobleckd.host.jobfile import load_job
-from oobleckd.protocol.api import Accepted, Problem
+from oobleckd.protocol.api import Problem
 from oobleckd.protocol.modelnotes import FolderNote
+from oobleckd.protocol.requests import Accepted
 from tests.helpers.api_server import job_view
 from tests.unit.ctl.conftest import Ctl
 

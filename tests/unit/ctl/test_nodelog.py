@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from oobleckd.ctl.local import Home
-from oobleckd.protocol.api import DeviceFigures, NodeLogView, Problem
+from oobleckd.protocol.api import Problem
+from oobleckd.protocol.nodeviews import DeviceFigures, NodeLogView
 from tests.helpers.api_server import node_view
 from tests.unit.ctl.conftest import Ctl
 

@@ -145,6 +145,56 @@ def test_document() -> None:
     assert found.change is None
 
 
+def test_the_exchange_of_gradients_is_said_and_counted_where_the_job_says_its_link() -> None:
+    """1 GB/s is what a plan takes where nobody says a link, so nothing else is different with it."""
+    words = (EXAMPLE, "--nodes", "6")
+    free, counted = planned(*words), planned(*words, "--set", "resources.link=1GB/s")
+    before, after = free.plan.exchange, counted.plan.exchange
+    assert (before.counted, after.counted) == (False, True)
+    assert msgspec.structs.replace(before, counted=True) == after
+    assert free.plan.groups == counted.plan.groups
+    assert after.shown_s > 0
+    assert counted.plan.step_s == pytest.approx(free.plan.step_s + after.shown_s)
+    for loss in (*free.losses, *counted.losses):
+        assert loss.plan is not None
+        assert loss.plan.exchange.sent_bytes > 0
+        assert loss.plan.exchange.counted == (loss in counted.losses)
+
+    # Three holders of each layer, and six of the tied weight, which the first and the last stage have.
+    job = load_job(Path(EXAMPLE))
+    profile = analytic(job, SHEETS["cpu"])
+    params = [layer.param_bytes / 4 for layer in profile.layers]
+    tied = sum(params) - profile.params
+    (template,) = [each for each in free.templates if each.instances]
+    stages = [sum(params[each.start : each.stop]) - tied for each in template.stages]
+    assert (len(stages), free.plan.groups[0].count) == (2, 3)
+    assert after.sent_bytes == after.checked_bytes == round(12 * max(stages) + 16 * tied)
+    assert after.waiting_bytes == round(16 / 3 * max(stages) + 16 / 6 * tied)
+    seldom = planned(*words, "--set", "fault_tolerance.check_every=10").plan.exchange
+    assert seldom.checked_bytes == after.checked_bytes
+    assert seldom.sent_bytes == pytest.approx(
+        0.9 * (8 * max(stages) + 10 * tied) + 0.1 * after.sent_bytes, abs=1
+    )
+
+
+def test_the_exchange_in_words() -> None:
+    def told(*words: str) -> tuple[str, str]:
+        text = ctl(EXAMPLE, "--nodes", "6", *words).stdout
+        line = next(line for line in text.splitlines() if line.startswith("exchange:"))
+        return line, next(line for line in text.splitlines() if line.startswith("LOST"))
+
+    free, free_table = told()
+    assert "not in the step, as resources.link is not set" in free
+    assert "would show at 1 GB/s)" in free
+    assert "EXCHANGE" not in free_table
+    counted, table = told("--set", "resources.link=1GB/s", "--set", "fault_tolerance.check_every=10")
+    assert re.search(r"each step \([\d.]+ MiB where replicas are compared\); [\d.]+ ms of the step", counted)
+    assert "EXCHANGE" in table
+    text = ctl(EXAMPLE, "--nodes", "2").stdout
+    assert "exchange:  none" not in text  # the ends of one pipeline share the tied weight
+    assert "none: no layer has a second holder" in GOLDEN_AGAIN.read_text(encoding="utf-8")
+
+
 def test_the_losses_are_those_of_the_plan_without_what_is_gone() -> None:
     found = planned(EXAMPLE, "--nodes", "7", "--without", "6", "--without", "node-3")
     assert found.without == ("node-3", "node-6")

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import EvaluationView, SourceLoss, StepView
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.evalviews import EvaluationView, SourceLoss
+from oobleckd.protocol.jobviews import StepView
 from tests.helpers.api_server import job_spec, job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 from tests.unit.ctl.test_verbs import INCIDENT

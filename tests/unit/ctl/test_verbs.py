@@ -15,20 +15,18 @@ import msgspec
 import pytest
 
 from oobleckd.ctl.main import OTHER_TOOLS, VERBS, Verbs, main
-from oobleckd.protocol.api import (
-    API_VERSION,
-    Accepted,
-    IncidentView,
-    LayerRange,
-    PhaseView,
+from oobleckd.protocol.api import API_VERSION, Problem
+from oobleckd.protocol.changes import Change
+from oobleckd.protocol.incidentviews import IncidentView, PhaseView
+from oobleckd.protocol.jobviews import (
     PipelineView,
-    Problem,
     ProgressView,
     StepTimes,
     TemplateView,
     TroubleView,
 )
-from oobleckd.protocol.changes import Change
+from oobleckd.protocol.nodeviews import LayerRange
+from oobleckd.protocol.requests import Accepted
 from tests.helpers.api_server import job_spec, job_view, node_view
 from tests.unit.ctl.conftest import Ctl
 

@@ -13,8 +13,9 @@ import pytest
 
 from oobleckd.ctl import reference
 from oobleckd.ctl.compare import CompareError, StepFact
-from oobleckd.protocol.api import Accepted, JobView, StepView
 from oobleckd.protocol.job import Job, parse_job, table_of
+from oobleckd.protocol.jobviews import JobView, StepView
+from oobleckd.protocol.requests import Accepted
 from tests.helpers.api_server import job_spec, job_view, node_view
 from tests.helpers.runs import facts, flip_bit, seal, write_checkpoint
 from tests.unit.ctl.conftest import Ctl

@@ -7,8 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import LayerRange, PipelineView, RejectedView, StepView
 from oobleckd.protocol.changes import Change
+from oobleckd.protocol.incidentviews import RejectedView
+from oobleckd.protocol.jobviews import PipelineView, StepView
+from oobleckd.protocol.nodeviews import LayerRange
 from oobleckd.protocol.watch import (
     Bundle,
     GoodputView,

@@ -14,8 +14,8 @@ from oobleckd.core.events import FiguresHeard, Heard
 from oobleckd.daemon import devicemetrics, metrics
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import open_service
-from oobleckd.protocol.api import DeviceFigures
 from oobleckd.protocol.messages import FiguresTold
+from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport
 from oobleckd.protocol.xids import meaning
 from tests.helpers.agents import hello

@@ -40,12 +40,12 @@ from oobleckd.daemon.loop import Loop, Stopped
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol import checkpoint
-from oobleckd.protocol.api import Accepted, Drain
 from oobleckd.protocol.changes import Change, DaemonTrouble
 from oobleckd.protocol.checkpoint import Manifest
 from oobleckd.protocol.job import Job, Train
 from oobleckd.protocol.messages import Ack, Heartbeat, Release
 from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.requests import Accepted, Drain
 
 WAIT_S = 120.0
 REQUEST = Drain("node-1")

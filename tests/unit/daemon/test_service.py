@@ -20,10 +20,10 @@ from oobleckd.daemon.place import CopiedState
 from oobleckd.daemon.recorder import Recorder
 from oobleckd.daemon.service import Service, open_service, status_of, step_row
 from oobleckd.host.folder import FolderMark, mark_of
-from oobleckd.protocol.api import Submit
 from oobleckd.protocol.changes import DaemonTrouble
 from oobleckd.protocol.job import Checkpoint
 from oobleckd.protocol.parts import Counters
+from oobleckd.protocol.requests import Submit
 from oobleckd.protocol.watch import Past
 from tests.helpers.simjobs import make_job
 from tests.helpers.world import World

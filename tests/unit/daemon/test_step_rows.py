@@ -20,7 +20,7 @@ from oobleckd.daemon.bins import width_at
 from oobleckd.daemon.curves import CurveQuestion, starts
 from oobleckd.daemon.journal import Journal, StepRow
 from oobleckd.daemon.records import seal
-from oobleckd.protocol.api import CurveBin
+from oobleckd.protocol.jobviews import CurveBin
 
 WAIT_S = 120.0
 

@@ -21,8 +21,10 @@ from oobleckd.core.state import State
 from oobleckd.daemon import http, stepstore
 from oobleckd.daemon.curves import CurveQuestion
 from oobleckd.daemon.refusal import Refusal
-from oobleckd.protocol.api import CurveBin, IncidentView, Items, ReasonView, RollbackView, StepView
+from oobleckd.protocol.api import Items
 from oobleckd.protocol.changes import Change, JobWentBack
+from oobleckd.protocol.incidentviews import IncidentView, ReasonView, RollbackView
+from oobleckd.protocol.jobviews import CurveBin, StepView
 from oobleckd.protocol.parts import Counters, EvalSum
 from oobleckd.protocol.watch import CurveMark, CurveView
 from tests.helpers.evaluations import with_eval

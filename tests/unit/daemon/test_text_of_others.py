@@ -15,9 +15,9 @@ from oobleckd.daemon import metrics
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import Service, open_service
 from oobleckd.host.journald import LineFormatter
-from oobleckd.protocol.api import Drain
 from oobleckd.protocol.messages import PROTOCOL, DeviceFailed, Goodbye, Hello
 from oobleckd.protocol.parts import Notice
+from oobleckd.protocol.requests import Drain
 from oobleckd.protocol.text import all_visible, visible
 
 RAW = "\x1b[2J\x1b]0;title\x07\r\nnode-1  active\u202e\u200b\x9b1m"

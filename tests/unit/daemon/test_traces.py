@@ -11,8 +11,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from oobleckd.daemon.traces import Traces, TracesMissing, open_traces
-from oobleckd.protocol.api import IncidentView, PhaseView
 from oobleckd.protocol.changes import AnyPayload, Change, IncidentBegan, IncidentOver
+from oobleckd.protocol.incidentviews import IncidentView, PhaseView
 
 AT = 1_900_000_000.25
 NS = 1_000_000_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oobleckd.draw.experts import bars, said
-from oobleckd.protocol.api import RouterView
+from oobleckd.protocol.jobviews import RouterView
 
 
 def routers(*loads: float, idle: int = 0, aux_loss: float | None = 0.0) -> list[RouterView]:

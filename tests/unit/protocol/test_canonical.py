@@ -58,3 +58,10 @@ def test_who_computes_what_again_is_no_other_training() -> None:
     assert digest(again) != digest(job_of())
     assert training(again) == training(job_of())
     assert digest(job_of(schedule={"recompute": "none"})) == digest(job_of())
+
+
+def test_devices_a_stage_are_no_other_training() -> None:
+    shared = job_of(resources={"devices_per_stage": 2})
+    assert digest(shared) != digest(job_of())
+    assert training(shared) == training(job_of())
+    assert digest(job_of(resources={"devices_per_stage": 1})) == digest(job_of())

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from oobleckd.core.entries import Noted, note, noted
-from oobleckd.protocol.api import IncidentView, ReasonView
 from oobleckd.protocol.changes import (
     NO_DATA,
     PAYLOADS,
@@ -21,6 +20,7 @@ from oobleckd.protocol.changes import (
     PlanDeployed,
     StepCommitted,
 )
+from oobleckd.protocol.incidentviews import IncidentView, ReasonView
 
 VIEW = IncidentView(
     id="inc-1", job="j", cause="n2: signal 9", nodes=("n2",), at=1.0, epoch=2, step=7, open=False, phases=(),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import IncidentView, JobView, StepView
 from oobleckd.protocol.changes import IncidentBegan, PlanDeployed, StepCommitted
+from oobleckd.protocol.incidentviews import IncidentView
+from oobleckd.protocol.jobviews import JobView, StepView
 from oobleckd.protocol.watch import ScheduleView
 
 STEP = StepCommitted("job-1", 3, 0.5, "applied", 4)

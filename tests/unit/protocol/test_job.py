@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.core.jobs import as_linked
+from oobleckd.core.jobs import as_linked, exchange_of
 from oobleckd.ctl.reference import to_toml
 from oobleckd.host.jobfile import load_job
+from oobleckd.planner.policy import GradientExchange, Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.job import Job, parse_job, reads_the_same, table_of
 from oobleckd.protocol.jobdata import Data, same_data
@@ -51,6 +52,22 @@ def test_what_the_job_says_of_its_links_is_what_is_planned_with() -> None:
     assert as_linked(measured, said).link_bytes_per_s == 50e9
     silent = parse_job({"name": "a", "train": TRAIN})
     assert as_linked(measured, silent) == measured
+
+
+def test_the_exchange_is_planned_with_the_link_that_a_job_says_and_no_other() -> None:
+    said = {"name": "a", "train": TRAIN, "resources": {"link": "400Gbit/s"}}
+    assert exchange_of(parse_job(said)) == GradientExchange(8, 1, 50e9)
+    assert not exchange_of(parse_job({"name": "a", "train": TRAIN})).is_known
+    floats = {**said, "train": {**TRAIN, "exact": False}, "fault_tolerance": {"check_every": 4}}
+    assert exchange_of(parse_job(floats)) == GradientExchange(4, 4, 50e9)
+
+
+def test_a_setup_of_an_earlier_version_plans_as_it_did() -> None:
+    setup = Setup(Profile("", "", ()), 8, 1, 0, 1, 4)
+    written = msgspec.to_builtins(setup)
+    del written["exchange"]
+    assert msgspec.convert(written, Setup) == setup
+    assert not setup.exchange.is_known
 
 
 def test_a_file_with_a_key_by_its_first_name_is_refused_with_the_new_one(tmp_path: Path) -> None:

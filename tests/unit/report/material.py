@@ -7,18 +7,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from oobleckd.protocol.api import (
-    CurveBin,
-    EvaluationView,
-    IncidentView,
-    PhaseView,
-    ReasonView,
-    RejectedView,
-    SourceLoss,
-)
 from oobleckd.protocol.changes import Change, PlanChosen, PlanDeployed
 from oobleckd.protocol.checkpoint import BucketFile, Manifest
+from oobleckd.protocol.evalviews import EvaluationView, SourceLoss
+from oobleckd.protocol.incidentviews import IncidentView, PhaseView, ReasonView, RejectedView
 from oobleckd.protocol.inputs import Input
+from oobleckd.protocol.jobviews import CurveBin, RouterView
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.watch import CurveMark, CurveView, GoodputView
 from oobleckd.report.page import Material
@@ -75,6 +69,12 @@ STORY: tuple[Change, ...] = tuple(
             ),
         )
     )
+)
+
+
+ROUTERS = (
+    RouterView(1, 10, 1.0625, 0.0, 1.5, 0, (12, 4, 8, 8)),
+    RouterView(3, 10, None, 0.0, 2.5, 1, (20, 0, 6, 6)),
 )
 
 

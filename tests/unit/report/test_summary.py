@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oobleckd.protocol.api import ProgressView
+from oobleckd.protocol.jobviews import ProgressView
 from oobleckd.report.tables import summary
 from tests.helpers.api_server import job_view
 

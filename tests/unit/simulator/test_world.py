@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from oobleckd.core.cadence import cadence
+from oobleckd.planner.plan import node_of
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS, Action
-from oobleckd.protocol.job import Checkpoint, PolicyName
+from oobleckd.protocol.job import Checkpoint, Job, PolicyName
 from oobleckd.protocol.jobeval import Eval
 from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.simulator.failures import memoryless
@@ -333,6 +334,73 @@ def test_what_a_step_takes_besides_its_timeline(exact: bool, times: int) -> None
     assert (last.at_s - first.at_s) / (last.samples - first.samples) * 4 == pytest.approx(
         AFTER_S["oobleck"] + 0.02
     )
+
+
+def linked(job: Job, link: int) -> Job:
+    return msgspec.structs.replace(job, resources=msgspec.structs.replace(job.resources, link=link))
+
+
+def test_more_pipelines_lose_because_of_the_exchange() -> None:
+    """Eight nodes, each of which has room for the model. With nothing known of the link eight pipelines are
+    best, asked for (f = 7) or not. Over 1 kB/s a layer of 30 bytes takes 127.5 ms among eight, of which 20
+    hide under each layer below. Among four pipelines of two it takes 105, and the two of the first stage show
+    190; a micro-batch takes 61 ms a stage there, with its sends.
+    """
+    few, many = (job_of(16, f=f, limit_bytes=0) for f in (1, 7))
+    trace = trace_of(8)
+    free = [simulate(question("oobleck", trace, job=job)) for job in (few, many)]
+    assert free[0].samples == free[1].samples
+    slow = [simulate(question("oobleck", trace, job=linked(job, 1000))) for job in (few, many)]
+    steps_s = [run.decisions[0].step_s for run in slow]
+    assert steps_s[1] == pytest.approx(2 * 0.12 + 4 * 0.1275 - 0.06)
+    assert steps_s[0] == pytest.approx(5 * 0.061 + 2 * 0.105 - 0.02)
+    for run, step_s in zip(slow, steps_s, strict=True):
+        assert run.steps == int((20.0 - BATCH_S) / step_s)
+    # The oracle knows it as well: what follows from a plan is no loss of time to it.
+    assert slow[0].useful_device_s == pytest.approx(8 * steps_s[0] * slow[0].steps)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_loss_with_a_link_that_is_known(policy: str) -> None:
+    events = (TraceEvent(10.0, "fail", "node-2"), TraceEvent(14.0, "join", "node-2"))
+    job = linked(job_of(limit_bytes=0 if policy in WITH_REDUNDANT_LAYERS else 250), 10_000)
+    run = simulate(question(policy, trace_of(4, *events), job=job))
+    assert run.losses == 1
+    assert run.decisions[0].step_s == pytest.approx(run.decisions[-1].step_s)
+    assert booked(run) == pytest.approx(run.live_device_s, abs=1e-6)
+
+
+def test_a_loss_in_the_exchange_comes_after_all_passes() -> None:
+    """A third of a step is the exchange. Who dies in it has done all passes, and so have the others: the
+    other holder of its stage does both micro-batches of that again, in 120 ms, and the exchange of 100
+    follows.
+    """
+    job = linked(job_of(), 1000)
+    step_s = simulate(question(job=job)).decisions[0].step_s
+    assert step_s == pytest.approx(STEP_S + 0.003 + 0.1)  # with three sends of a byte that nobody hides
+    dies_at = BATCH_S + 20.8 * step_s
+    run = simulate(question("oobleck", trace_of(4, TraceEvent(dies_at, "fail", "node-2")), job=job))
+    mended = next(point for point in run.points if point.at_s > dies_at)
+    assert mended.at_s == pytest.approx(dies_at + 0.12 + 0.1)
+
+
+def test_who_goes_on_alone_exchanges_with_nobody() -> None:
+    """Going around a dead stage the one that is left of it has nobody to exchange its layers with, and the
+    two holders of the others do so under its backward.
+    """
+    world = World(
+        question("slipstream", trace_of(4, TraceEvent(10.0, "fail", "node-2")), job=linked(job_of(), 1000))
+    )
+    run = world.run()
+    job = next(iter(world.machine.core.state.jobs.values()))
+    assert job.setup is not None
+    assert world.training.layout is not None
+    layout, dead = world.training.layout, world.training.machine.dead
+    assert {node_of(device) for device in dead} == {"node-2"}
+    # Two holders of the first two layers, of 60 ms each, 20 of which hide.
+    assert world.steps.exchange_s(job.setup, layout, dead) == pytest.approx(0.1)
+    assert world.besides_s() == pytest.approx(0.1)
+    assert run.losses == 1
 
 
 def test_a_process_that_has_just_started_begins_the_job_and_all_wait() -> None:

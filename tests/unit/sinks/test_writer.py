@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oobleckd.protocol.api import JobView
+from oobleckd.protocol.jobviews import JobView
 from oobleckd.sinks import writer as writers
 from oobleckd.sinks.base import Record
 from oobleckd.sinks.kinds import GROUP, SinkMissing, sink_class

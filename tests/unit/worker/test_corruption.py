@@ -14,12 +14,12 @@ from oobleckd.core import blame
 from oobleckd.core.blame import Dispute
 from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import Corrupted, FromWorker, StepDone
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.flip import flip
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round_machine.commands import SendVote
 from oobleckd.worker.round_machine.commit import ReplicasDisagree
 from oobleckd.worker.sums.guard import SumsChanged
+from oobleckd.worker.training.executor import Executor
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, Reference, check, job, scheduled
 

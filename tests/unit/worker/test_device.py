@@ -45,7 +45,7 @@ from oobleckd.tokens.manifest import TOKENS
 from oobleckd.worker.agent.outbox import peek
 from oobleckd.worker.data import inputs
 from oobleckd.worker.data.corpus import Corpus, open_corpus
-from oobleckd.worker.device import device, reading
+from oobleckd.worker.device import device, layouts, reading
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.models import Layer
@@ -312,7 +312,7 @@ def test_what_making_weights_took_is_given_back_and_a_recovery_is_not_kept_waiti
     agent.say(Resume(ME, 1, 1))
     assert agent.hear(Held).finished
     given_back: list[str] = []
-    monkeypatch.setattr(device, "give_back_memory", lambda: given_back.append(source))
+    monkeypatch.setattr(layouts, "give_back_memory", lambda: given_back.append(source))
     agent.say(msgspec.structs.replace(deploy(2, job(tmp_path)), source=source))
     assert agent.hear(Ready).epoch == 2
     assert given_back == [source] * times

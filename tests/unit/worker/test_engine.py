@@ -14,12 +14,12 @@ import torch
 
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.round.boundary_cache import BoundaryCache
 from oobleckd.worker.round.gather import Gathered
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.runtime.faults import POINTS
 from oobleckd.worker.tools import reference as reference_run
+from oobleckd.worker.training.executor import Executor
 from tests.helpers.engine import World, flag_all
 from tests.helpers.engine_jobs import (
     ELSEWHERE,

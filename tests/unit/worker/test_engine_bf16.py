@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from oobleckd.protocol.job import Job
-from oobleckd.worker.device import executor
 from oobleckd.worker.models import ModelSpec
 from oobleckd.worker.round_machine.early import UpdatePredictor
 from oobleckd.worker.state.bucket_state import BucketState
+from oobleckd.worker.training import executor
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import SCHEDULES, Reference, any_deaths, check, job, random_deaths, scheduled
 from tests.helpers.evaluations import Evaluated, check_all, on_texts, world_of

@@ -1,5 +1,5 @@
-"""The exchange of gradients of buckets that are cut into slices: bits for any number of holders, bytes, deaths
-in the middle of it.
+"""The exchange of gradients of buckets that are cut into slices: bits for any number of holders, bytes,
+deaths in the middle of it.
 """
 
 from __future__ import annotations
@@ -80,10 +80,7 @@ def test_bits_do_not_show_the_number_of_holders_and_bytes_are_few(
     num_params = sum(tensor.numel() for tensor in alone[2].values())
     made = {device: (sent[KIND], sent[MEANS]) for device, sent in world.sent.items()}
     sums, means = (sum(each) for each in zip(*made.values(), strict=True))
-    if not check_every:
-        most = 12 * (count - 1) / count
-    else:
-        most = (20 * count - 24) / count
+    most = 12 * (count - 1) / count if not check_every else (20 * count - 24) / count
     a_step = (sums + means) / (count * GOAL)
     assert a_step <= most * num_params + HEADER_BYTES
     if count <= world.job.num_micro_batches:  # else some have nothing to send
@@ -133,8 +130,8 @@ def test_random_deaths(alone: Reference, tmp_path: Path, seed: int) -> None:
 def test_survivors_give_each_other_what_each_has_of_a_bucket(
     alone: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An owner dies when it has given its means to one of two: nothing is made again where the others have all
-    slices between them.
+    """An owner dies when it has given its means to one of two: nothing is made again where the others have
+    all slices between them.
     """
     enter, donors = Reducer.enter, []
 

@@ -23,9 +23,9 @@ from oobleckd.worker.checkpointing.snapshot import Due
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.data.evaluation import EvalCorpus
 from oobleckd.worker.data.masking import NOT_ASKED
-from oobleckd.worker.device.report import eval_sums
 from oobleckd.worker.models import Batch, load_spec
 from oobleckd.worker.tools.reference import ReferenceRecorder, run
+from oobleckd.worker.training.report import eval_sums
 from tests.helpers.documents import VOCAB, job_on_documents
 from tests.helpers.due import due_of
 from tests.helpers.engine import World

@@ -15,10 +15,10 @@ import torch
 from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.reconfigure.precopy_source import STATE, UPDATE, PreCopySource, Update
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
 from oobleckd.worker.state.store import Store
+from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import Key
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, check, job, scheduled

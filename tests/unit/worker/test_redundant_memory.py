@@ -17,13 +17,13 @@ from oobleckd.planner.reroute.redundant import graphs_of
 from oobleckd.planner.schedules.jobshop import base_bytes
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Model
 from oobleckd.protocol.jobschedule import Schedule
-from oobleckd.worker.device.executor import Executor
 from oobleckd.worker.device.measure import measure
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.round.redundant_forward import RedundantForwards
 from oobleckd.worker.round.round import Graph
 from oobleckd.worker.round_machine.tasks import Task
 from oobleckd.worker.sums import Chunked, Sum
+from oobleckd.worker.training.executor import Executor
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import job, ran_ahead
 

@@ -6,6 +6,7 @@ their end is told.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 import pytest
@@ -23,6 +24,7 @@ from oobleckd.worker.round_machine.commands import (
     Contribute,
     Distrust,
     EnterExchange,
+    Give,
     Hold,
     InheritSums,
     RollBack,
@@ -35,7 +37,7 @@ from oobleckd.worker.round_machine.commands import (
 )
 from oobleckd.worker.round_machine.commit import ReplicasDisagree
 from oobleckd.worker.round_machine.copies import SumCopy
-from oobleckd.worker.round_machine.exchange import Contribution
+from oobleckd.worker.round_machine.exchange import Contribution, Given
 from oobleckd.worker.round_machine.machine import Commands, RoundMachine, Rules
 from oobleckd.worker.round_machine.phases import PHASES, Phase
 from oobleckd.worker.round_machine.tasks import Order, Task
@@ -44,7 +46,8 @@ A, B = "a/0", "b/0"
 LAYER = Range(0, 1)
 ROUTES = tuple(Route(mb, 1, (Segment(device, LAYER),)) for mb, device in enumerate((A, B)))
 LAYOUT = Layout(1, 1, {A: Layers.of(LAYER), B: Layers.of(LAYER)}, ROUTES)
-RULES = Rules(EvalRounds(3, 2), staggered=True)
+RULES = Rules(EvalRounds(3, 2), staggered=True, check_every=1)
+"""Both make the means, of the sums of both."""
 CLIPPED = {0: (100.0,)}
 """Norms that do not go through, in these tests."""
 
@@ -87,11 +90,10 @@ def once(machine: RoundMachine) -> Commands:
         match command:
             case RunTask(kind, task, early):
                 ran(machine, kind, task, early=early)
-            case Contribute(bucket, _, donated):
+            case Contribute(bucket):
                 exchange = machine.exchange
-                what = exchange.reduced[bucket] if donated else part(*exchange.counted(bucket)[0])
                 if exchange.wants(bucket, machine.device):
-                    exchange.hear(bucket, machine.device, what)
+                    exchange.hear(bucket, machine.device, part(*exchange.counted(bucket)[0]))
     return commands
 
 
@@ -157,7 +159,7 @@ def test_a_round_of_two_devices_from_adopt_to_commit() -> None:
         own = Task(ROUTES[number], 0)
         assert [once(machine) for _ in range(2)] == [(RunTask("F", own),), (RunTask("B", own),)]
         (other,) = set(pair) - {machine.device}
-        assert once(machine) == (Contribute(0, (other,)),)
+        assert once(machine) == (Contribute(0, ((other, 1),)),)
         assert once(machine) == ()  # all waits for the other's sums
     for number, (device, machine) in enumerate(pair.items()):
         (other,) = set(pair) - {device}
@@ -523,7 +525,7 @@ def test_the_survivor_computes_what_the_dead_had_not_told_and_commits_alone() ->
     machine = at("computing")
     assert work(machine) == [RunTask, RunTask, Contribute]
     (told,) = machine.report(2, {B}, here, kept)
-    assert (told.message.done, told.message.reduced, told.message.vote) == ({0: (0,)}, (), None)
+    assert (told.message.done, told.message.reduced, told.message.vote) == ({0: (0,)}, {}, None)
     assert (machine.live, machine.interrupted) == ({A}, {1})
     spliced = Route(1, 2, (Segment(A, LAYER),), mask=(0,))
     enter, take_up = machine.decide(replace(decide(2), routes=(spliced,)))
@@ -622,17 +624,30 @@ def test_detours_of_the_decision_stand_from_the_next_round_on() -> None:
     assert machine.interrupted == frozenset()
 
 
-def test_a_donor_gives_the_total_to_who_has_it_not() -> None:
+def test_a_donor_gives_the_means_to_who_has_them_not() -> None:
     machine = reduced(at("computing"))
     machine.report(2, (), here, kept)
-    machine.decide(replace(decide(2), donors={0: A}))
-    assert once(machine) == (Contribute(0, (B,), donated=True),)
+    machine.decide(replace(decide(2), donors={0: {A: 1}}))
+    assert once(machine) == (Give(0, 1, (B,)),)
     machine = at("computing")
     machine.report(2, (), here, kept)
-    machine.decide(replace(decide(2), donors={0: B}))
+    machine.decide(replace(decide(2), donors={0: {B: 1}}))
     assert work(machine) == [RunTask, RunTask]
-    machine.exchange.hear(0, B, part(0, 1))
+    machine.exchange.hear_means(0, B, Given(1, {A: {0: (0,)}, B: {0: (1,)}}))
     assert once(machine) == (CastVote(),)
+
+
+def test_a_second_holder_makes_means_in_steps_that_are_compared_alone() -> None:
+    machine = machine_of(rules=dataclasses.replace(RULES, check_every=2, staggered=False))
+    machine.resume()
+    for twice in (True, False, True):
+        assert machine.exchange.twice == twice
+        work(machine)
+        assert machine.exchange.wants(0, B)  # of the one bucket it is the owner
+        machine.exchange.hear(0, B, part(1))
+        machine.cast(vote_of(A))
+        machine.commit.hear(B, 1, machine.counters.round, vote_of(B))
+        once(machine)
 
 
 def test_undisturbed_steps_are_passed_over_as_if_each_had_been_voted_on() -> None:

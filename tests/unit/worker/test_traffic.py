@@ -17,12 +17,12 @@ import torch
 
 from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
-from oobleckd.worker.device import executor
 from oobleckd.worker.optimizers import choice, plan
 from oobleckd.worker.optimizers.compiled import update_library
 from oobleckd.worker.optimizers.registry import rule_of
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.sums import Fused
+from oobleckd.worker.training import executor
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import job
 from tests.helpers.kernels import kernels, update_folder

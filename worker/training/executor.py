@@ -27,9 +27,6 @@ from oobleckd.protocol.parts import SPIKES, Counters, Vote
 from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
 from oobleckd.worker.checkpointing.writer import InlineWriter, Writer
 from oobleckd.worker.data.corpus import Corpus
-from oobleckd.worker.device.early_update import EarlyUpdate, goes_through, restore, save
-from oobleckd.worker.device.integrity import Check
-from oobleckd.worker.device.report import evaluation_done, step_done
 from oobleckd.worker.recompute.block import recompute_of
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.round.gather import KIND as SUMS
@@ -75,6 +72,9 @@ from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.optimizer import clip_scale
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
+from oobleckd.worker.training.early_update import EarlyUpdate, goes_through, restore, save
+from oobleckd.worker.training.integrity import Check
+from oobleckd.worker.training.report import evaluation_done, step_done
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 
