@@ -278,6 +278,8 @@ class Reducer:
         bucket, here = command.bucket, self.exchange
         if not command.peers:
             return
+        # Of a donor too: a total would be twice as large, and kept in every replica only to be given.
+        # (D-exactness-019)
         tensors = [] if self.evaluates else self.means[bucket].given(command.slices)
         key = means_key_of(here.epoch, here.round, bucket, here.device)
         meta = msgspec.msgpack.encode(here.of_means(bucket, command.slices))

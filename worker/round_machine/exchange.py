@@ -143,7 +143,7 @@ class Exchange:
         self.epoch, self.donors, self.open = epoch, dict(donors), True
         self.contributed, self.looked_at = set(), -1
         # Two hops, either of which can be stopped at any moment, and nothing to rebuild when a holder dies:
-        # own sums stay until the commit, and the others know who owns what now. (D-exactness-004)
+        # own sums stay until the commit, and the others know who owns what now. (D-exactness-022)
         among = layout.epoch, live, self.twice
         if self.among != among:  # most rounds are among the same ones as the last
             self.among = among

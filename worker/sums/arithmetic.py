@@ -165,5 +165,5 @@ def pieces_of(flat: Tensor, chunk: int) -> Sequence[Tensor]:
 def square_chunk(device: torch.device) -> int:
     """How many squares are added up to one number on ``device``, at most."""
     # Chunks this small are summed by one thread, whatever the number of threads. On a GPU each is a launch
-    # or two and a number to be read; a slice of a bucket consists of whole ones. (D-exactness-021)
+    # or two and a number to be read; a slice of a bucket consists of whole ones. (D-exactness-022)
     return _CPU_SQUARES if device.type == "cpu" else _GPU_SQUARES
