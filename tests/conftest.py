@@ -61,9 +61,13 @@ _LIVE = ("tests/host/", "tests/loopback/")
 
 @functools.cache
 def has_cluster(file: str) -> bool:
-    """Whether a file of tests starts nodes that train: on booted hosts, or by ``up``."""
+    """Whether a file of tests starts nodes that train, on booted hosts or by ``up``, or may have apt install
+    a browser: a machine has one dpkg, and booted hosts are made of its files.
+    """
     text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
-    return file.startswith("tests/host/") or "Cluster(" in text or '"up"' in text
+    return file.startswith("tests/host/") or any(
+        word in text for word in ("Cluster(", '"up"', "helpers.browser")
+    )
 
 
 def pytest_collection_finish() -> None:

@@ -82,4 +82,5 @@ def test_what_starts_nodes_is_known_by_its_text() -> None:
     assert has_cluster("tests/host/test_service.py")
     assert has_cluster("tests/loopback/test_recovery.py")
     assert has_cluster("tests/loopback/test_processes.py"), "by up"
+    assert has_cluster("tests/loopback/test_report_web.py"), "where apt is, there is no other"
     assert not has_cluster("tests/loopback/test_agent.py")

@@ -36,7 +36,7 @@ def test_an_answer_that_nobody_takes_is_one_sentence(
     ctl: Ctl, tmp_path: Path, ends: str, code: int, says: int
 ) -> None:
     """A full disk, a closed descriptor, a reader that has gone."""
-    ctl.api.jobs = [job_view() for _ in range(3000)]
+    ctl.api.jobs = [job_view()] * 3000  # more than a pipe holds
     done = shell(f"{CTL} get jobs {ends}", tmp_path, ctl.socket)
     assert (done.returncode, len(done.stderr.splitlines())) == (code, says), done.stderr
     assert "Traceback" not in done.stderr
