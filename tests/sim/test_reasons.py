@@ -12,6 +12,7 @@ from typing import get_args
 
 import msgspec
 
+from oobleckd.core import agents
 from oobleckd.core.events import Heard, Planned, Tell
 from oobleckd.protocol.changes import LastCopyAwaited, NodeLost
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, Memory
@@ -313,8 +314,8 @@ def evicted() -> Iterator[Said]:
     yield "lost", told.code, told.cause
     world = training(4)
     machine = world.machine
-    machine._stumble(machine.core.run, "n02/0", LinkDown("n01/0", "n02/0", "reset"))
-    machine._stumble(machine.core.run, "n02/0", LinkDown("n01/0", "n02/0", "reset"))
+    agents._stumble(machine.core, machine.core.run, "n02/0", LinkDown("n01/0", "n02/0", "reset"))
+    agents._stumble(machine.core, machine.core.run, "n02/0", LinkDown("n01/0", "n02/0", "reset"))
     yield "drained", machine.core.state.drain_causes["n02"], machine.core.state.drained["n02"]
 
 
