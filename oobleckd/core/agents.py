@@ -31,6 +31,16 @@ from oobleckd.core.events import (
 from oobleckd.core.run import Run
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol import versions
+from oobleckd.protocol.agentmessages import (
+    DeviceAwake,
+    DeviceLost,
+    DeviceStopped,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Refused,
+    Welcome,
+)
 from oobleckd.protocol.changes import (
     DeploymentRetried,
     DeviceReplaced,
@@ -40,36 +50,29 @@ from oobleckd.protocol.changes import (
     NodeRevived,
     SpareReady,
 )
-from oobleckd.protocol.messages import (
-    PROTOCOL,
-    CheckpointFailed,
-    CheckpointPart,
-    Corrupted,
-    DeviceAwake,
-    DeviceFailed,
-    DeviceLost,
-    DeviceStopped,
-    Emptied,
-    Goodbye,
-    Heartbeat,
-    Held,
-    Hello,
+from oobleckd.protocol.checkpointmessages import CheckpointFailed, CheckpointPart
+from oobleckd.protocol.datamessages import (
     Identified,
     InputsChanged,
     InputsChecked,
     InputsMoved,
+    PrepareDone,
+    PrepareFailed,
+    Preparing,
+)
+from oobleckd.protocol.messages import (
+    PROTOCOL,
+    Corrupted,
+    DeviceFailed,
+    Emptied,
+    Held,
     LinkDown,
     Measured,
     OpTimes,
     PreCopied,
-    PrepareDone,
-    PrepareFailed,
-    Preparing,
     Progress,
     Ready,
-    Refused,
     StepDone,
-    Welcome,
 )
 from oobleckd.protocol.text import all_visible
 from oobleckd.words import seconds

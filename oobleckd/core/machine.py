@@ -46,17 +46,16 @@ from oobleckd.core.events import (
 from oobleckd.core.membership import ROUNDING_S, Membership
 from oobleckd.core.run import Run
 from oobleckd.core.state import State
+from oobleckd.protocol.agentmessages import Dismiss, Heartbeat
 from oobleckd.protocol.changes import (
     NodeDismissed,
     NodeLeft,
     NodeLost,
 )
+from oobleckd.protocol.datamessages import InputsChecked
 from oobleckd.protocol.messages import (
-    Dismiss,
     Emptied,
-    Heartbeat,
     Held,
-    InputsChecked,
     OpTimes,
     PreCopied,
     Progress,

@@ -14,9 +14,10 @@ import msgspec
 
 from oobleckd.core import agents
 from oobleckd.core.events import Heard, Planned, Tell
+from oobleckd.protocol.agentmessages import Goodbye, Hello, Refused
 from oobleckd.protocol.changes import LastCopyAwaited, NodeLost
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, Memory
-from oobleckd.protocol.messages import PROTOCOL, DeviceFailed, Goodbye, Hello, LinkDown, Refused
+from oobleckd.protocol.messages import PROTOCOL, DeviceFailed, LinkDown
 from oobleckd.protocol.parts import JobCause, NodeCause
 from oobleckd.protocol.requests import Control, Drain, Kill
 from tests.helpers.simjobs import UNPREPARED, make_job
