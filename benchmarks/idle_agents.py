@@ -26,8 +26,9 @@ import zmq
 from oobleckd.daemon import keys
 from oobleckd.host import tcp
 from oobleckd.protocol import codec
+from oobleckd.protocol.agentmessages import Heartbeat, Hello, Welcome
 from oobleckd.protocol.datagrams import ACK_BYTES, Sender, address_of, short_session_of
-from oobleckd.protocol.messages import PROTOCOL, Heartbeat, Hello, Welcome
+from oobleckd.protocol.messages import PROTOCOL
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.worker.agent import daemon_link
 

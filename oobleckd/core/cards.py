@@ -13,8 +13,8 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import noted
 from oobleckd.core.membership import Node
 from oobleckd.core.memory import planned_by_device
+from oobleckd.protocol.agentmessages import FiguresTold
 from oobleckd.protocol.changes import CardError, Level
-from oobleckd.protocol.messages import FiguresTold
 from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport
 from oobleckd.protocol.text import all_visible

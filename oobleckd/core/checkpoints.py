@@ -16,6 +16,7 @@ from oobleckd.core.events import FolderFound, ManifestWritten, SetAside, WriteMa
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
+from oobleckd.protocol.agentmessages import Ack
 from oobleckd.protocol.changes import (
     CheckpointComplete,
     CheckpointDamaged,
@@ -25,7 +26,8 @@ from oobleckd.protocol.changes import (
     CheckpointSkipped,
 )
 from oobleckd.protocol.checkpoint import DAMAGED, manifest_of
-from oobleckd.protocol.messages import Ack, CheckpointFailed, CheckpointPart, DeviceFailed
+from oobleckd.protocol.checkpointmessages import CheckpointFailed, CheckpointPart
+from oobleckd.protocol.messages import DeviceFailed
 from oobleckd.protocol.parts import Counters
 from oobleckd.words import count
 

@@ -17,9 +17,9 @@ from oobleckd.core.memory import planned_by_device
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import Plan, node_of
+from oobleckd.protocol.agentmessages import DeviceLost
 from oobleckd.protocol.changes import DeviceEnded
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, account_of, ways_out
-from oobleckd.protocol.messages import DeviceLost
 
 FORGIVEN_AFTER = 100
 """Steps that a job commits after a death before it counts no more: what lets it train so long is no property

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from oobleckd.protocol.messages import FiguresTold
+from oobleckd.protocol.agentmessages import FiguresTold
 from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport
 from oobleckd.protocol.text import visible

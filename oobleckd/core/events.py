@@ -11,9 +11,10 @@ import msgspec
 
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import Proposal, Setup, Situation
+from oobleckd.protocol.agentmessages import FiguresTold
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.checkpoint import Manifest
-from oobleckd.protocol.messages import FiguresTold, ToDecideBy, ToWorker
+from oobleckd.protocol.messages import ToDecideBy, ToWorker
 from oobleckd.protocol.requests import Request, Response
 
 # --------------------------------------------------------------------------- events

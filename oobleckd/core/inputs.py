@@ -17,8 +17,8 @@ from oobleckd.core.run import KeptOut, Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import NodeKeptOut, NodeLetIn
+from oobleckd.protocol.datamessages import Identify
 from oobleckd.protocol.inputs import Inputs, difference, same
-from oobleckd.protocol.messages import Identify
 from oobleckd.protocol.parts import Counters
 
 # Those who are kept out, every second: the answer costs a stat as long as nothing changes. Nodes that join

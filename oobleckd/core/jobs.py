@@ -21,9 +21,10 @@ from oobleckd.planner.plan import Template, node_of
 from oobleckd.planner.policy import GradientExchange, Setup
 from oobleckd.planner.profile import Profile, sum_bytes
 from oobleckd.protocol.changes import TemplatesReady
+from oobleckd.protocol.datamessages import StopPreparing
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobparts import lacks_folder
-from oobleckd.protocol.messages import Measure, Measured, StopPreparing
+from oobleckd.protocol.messages import Measure, Measured
 from oobleckd.protocol.parts import DeviceInfo, JobCause
 from oobleckd.words import count
 

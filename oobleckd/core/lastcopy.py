@@ -22,9 +22,9 @@ from oobleckd.core.run import Run, Wait
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.planner.policy import ROLLING_BACK
+from oobleckd.protocol.agentmessages import DeviceAwake, DeviceStopped, EndStopped, Wake
 from oobleckd.protocol.changes import LastCopyAwaited, LastCopyWaitOver
 from oobleckd.protocol.incidentviews import LossView, ReasonView
-from oobleckd.protocol.messages import DeviceAwake, DeviceStopped, EndStopped, Wake
 from oobleckd.words import count, noun, seconds
 
 # Who waits for as long as the rollback costs, and in vain, has paid twice at most; without knowing how long

@@ -1,7 +1,7 @@
 """The core machine: events in, commands out. No socket, clock, randomness or logging.
 
 ``Machine.handle`` takes an event and the time of it, lets the part that it concerns act, and then asks
-``steer`` what comes next. Owns that order, the reaction to what agents say of themselves, and time.
+``steer`` what comes next. Owns that order, and time; what agents say is for ``agents``.
 """
 
 from __future__ import annotations
@@ -10,30 +10,23 @@ from collections.abc import Iterable
 from functools import partial
 from typing import assert_never
 
-import msgspec
-
 from oobleckd.core import (
+    agents,
     cards,
     checkpoints,
-    deaths,
-    devicefigures,
     inputs,
-    jobs,
     lastcopy,
     precopy,
-    preparing,
-    reading,
     recovery,
     requests,
     room,
     snapshot,
     steer,
-    steps,
 )
 from oobleckd.core.apply import apply
 from oobleckd.core.config import CoreConfig
 from oobleckd.core.context import Core
-from oobleckd.core.entries import AnyEntry, NodeDrained, NodeJoined, NodeOver, Restarted, as_shown
+from oobleckd.core.entries import AnyEntry, NodeOver, Restarted, as_shown
 from oobleckd.core.events import (
     Asked,
     Command,
@@ -53,85 +46,22 @@ from oobleckd.core.events import (
 from oobleckd.core.membership import ROUNDING_S, Membership
 from oobleckd.core.run import Run
 from oobleckd.core.state import State
-from oobleckd.planner.plan import node_of
-from oobleckd.protocol import versions
+from oobleckd.protocol.agentmessages import Dismiss, Heartbeat
 from oobleckd.protocol.changes import (
-    DeploymentRetried,
-    DeviceReplaced,
-    LinkClosed,
     NodeDismissed,
-    NodeEnding,
-    NodeHere,
     NodeLeft,
     NodeLost,
-    NodeRevived,
-    SpareReady,
 )
+from oobleckd.protocol.datamessages import InputsChecked
 from oobleckd.protocol.messages import (
-    PROTOCOL,
-    CheckpointFailed,
-    CheckpointPart,
-    Corrupted,
-    DeviceAwake,
-    DeviceFailed,
-    DeviceLost,
-    DeviceStopped,
-    Dismiss,
     Emptied,
-    Goodbye,
-    Heartbeat,
     Held,
-    Hello,
-    Identified,
-    InputsChanged,
-    InputsChecked,
-    InputsMoved,
-    LinkDown,
-    Measured,
     OpTimes,
     PreCopied,
-    PrepareDone,
-    PrepareFailed,
-    Preparing,
     Progress,
     Ready,
-    Refused,
     StepDone,
-    Welcome,
 )
-from oobleckd.protocol.text import all_visible
-from oobleckd.words import seconds
-
-_HEARTBEAT_OF_NODE_S = (
-    1e-4  # 10,000 nodes send heartbeats once a second, which is a third of a core (docs/decisions.md)
-)
-OfJob = (
-    Measured
-    | PreCopied
-    | Emptied
-    | Ready
-    | Progress
-    | Held
-    | StepDone
-    | OpTimes
-    | CheckpointPart
-    | CheckpointFailed
-    | DeviceFailed
-    | Corrupted
-)
-
-_IN_WORDS = (
-    Hello
-    | DeviceLost
-    | DeviceStopped
-    | LinkDown
-    | DeviceFailed
-    | Identified
-    | InputsChanged
-    | PrepareFailed
-    | Goodbye
-)
-"""Messages with words for people, or of the machine, that views and later sentences have from memory."""
 
 
 class Machine:
@@ -211,9 +141,9 @@ class Machine:
         core = self.core
         match event:
             case Heard():
-                self._heard(event)
+                agents.heard(core, event)
             case LinkLost():
-                self._link_lost(event.node)
+                agents.link_lost(core, event.node)
             case Asked():
                 requests.on_asked(core, event)
             case Planned():
@@ -327,7 +257,7 @@ class Machine:
                 recovery.look_again(core, run)
                 broken, run.broken = run.broken, []
                 for message in broken:
-                    self._link_down(message)
+                    agents.link_down(core, message)
         if run is not None:
             lastcopy.look(core, run)
             recovery.check_lives(core, run)
@@ -344,13 +274,7 @@ class Machine:
         if not name:
             return
         node = core.members.nodes[name]
-        self._evict_node(name, f"its links to {node.accusers()} stay down")
-
-    def _evict_node(self, name: str, cause: str) -> None:
-        core = self.core
-        core.record(NodeDrained(name, f"evicted: {cause}", undo=False, at=core.now, cause="evicted"))
-        core.members.evict(name, cause, core.now, "links-down")
-        self._drop_state(name)
+        agents.evict(core, name, f"its links to {node.accusers()} stay down")
 
     def _dismiss(self) -> None:
         """Nodes that have notice of their end may leave as soon as nothing of them is needed."""
@@ -385,208 +309,3 @@ class Machine:
             else:
                 said = NodeLost(name, node.cause, node.code)
                 core.announce(f"{name} lost: {node.cause}", said, (f"node:{name}",), level="warn")
-
-    # ------------------------------------------------------------------ agents
-
-    def _heard(self, event: Heard) -> None:
-        core, node = self.core, event.node
-        core.members.heard(node, core.now)
-        heard = event.message
-        if isinstance(heard, _IN_WORDS):
-            heard = all_visible(heard)
-        match heard:
-            case Hello() as message:
-                self._hello(message)
-            case Heartbeat() as message:
-                if core.members.heartbeat(node, message.incarnation, core.now):
-                    self._revived(node)
-            case DeviceLost() as message:
-                self._device_lost(node, message)
-            case DeviceStopped() as message:
-                lastcopy.on_stopped(core, node, message)
-            case DeviceAwake() as message:
-                lastcopy.on_awake(core, node, message)
-            case LinkDown() as message:
-                self._link_down(message)
-            case Goodbye() as message:
-                core.members.goodbye(node, message, core.now)
-            case Identified() | InputsChecked() | InputsChanged() | InputsMoved() as message:
-                reading.heard(core, message)
-            case Preparing() | PrepareDone() | PrepareFailed() as message:
-                preparing.heard(core, node, message)
-            case _:
-                self._heard_of_job(heard)
-
-    def _heard_of_job(self, message: OfJob) -> None:
-        core = self.core
-        match message:
-            case Measured():
-                reading.on_measured(core, message)
-            case PreCopied():
-                precopy.on_precopied(core, message)
-            case Emptied():
-                core.members.emptied(message.device, message.order)
-            case Ready():
-                reading.on_ready(core, message)
-            case Progress():
-                recovery.on_progress(core, message)
-            case Held():
-                steps.on_held(core, message)
-            case StepDone():
-                steps.on_step_done(core, message)
-            case OpTimes():
-                steps.on_op_times(core, message)
-            case CheckpointPart() | CheckpointFailed():
-                checkpoints.told(core, message)
-            case DeviceFailed():
-                self._device_failed(message)
-            case Corrupted():
-                recovery.on_corrupted(core, message)
-            case _:
-                assert_never(message)
-
-    def _hello(self, message: Hello) -> None:
-        core = self.core
-        protocol = versions.spoken(message.protocol, message.oldest)
-        if protocol is None:
-            theirs, ours = (
-                versions.words(message.protocol, message.oldest),
-                versions.words(PROTOCOL, versions.OLDEST),
-            )
-            reason = f"the daemon speaks protocol {ours} and this worker {theirs}"
-            hint = "install the same version of oobleckd on both"
-            core.tell(message.node, Refused(reason, hint, "other-protocol"))
-            return
-        before = core.members.nodes.get(message.node)
-        known = before is not None and before.incarnation == message.incarnation
-        noticed = before.notice if before is not None and known else ""
-        was_counted = before is not None and known and (before.ready or before.mending)
-        had_spare = before is not None and known and before.spare is not None and before.spare.ready
-        change = core.members.hello(message, core.now)
-        config, incarnations = core.config, tuple(info.incarnation for info in message.devices)
-        heartbeat_s = max(config.heartbeat_s, len(core.members.nodes) * _HEARTBEAT_OF_NODE_S)
-        figures_s = devicefigures.every(config.figures_s, len(core.members.nodes))
-        welcome = Welcome(protocol, config.daemon, heartbeat_s, config.lease_s, incarnations)
-        more = {"figures_s": figures_s, "artifacts": config.artifacts}
-        core.tell(message.node, msgspec.structs.replace(welcome, **more))
-        if message.ready and not was_counted:
-            core.joined_at = core.now
-        self._expect(message.node)
-        if change == "new":
-            inputs.begin_anew(core, message.node)
-        if change != "same":
-            text = f"{message.node} is {'here' if change == 'new' else 'back'} on {message.host}"
-            here = NodeHere(message.node, message.host, back=change != "new")
-            core.announce(text, here, (f"node:{message.node}",))
-        if message.notice is not None and message.notice.reason != noticed:
-            text = f"{message.node} is to end in {seconds(message.notice.left_s)}: {message.notice.reason}"
-            ending = NodeEnding(message.node, message.notice.reason, message.notice.left_s)
-            core.announce(text, ending, (f"node:{message.node}",), level="warn")
-        if change != "same":
-            preparing.remind(core, message.node, new=change == "new")
-        if message.spare is not None and message.spare.ready and not had_spare:
-            text = f"{message.node} has a spare ready"
-            core.announce(text, SpareReady(message.node), (f"node:{message.node}",))
-        for info in message.devices:
-            if core.run is not None:
-                recovery.remind(core, core.run, info.device, back=change != "same")
-            elif info.job or (change == "back" and core.members.owes(info.device)):
-                core.release(info.device, info.job)
-
-    def _expect(self, name: str) -> None:
-        """It is here: where it should be known that it was, if the daemon is started anew."""
-        core, node = self.core, self.core.members.nodes[name]
-        known = core.state.nodes.get(name)
-        if known is None or known.lost or (known.host, known.zone) != (node.host, node.zone):
-            # Nodes that should be here are those that joined and did not leave in order, and not those with
-            # a key: keys are made for nodes that may never be bought. (D-daemon-018)
-            core.record(NodeJoined(name, node.host, node.zone, core.now))
-
-    def _device_lost(self, name: str, message: DeviceLost) -> None:
-        core, device = self.core, message.device
-        known = core.members.living_node(name, message.incarnation)
-        measuring = core.run.measuring if core.run is not None else ""
-        if core.members.device_lost(name, message, core.now):
-            if core.run is not None and measuring == device:
-                core.run.measuring = ""  # the answer died with it
-            text = f"{device} lost: {message.evidence}; the spare of {name} takes its place"
-            said = DeviceReplaced(name, device, message.evidence)
-            core.announce(text, said, (f"node:{name}",), level="warn")
-        if known:
-            deaths.died(core, message, measuring)
-
-    def _link_lost(self, name: str) -> None:
-        core = self.core
-        core.members.link_lost(name, core.now)
-        if name in core.members.nodes:
-            core.announce(f"the link to {name} closed", LinkClosed(name), (f"node:{name}",), level="warn")
-
-    def _link_down(self, message: LinkDown) -> None:
-        """Believed only of links between two incarnations that are in the layout, or in the one being
-        deployed.
-        """
-        core, run = self.core, self.core.run
-        if run is None:
-            return
-        if run.phase == "adrift":
-            # After a restart the ends of a broken link may not have said Hello: it is looked at after that,
-            # since agents keep it until the device is deployed anew. (D-detection-004)
-            run.broken.append(message)  # its ends may not have said Hello yet
-            return
-        job, survivors = run.job, run.job.survivors()
-        ends = (message.device, message.peer)
-        if all(end in survivors and core.members.living(end, job.incarnations[end]) for end in ends):
-            core.members.link_down(message, core.now)
-        elif run.candidate is not None and all(end in run.candidate.incarnations for end in ends):
-            # What was on its way is lost, and nobody would miss it: its target waits.
-            self._stumble(run, next(end for end in ends if end not in survivors), message)
-
-    def _stumble(self, run: Run, joining: str, message: LinkDown) -> None:
-        """A link of a device that only joins broke: once more with new links, then without its node."""
-        core = self.core
-        if joining in run.stumbled:
-            ends = f"{message.device} and {message.peer}"
-            self._evict_node(node_of(joining), f"the link between {ends} breaks whenever it joins")
-            return
-        run.stumbled.add(joining)
-        why = f"{message.device} lost its link to {message.peer} during a deployment: {message.why}"
-        node = node_of(joining)
-        peer = message.peer if joining == message.device else message.device
-        said = DeploymentRetried(node, joining, peer, run.job.id, message.why)
-        core.announce(f"{why}; once more", said, (f"node:{node}",), level="warn")
-        recovery.restart_deployment(core, run, joining, why)
-
-    def _device_failed(self, message: DeviceFailed) -> None:
-        core = self.core
-        if message.damaged:
-            recovery.on_damaged(core, message)
-            return
-        if message.unread:
-            reading.on_unread(core, message)
-            return
-        job = core.state.jobs.get(message.job) or (core.run.job if core.run else None)
-        node = core.members.nodes.get(node_of(message.device))
-        if job is not None and not job.final and node is not None and node.alive:
-            cause = message.cause or "device-refused"
-            jobs.fail(core, job, f"{message.device}: {message.error}", message.hint, cause)
-
-    def _revived(self, name: str) -> None:
-        """An incarnation that was declared over is heard again: it joins as a fresh one, unless nobody has
-        acted on its end yet.
-        """
-        core = self.core
-        core.joined_at = core.now
-        self._expect(name)
-        if core.run is not None and core.run.phase == "adrift":
-            core.announce(f"{name} is back", NodeRevived(name, fresh=False), (f"node:{name}",))
-            return
-        text = f"{name} is back after it was declared lost; it drops what it holds and joins anew"
-        core.announce(text, NodeRevived(name, fresh=True), (f"node:{name}",))
-        self._drop_state(name)
-
-    def _drop_state(self, name: str) -> None:
-        """What the devices of an incarnation that was declared over hold is of no use any more."""
-        core = self.core
-        if core.run is not None:
-            for device in core.members.nodes[name].devices:
-                core.release(device.device, core.run.job.id)

@@ -19,7 +19,8 @@ import msgspec
 
 from oobleckd.core.lease import SHORTEST, Lease
 from oobleckd.planner.plan import node_of
-from oobleckd.protocol.messages import DeviceLost, Goodbye, Hello, LinkDown
+from oobleckd.protocol.agentmessages import DeviceLost, Goodbye, Hello
+from oobleckd.protocol.messages import LinkDown
 from oobleckd.protocol.parts import DeviceInfo, NodeCause, Spare
 from oobleckd.protocol.traits import CANARY, no_compiler
 from oobleckd.words import seconds

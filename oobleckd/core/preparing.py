@@ -15,8 +15,14 @@ from oobleckd.core.entries import DataPrepared
 from oobleckd.core.membership import Node
 from oobleckd.core.run import Run
 from oobleckd.protocol.changes import PreparingBegan, PreparingEnded
+from oobleckd.protocol.datamessages import (
+    PrepareData,
+    PrepareDone,
+    PrepareFailed,
+    Preparing,
+    StopPreparing,
+)
 from oobleckd.protocol.jobviews import PreparingView
-from oobleckd.protocol.messages import PrepareData, PrepareDone, PrepareFailed, Preparing, StopPreparing
 from oobleckd.protocol.parts import PreparePhase
 from oobleckd.words import count, seconds, size
 

@@ -19,16 +19,9 @@ from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, KeptCheckpoint
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import FileMoved, Level
+from oobleckd.protocol.datamessages import Identified, InputsChanged, InputsChecked, InputsMoved
 from oobleckd.protocol.inputs import Inputs, completed, difference
-from oobleckd.protocol.messages import (
-    DeviceFailed,
-    Identified,
-    InputsChanged,
-    InputsChecked,
-    InputsMoved,
-    Measured,
-    Ready,
-)
+from oobleckd.protocol.messages import DeviceFailed, Measured, Ready
 from oobleckd.words import count, noun
 
 _PUT_BACK = (

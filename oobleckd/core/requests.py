@@ -22,11 +22,11 @@ from oobleckd.core.entries import (
 from oobleckd.core.events import Asked, Reply
 from oobleckd.core.membership import Node
 from oobleckd.core.state import JobRecord, KeptCheckpoint
+from oobleckd.protocol.agentmessages import Inject
 from oobleckd.protocol.changes import Act, Audited, Level
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import check_job, reads_the_same
 from oobleckd.protocol.jobtable import JobError
-from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import AT_A_POINT, Counters, Point
 from oobleckd.protocol.requests import (
     Accepted,

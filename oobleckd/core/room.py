@@ -18,8 +18,8 @@ from oobleckd.core.run import Run, Trouble, WriteRefusal
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.changes import CheckpointRoom, Level
+from oobleckd.protocol.checkpointmessages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.jobviews import TroubleView
-from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.parts import JobCause
 from oobleckd.words import count, noun
 

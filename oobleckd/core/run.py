@@ -15,14 +15,14 @@ from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import Layout, Plan, Transfer
 from oobleckd.planner.policy import Proposal, Setup, Situation
+from oobleckd.protocol.checkpointmessages import CheckpointPart
+from oobleckd.protocol.datamessages import Preparing
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.messages import (
-    CheckpointPart,
     Deploy,
     DeviceFailed,
     Held,
     LinkDown,
-    Preparing,
     Progress,
     Ready,
     StepDone,

@@ -21,8 +21,9 @@ from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of, standing_routes
+from oobleckd.protocol.agentmessages import Ack
 from oobleckd.protocol.changes import Change, EvalLoss, EvaluationDone, Level, LossDisputed, StepCommitted
-from oobleckd.protocol.messages import Ack, Held, OpTimes, StepDone
+from oobleckd.protocol.messages import Held, OpTimes, StepDone
 from oobleckd.protocol.parts import SPIKES, EvalSum, RouterMeans
 from oobleckd.words import SPIKED, loss, short
 

@@ -19,8 +19,7 @@ from typing import TypeVar
 
 from oobleckd.daemon.artifactfiles import ArtifactFiles, Kept, Upload
 from oobleckd.daemon.aside import started
-from oobleckd.protocol.artifacts import MAX_BYTES, PART_BYTES, is_key, is_sha256
-from oobleckd.protocol.messages import (
+from oobleckd.protocol.artifactmessages import (
     ArtifactKept,
     ArtifactPart,
     ArtifactTaken,
@@ -28,9 +27,10 @@ from oobleckd.protocol.messages import (
     NoArtifact,
     OfArtifacts,
     PutArtifact,
-    ToWorker,
     WantArtifact,
 )
+from oobleckd.protocol.artifacts import MAX_BYTES, PART_BYTES, is_key, is_sha256
+from oobleckd.protocol.messages import ToWorker
 from oobleckd.words import size
 
 MAKING_S = 1800.0

@@ -28,7 +28,7 @@ class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KillBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A failure to inject; see ``protocol.messages.Inject``."""
+    """A failure to inject; see ``protocol.agentmessages.Inject``."""
 
     how: How = "sigkill"
     at: Annotated[str, Meta(max_length=64)] = ""

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from oobleckd.protocol.messages import FromWorker, Hello
+from oobleckd.protocol.agentmessages import Hello
+from oobleckd.protocol.messages import FromWorker
 
 MAX_EARLY = 256
 

@@ -30,8 +30,8 @@ from typing import Any, Generic, TypeVar, assert_never
 from oobleckd.daemon.connections import Connection
 from oobleckd.daemon.readiness import Readiness
 from oobleckd.host import tcp
+from oobleckd.protocol.agentmessages import Heartbeat
 from oobleckd.protocol.datagrams import HEARTBEAT_BYTES, Receiver, address_of, session_of, short_session_of
-from oobleckd.protocol.messages import Heartbeat
 from oobleckd.protocol.parts import DATAGRAM_KEY_BYTES, DATAGRAM_SESSION_BYTES, DatagramSession
 
 # What comes while the loop is busy waits in the kernel, which gives less than this where it is configured so.

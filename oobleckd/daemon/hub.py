@@ -35,16 +35,8 @@ from oobleckd.daemon.zap import DOMAIN, Door
 from oobleckd.host import tcp, urgency
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import (
-    PROTOCOL,
-    FiguresTold,
-    FromWorker,
-    Heartbeat,
-    Hello,
-    Refused,
-    ToWorker,
-    Welcome,
-)
+from oobleckd.protocol.agentmessages import FiguresTold, Heartbeat, Hello, Refused, Welcome
+from oobleckd.protocol.messages import PROTOCOL, FromWorker, ToWorker
 from oobleckd.protocol.parts import RefusalCause
 from oobleckd.protocol.text import visible
 from oobleckd.protocol.unreadable import UNREADABLE

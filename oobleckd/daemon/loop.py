@@ -48,9 +48,10 @@ from oobleckd.daemon.stepseconds import StepSeconds
 from oobleckd.daemon.waiting import OnDisk, Waiting
 from oobleckd.host import checkpoint, journald
 from oobleckd.host.durable import errno_of
+from oobleckd.protocol.agentmessages import FiguresTold
 from oobleckd.protocol.changes import DaemonTrouble
 from oobleckd.protocol.checkpoint import PARTIAL
-from oobleckd.protocol.messages import FiguresTold, ToDecideBy, ToWorker
+from oobleckd.protocol.messages import ToDecideBy, ToWorker
 from oobleckd.protocol.requests import Request, Response
 
 _MANIFEST_RETRY_S = (1.0, 5.0, 15.0, 60.0)

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from oobleckd.protocol.messages import LogTold, TellLog
+from oobleckd.protocol.agentmessages import LogTold, TellLog
 
 WAIT_S = 2.0
 DEFAULT_LINES, MAX_LINES = 200, 1000

@@ -46,9 +46,11 @@ from oobleckd.daemon.tokens import Token, load_tokens
 from oobleckd.daemon.traces import Traces, open_traces
 from oobleckd.daemon.verifying import Verifying
 from oobleckd.host import sd, semaphores
+from oobleckd.protocol.agentmessages import LogTold
 from oobleckd.protocol.api import Status
+from oobleckd.protocol.artifactmessages import GetArtifact, NoArtifact, PutArtifact, WantArtifact
 from oobleckd.protocol.changes import DaemonTrouble
-from oobleckd.protocol.messages import FromWorker, GetArtifact, LogTold, NoArtifact, PutArtifact, WantArtifact
+from oobleckd.protocol.messages import FromWorker
 
 SERVER_KEY = "oobleck.server.key_secret"
 """The credential that holds the daemon's key pair, where systemd keeps it."""

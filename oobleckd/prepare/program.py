@@ -19,10 +19,10 @@ import msgspec
 from oobleckd.prepare.build import PrepareProgress, check_cache, prepare
 from oobleckd.prepare.pace import Pace
 from oobleckd.prepare.wanted import find, look_at, wanted_of
+from oobleckd.protocol.datamessages import PrepareData, PrepareDone, PrepareFailed, Preparing
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobdata import SourceTable, in_source
 from oobleckd.protocol.jobparts import parts_of
-from oobleckd.protocol.messages import PrepareData, PrepareDone, PrepareFailed, Preparing
 from oobleckd.tokens.errors import DataError
 
 _SAY_EVERY_S = 1.0

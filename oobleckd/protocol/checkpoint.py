@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.inputs import Inputs, corpus_of, of_corpus
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 
 FORMAT = 2

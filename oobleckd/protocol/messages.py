@@ -1,6 +1,6 @@
-"""Messages between daemon, agents and device processes: tagged frozen structs.
+"""Messages between the daemon and device processes about layouts and rounds, and which there are in all.
 
-Owns the vocabulary only; the codec is in ``codec``. Two fences apply (docs/design.md): *control*
+Owns this vocabulary only; the codec is in ``codec``. Two fences apply (docs/design.md): *control*
 messages are fenced by ``epoch``, a lower one is dropped; *data* between devices is fenced by
 (round, micro-batch, attempt) and never passes through here.
 
@@ -15,180 +15,66 @@ from, that device process, and the agent passes it on unread.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from oobleckd.planner.plan import Detours, HopState, Layout, Route, Transfer
 from oobleckd.planner.profile import Profile
+from oobleckd.protocol.agentmessages import (
+    Ack,
+    DeviceAwake,
+    DeviceLost,
+    DeviceStopped,
+    Dismiss,
+    EndStopped,
+    FiguresTold,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Inject,
+    LogTold,
+    Refused,
+    TellLog,
+    Wake,
+    Welcome,
+)
+from oobleckd.protocol.artifactmessages import (
+    ArtifactHere,
+    ArtifactKept,
+    ArtifactPart,
+    ArtifactTaken,
+    OfArtifacts,
+)
+from oobleckd.protocol.checkpointmessages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.corruption import Fingerprints, Odd
-from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.datamessages import (
+    Identified,
+    Identify,
+    InputsChanged,
+    InputsChecked,
+    InputsMoved,
+    PrepareData,
+    PrepareDone,
+    PrepareFailed,
+    Preparing,
+    StopPreparing,
+)
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
+from oobleckd.protocol.message import Message
 from oobleckd.protocol.modelnotes import FolderNote
-from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import (
-    CardReport,
     Counters,
-    DatagramSession,
-    DeviceInfo,
     EvalSum,
     Flags,
-    How,
     JobCause,
-    Notice,
     Outcome,
     Peer,
-    PreparePhase,
-    RefusalCause,
     RouterFigures,
     SkipCause,
-    Spare,
     Vote,
-    repr_without_secrets,
 )
 
 PROTOCOL = 13
-
-
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of everything on the wire."""
-
-    __repr__ = repr_without_secrets
-
-
-# --------------------------------------------------------------------------- worker -> daemon
-
-
-class Hello(Message, frozen=True):
-    """First message of an agent on every connection, and whenever its devices' incarnations change.
-
-    ``incarnation`` is new whenever the node's devices were started anew: all incarnations before it are over.
-    A device whose place the spare has taken shows by its ``incarnation`` alone. Devices still starting are
-    not listed; a node is usable when ``ready``. ``zone``: what the node fails together with, where its user
-    said so. ``notice``: it is about to be ended, and wants to be out of the plan before; said again in every
-    Hello from then on. The agent speaks protocols ``oldest`` (0: no other) to ``protocol``. ``prepares``: it
-    knows ``PrepareData``.
-    """
-
-    protocol: int
-    node: str
-    incarnation: str
-    host: str
-    ready: bool
-    devices: tuple[DeviceInfo, ...]
-    spare: Spare | None = None
-    zone: str = ""
-    notice: Notice | None = None
-    oldest: int = 0
-    prepares: bool = False
-
-
-class Heartbeat(Message, frozen=True, tag="Beat"):
-    """Sign of life of an agent, every ``Welcome.heartbeat_s`` seconds."""
-
-    incarnation: str
-
-
-class DeviceLost(Message, frozen=True):
-    """The agent saw its device process exit (``evidence``: what it saw, e.g. "signal 9").
-
-    With ``spare`` the node lives on: its warm spare takes the place, and a Hello follows once it is up.
-    Without, all devices of the node start anew, under another incarnation. ``death``: why, where the device
-    said so, or the kernel did.
-    """
-
-    incarnation: str
-    device: str
-    evidence: str
-    spare: bool = False
-    death: Death | None = None
-
-
-class DeviceUp(Message, frozen=True):
-    """A device process tells its agent where it stands: at its start and whenever ``info`` changes.
-
-    The agent keeps the last one for its Hello; it never travels to the daemon as it is.
-    """
-
-    info: DeviceInfo
-
-
-class LastWords(Message, frozen=True):
-    """A device process that is about to end tells its agent why, which says it in its ``DeviceLost``. It
-    never travels to the daemon.
-    """
-
-    death: Death
-
-
-class SpareUp(Message, frozen=True):
-    """A spare tells its agent that all is imported. It never travels to the daemon."""
-
-
-class TakePlace(Message, frozen=True):
-    """The agent tells its spare which device it is from now on. ``before``: all that decided the bits of the
-    process whose place it takes.
-    """
-
-    device: str
-    before: dict[str, str] = {}
-
-
-class LoadLayers(Message, frozen=True):
-    """The agent tells its spare that devices of the node have the compiled layers of ``spec`` by now
-    (``train.compile``), which the spare is to load.
-    """
-
-    spec: Job
-
-
-class LayersLoaded(Message, frozen=True):
-    """A spare has loaded so many ``kinds`` of layers of what it was told last. It never travels to the
-    daemon.
-    """
-
-    kinds: int
-
-
-class ArtifactMade(Message, frozen=True):
-    """A device tells its agent that what ``key`` names is in the file ``path``, which is the agent's from now
-    on. It never travels to the daemon.
-    """
-
-    key: str
-    path: str
-
-
-class ArtifactHere(Message, frozen=True):
-    """The agent's answer to ``WantArtifact`` of a device: it is in the file ``path``, which is the device's
-    from now on; "": the device is to compile it. The daemon never says so.
-    """
-
-    key: str
-    path: str
-
-
-class DeviceStopped(Message, frozen=True):
-    """The agent sees that its device process ``device_incarnation`` does not run for ``stopped_s`` seconds (a
-    signal, a frozen cgroup: ``evidence``); said again every second until it goes on or is ended. The daemon
-    knows whether it can be spared, so it says what follows: ``EndStopped`` or ``Wake``.
-    """
-
-    incarnation: str
-    device: str
-    device_incarnation: str = msgspec.field(name="life")
-    evidence: str
-    stopped_s: float
-
-
-class DeviceAwake(Message, frozen=True):
-    """A device of which ``DeviceStopped`` was said goes on, after ``stopped_s`` seconds in all."""
-
-    incarnation: str
-    device: str
-    device_incarnation: str = msgspec.field(name="life")
-    stopped_s: float
 
 
 class LinkDown(Message, frozen=True):
@@ -276,7 +162,7 @@ class Held(Message, frozen=True):
     epoch: int
     counters: Counters
     finished: bool = False
-    digests: dict[int, int] = {}
+    digests: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 class StepDone(Message, frozen=True):
@@ -315,51 +201,10 @@ class StepDone(Message, frozen=True):
     fingerprints: Fingerprints | None = None
     evaluated: tuple[EvalSum, ...] = ()
     cause: SkipCause = ""
-    routers: dict[int, RouterFigures] = {}
-    experts: dict[int, tuple[int, ...]] = {}
+    routers: dict[int, RouterFigures] = msgspec.field(default_factory=dict)
+    experts: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     gradient_messages: int = 0
     gradient_bytes: int = 0
-
-
-class CheckpointPart(Message, frozen=True):
-    """One bucket of the checkpoint of ``counters`` is written (and synced) as ``file`` in ``directory``.
-
-    ``tensors``: tensor name -> SHA-256 of its bytes. ``corpus``: digest of the text that was trained on.
-    The daemon completes the checkpoint when every bucket has arrived.
-    """
-
-    device: str
-    job: str
-    counters: Counters
-    directory: str
-    bucket: int
-    num_buckets: int
-    file: str
-    num_bytes: int
-    sha256: str
-    tensors: dict[str, str]
-    corpus: str = ""
-
-
-class CheckpointFailed(Message, frozen=True):
-    """A device cannot write its share of the checkpoint of ``counters`` in ``directory``, and keeps all of
-    its state.
-
-    ``needed_bytes``: its share, ``free_bytes``: what was free there (-1: nobody knows). Of the ``last`` one
-    of a job, which is its result, it says so once and tries again by itself; any other is given up. ``error``
-    is for people; ``errno`` is what programs tell causes apart by, the name of the system's error ("ENOSPC";
-    "": it was none, or the device is of a version that does not say).
-    """
-
-    device: str
-    job: str
-    counters: Counters
-    directory: str
-    error: str
-    needed_bytes: int = 0
-    free_bytes: int = -1
-    last: bool = False
-    errno: str = ""
 
 
 class OpTimes(Message, frozen=True):
@@ -397,52 +242,6 @@ class DeviceFailed(Message, frozen=True):
     unread: bool = False
 
 
-class Identified(Message, frozen=True):
-    """What a device would read of ``job``, or does: said when it begins with it, with its ``canary`` then
-    (``Ready``), and in answer to ``Identify``. ``error``: why it can read nothing.
-    """
-
-    device: str
-    job: str
-    inputs: Inputs
-    error: str = ""
-    hint: str = ""
-    canary: str = ""
-
-
-class InputsChecked(Message, frozen=True):
-    """A device has read all bytes of what it reads, from after its round before ``counters`` on: they are
-    what they were when it began.
-    """
-
-    device: str
-    job: str
-    counters: Counters
-    inputs: Inputs
-
-
-class InputsChanged(Message, frozen=True):
-    """What a device has mapped was written to: it goes no further, and whatever it gave in rounds before
-    ``counters`` may have come from other bytes. ``what``: which file, and how it shows.
-    """
-
-    device: str
-    job: str
-    counters: Counters
-    what: str
-
-
-class InputsMoved(Message, frozen=True):
-    """Another file lies at ``path`` by now, or none: what a device has mapped is untouched, and who opens the
-    path reads something else.
-    """
-
-    device: str
-    job: str
-    path: str
-    now: Literal["other", "gone", "back"]
-
-
 class Corrupted(Message, frozen=True):
     """Bits are wrong somewhere, and the device does not go on: holders of a bucket do not agree (``odds``),
     which every device of the layout finds in the same votes before it commits the round of ``counters``; or
@@ -455,110 +254,6 @@ class Corrupted(Message, frozen=True):
     counters: Counters
     odds: tuple[Odd, ...] = ()
     own: str = ""
-
-
-class Preparing(Message, frozen=True):
-    """How far an agent's process is with the data of ``job``, once a second, and whenever that is asked for.
-
-    ``done_bytes`` of ``total_bytes`` of a ``phase``, ``bytes_per_s`` of it (0: not known yet); ``source``: of
-    that one of several. ``order``, here and in the two that follow: of the ``PrepareData`` that it answers.
-    """
-
-    job: str
-    order: str = ""
-    phase: PreparePhase = "look"
-    source: str = ""
-    done_bytes: int = 0
-    total_bytes: int = 0
-    bytes_per_s: float = 0.0
-
-
-class PrepareDone(Message, frozen=True):
-    """The data of ``job`` is prepared: a folder for each source, in order ("": it needs none)."""
-
-    job: str
-    folders: tuple[str, ...]
-    order: str = ""
-
-
-class PrepareFailed(Message, frozen=True):
-    """The data of ``job`` is not prepared, for a reason that a user must mend. ``begun``: more was done than
-    a look, so that others would fail as well; ``died``: the process ended by itself, and might not again.
-    """
-
-    job: str
-    error: str
-    hint: str = ""
-    begun: bool = False
-    died: bool = False
-    order: str = ""
-
-
-class FiguresTold(Message, frozen=True):
-    """What devices of a node and their cards say of themselves, every ``Welcome.figures_s`` seconds, and the
-    last errors that the cards reported, newest last. For who watches: nothing is decided by it, and it is no
-    sign of life.
-    """
-
-    incarnation: str
-    figures: tuple[DeviceFigures, ...]
-    reports: tuple[CardReport, ...] = ()
-
-
-class LogTold(Message, frozen=True):
-    """The answer to ``TellLog``, by its ``ticket``: the newest lines, oldest first. ``complete``: with what
-    devices print, and not those of the agent alone.
-    """
-
-    ticket: str
-    lines: tuple[str, ...]
-    complete: bool = False
-
-
-class WantArtifact(Message, frozen=True):
-    """Who has the artifact ``key`` (``protocol.artifacts``)? Of a device to its agent, and of that to the
-    daemon, which answers with ``ArtifactKept`` when it is there, or when the asker is to make it.
-
-    ``making``: the node was told so by an earlier daemon or on an earlier connection, and is at it.
-    ``damaged``: bytes that came with this checksum are not those that it is of.
-    """
-
-    key: str
-    making: bool = False
-    damaged: str = ""
-
-
-class GetArtifact(Message, frozen=True):
-    """Send ``ArtifactPart`` of ``key`` from ``offset`` on."""
-
-    key: str
-    offset: int
-
-
-class PutArtifact(Message, frozen=True):
-    """Bytes of an artifact that the node has made, ``num_bytes`` in all, from ``offset`` on; the next ones
-    follow ``ArtifactTaken``.
-    """
-
-    key: str
-    num_bytes: int
-    sha256: str
-    offset: int
-    data: bytes
-
-
-class NoArtifact(Message, frozen=True):
-    """Who was to make the artifact ``key`` does not."""
-
-    key: str
-
-
-class Goodbye(Message, frozen=True):
-    """The agent leaves in order (SIGTERM). ``overdue``: its notice's time is up, and it was not let go."""
-
-    incarnation: str
-    reason: str
-    overdue: bool = False
 
 
 ToDecideBy = (
@@ -590,106 +285,11 @@ ToDecideBy = (
     | Goodbye
 )
 """What the core may decide by; the rest is for who watches, and for who compiles."""
-OfArtifacts = WantArtifact | GetArtifact | PutArtifact | NoArtifact
 FromWorker = ToDecideBy | FiguresTold | LogTold | OfArtifacts
-
-
-# --------------------------------------------------------------------------- daemon -> worker
-
-
-class Welcome(Message, frozen=True):
-    """Accepted: ``protocol`` is spoken from now on. ``daemon`` is the incarnation of the daemon.
-
-    ``incarnations``: the device incarnations of the Hello that this answers. Until an incarnation is among
-    them, what comes for its device is meant for the incarnation before it, and the agent drops it.
-    ``datagrams``: how the node may send heartbeats while it is idle, until the next Welcome or the end of the
-    connection; None: over the connection alone. ``figures_s``: how often it is to tell of its devices, in
-    seconds (0: never, as a daemon that does not know ``FiguresTold``). ``artifacts``: the daemon keeps what
-    nodes compile, and sends it to others.
-    """
-
-    protocol: int
-    daemon: str
-    heartbeat_s: float = msgspec.field(name="beat_s")
-    lease_s: float
-    incarnations: tuple[str, ...] = msgspec.field(default=(), name="lives")
-    datagrams: DatagramSession | None = None
-    figures_s: float = 0.0
-    artifacts: bool = False
-
-
-class Refused(Message, frozen=True):
-    """Not accepted: why, and what to do. The agent prints it and exits. ``cause``: why, for programs."""
-
-    reason: str
-    hint: str
-    cause: RefusalCause = ""
-
-
-class Dismiss(Message, frozen=True):
-    """To an agent that gave ``Hello.notice``: nothing of this node is needed any more, so it may leave."""
-
-
-class EndStopped(Message, frozen=True):
-    """To an agent: end the stopped process of ``device``, if ``incarnation`` is still its incarnation."""
-
-    device: str
-    incarnation: str = msgspec.field(name="life")
-
-
-class Wake(Message, frozen=True):
-    """To an agent: send SIGCONT to the stopped process of ``device``: it is waited for, as nobody else has
-    what it holds.
-    """
-
-    device: str
-    incarnation: str = msgspec.field(name="life")
-
-
-class TellLog(Message, frozen=True):
-    """To an agent: tell the newest ``num_lines`` lines of the node's log; answered with ``LogTold``."""
-
-    ticket: str
-    num_lines: int
-
-
-class ArtifactKept(Message, frozen=True):
-    """There is an artifact ``key``, of ``num_bytes`` with this checksum; 0: there is none, and the node that
-    asked is to make it.
-    """
-
-    key: str
-    num_bytes: int = 0
-    sha256: str = ""
-
-
-class ArtifactPart(Message, frozen=True):
-    """Bytes of the artifact ``key`` from ``offset`` on, ``protocol.artifacts.PART_BYTES`` at most (none: it
-    is not there any more).
-    """
-
-    key: str
-    offset: int
-    data: bytes
-
-
-class ArtifactTaken(Message, frozen=True):
-    """Of the artifact ``key`` all up to ``offset`` is here: go on from there; -1: no more of it is wanted."""
-
-    key: str
-    offset: int
 
 
 class Measure(Message, frozen=True):
     """Measure the layers of ``job``'s model on ``device``."""
-
-    device: str
-    job: str
-    spec: Job
-
-
-class Identify(Message, frozen=True):
-    """Say what you would read of ``job``."""
 
     device: str
     job: str
@@ -807,51 +407,6 @@ class Flag(Message, frozen=True):
     epoch: int
     flags: Flags
     round: int = 0
-
-
-class Ack(Message, frozen=True):
-    """Every ``StepDone`` of ``job`` with a round up to ``round``, and checkpoint parts up to it, are
-    journaled.
-    """
-
-    job: str
-    round: int
-
-
-class PrepareData(Message, frozen=True):
-    """To an agent: have the data of ``job`` prepared, by a process of its own. Who is at it, or has done it,
-    says that again; who has failed under an ``order`` before begins anew.
-    """
-
-    job: str
-    spec: Job
-    order: str
-
-
-class StopPreparing(Message, frozen=True):
-    """To an agent: end what prepares the data of ``job``, and forget what came of it."""
-
-    job: str
-
-
-class Inject(Message, frozen=True):
-    """Failure injection.
-
-    ``how``: sigkill (agent and devices), sigterm (an orderly leave), sigstop (agent and devices), hang (a
-    device process, its interpreter locked), net-drop (nothing of the node leaves or arrives), agent-only and
-    device (SIGKILL of one process), host (sigkill, told to every node of a host). ``at`` names a fault point
-    of the device process instead of "now" (docs/drills.md lists them), optionally at a given ``round``.
-    flip-weight, flip-moment and flip-sum: one bit of a weight, an optimizer moment or a gradient sum of a
-    device changes. slow: a device takes ``times`` as long for every layer. ``seconds``: sigstop, net-drop and
-    slow end after so long (0: never).
-    """
-
-    how: How
-    device: str = ""
-    at: str = ""
-    round: int = -1
-    seconds: float = 0.0
-    times: float = 1.0
 
 
 class Release(Message, frozen=True):

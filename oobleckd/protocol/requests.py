@@ -73,7 +73,7 @@ class Forget(Request, frozen=True):
 
 
 class Kill(Request, frozen=True):
-    """Failure injection on a node; see ``messages.Inject``."""
+    """Failure injection on a node; see ``agentmessages.Inject``."""
 
     node: str
     how: How = "sigkill"

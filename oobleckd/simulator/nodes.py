@@ -15,7 +15,8 @@ from typing import Protocol
 from oobleckd.core.events import Asked, Event, Heard, LinkLost
 from oobleckd.core.machine import Machine
 from oobleckd.planner.plan import device_name, node_of
-from oobleckd.protocol.messages import PROTOCOL, DeviceLost, Goodbye, Hello, LinkDown
+from oobleckd.protocol.agentmessages import DeviceLost, Goodbye, Hello
+from oobleckd.protocol.messages import PROTOCOL, LinkDown
 from oobleckd.protocol.parts import DeviceInfo, Notice
 from oobleckd.protocol.requests import Drain
 from oobleckd.simulator.account import Account

@@ -9,7 +9,7 @@ from oobleckd.planner.costs.model import copy_bytes
 from oobleckd.planner.plan import Layout, node_of
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.checkpoint import PARTIAL, step_name
-from oobleckd.protocol.messages import CheckpointPart
+from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from oobleckd.simulator.costs import Costs
 

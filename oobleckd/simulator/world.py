@@ -44,38 +44,34 @@ from oobleckd.core.events import (
 from oobleckd.core.machine import Machine
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of
+from oobleckd.protocol.agentmessages import (
+    Ack,
+    Dismiss,
+    EndStopped,
+    Inject,
+    Refused,
+    TellLog,
+    Wake,
+    Welcome,
+)
+from oobleckd.protocol.artifactmessages import ArtifactHere, ArtifactKept, ArtifactPart, ArtifactTaken
+from oobleckd.protocol.datamessages import Identify, PrepareData, PrepareDone, StopPreparing
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobeval import Eval
 from oobleckd.protocol.jobparts import parts_of
 from oobleckd.protocol.messages import (
-    Ack,
-    ArtifactHere,
-    ArtifactKept,
-    ArtifactPart,
-    ArtifactTaken,
     Decide,
     Deploy,
-    Dismiss,
     Emptied,
-    EndStopped,
     Flag,
-    Identify,
-    Inject,
     Measure,
     Measured,
     PreCopy,
-    PrepareData,
-    PrepareDone,
-    Refused,
     Release,
     Report,
     Resume,
-    StopPreparing,
-    TellLog,
     ToDecideBy,
     ToWorker,
-    Wake,
-    Welcome,
 )
 from oobleckd.protocol.requests import Submit
 from oobleckd.simulator import traces

@@ -15,7 +15,8 @@ import zmq
 
 from oobleckd.daemon.keys import KeyPair, load_pair, load_public
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import PROTOCOL, Hello, ToWorker
+from oobleckd.protocol.agentmessages import Hello
+from oobleckd.protocol.messages import PROTOCOL, ToWorker
 from oobleckd.protocol.parts import DeviceInfo
 
 WAIT_MS = 120_000

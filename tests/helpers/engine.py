@@ -27,8 +27,9 @@ from oobleckd.planner.schedule import format_ops
 from oobleckd.planner.schedules.decoupled import decoupled
 from oobleckd.planner.schedules.dispatch import RULES, dispatch
 from oobleckd.planner.schedules.jobshop import shop_of, step_ops
+from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import CheckpointPart, Deploy, FromWorker, Held, Progress, StepDone
+from oobleckd.protocol.messages import Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, EvalSum, Flags, RouterFigures
 from oobleckd.worker.data.corpus import Corpus, open_corpus
 from oobleckd.worker.models import ModelSpec, load_spec

@@ -11,24 +11,18 @@ import msgspec
 
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol import codec
+from oobleckd.protocol.agentmessages import DeviceLost, FiguresTold, Goodbye, Heartbeat, LogTold
+from oobleckd.protocol.checkpointmessages import CheckpointPart
+from oobleckd.protocol.datamessages import PrepareDone, PrepareFailed, Preparing
 from oobleckd.protocol.messages import (
-    CheckpointPart,
     Corrupted,
     DeviceFailed,
-    DeviceLost,
     Emptied,
-    FiguresTold,
-    Goodbye,
-    Heartbeat,
     Held,
     LinkDown,
-    LogTold,
     Measured,
     OpTimes,
     PreCopied,
-    PrepareDone,
-    PrepareFailed,
-    Preparing,
     Progress,
     Ready,
     StepDone,

@@ -14,18 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oobleckd.planner.plan import device_name
-from oobleckd.protocol.messages import (
-    PROTOCOL,
-    Ack,
-    Dismiss,
-    EndStopped,
-    Heartbeat,
-    Hello,
-    PrepareData,
-    StopPreparing,
-    Wake,
-    Welcome,
-)
+from oobleckd.protocol.agentmessages import Ack, Dismiss, EndStopped, Heartbeat, Hello, Wake, Welcome
+from oobleckd.protocol.datamessages import PrepareData, StopPreparing
+from oobleckd.protocol.messages import PROTOCOL
 from oobleckd.protocol.parts import Notice
 from oobleckd.worker.agent.outbox import MessageHead, Outbox
 from oobleckd.worker.processes.preparing import Preparations

@@ -24,8 +24,9 @@ from oobleckd.core.events import Tell
 from oobleckd.core.state import JobRecord, Step
 from oobleckd.daemon import stepstore
 from oobleckd.planner.policy import ROLLING_BACK
+from oobleckd.protocol.agentmessages import Ack
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Ack, Decide, Deploy, LinkDown, Progress, Report, Resume
+from oobleckd.protocol.messages import Decide, Deploy, LinkDown, Progress, Report, Resume
 from oobleckd.protocol.parts import Counters, EvalSum, Outcome
 from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import ledger_digest

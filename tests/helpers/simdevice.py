@@ -17,17 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oobleckd.planner.plan import Layout
+from oobleckd.protocol.checkpointmessages import CheckpointFailed, CheckpointPart
+from oobleckd.protocol.datamessages import Identified
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import (
-    CheckpointFailed,
-    CheckpointPart,
-    Identified,
-    Measured,
-    OpTimes,
-    Ready,
-    StepDone,
-    ToWorker,
-)
+from oobleckd.protocol.messages import Measured, OpTimes, Ready, StepDone, ToWorker
 from oobleckd.protocol.parts import Counters, DeviceInfo, bits_of
 from oobleckd.protocol.traits import KIND
 from oobleckd.worker.canary.canary import Canary

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from oobleckd.core.events import Heard, LinkLost, Tell
 from oobleckd.daemon.connections import Connection, Connections
+from oobleckd.protocol.agentmessages import Hello
 from oobleckd.protocol.codec import decode_from_worker, decode_to_worker, encode
-from oobleckd.protocol.messages import Hello, OpTimes
+from oobleckd.protocol.messages import OpTimes
 from oobleckd.worker.transport.mailbox import TensorMessage
 from tests.helpers.simagent import SimNode
 from tests.helpers.simtransport import Link, Waiting

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from oobleckd.protocol.messages import PrepareData, PrepareDone, PrepareFailed, Preparing
+from oobleckd.protocol.datamessages import PrepareData, PrepareDone, PrepareFailed, Preparing
 
 if TYPE_CHECKING:
     from oobleckd.worker.processes.preparing import Word

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import click
 
+from oobleckd.protocol.agentmessages import Inject
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death, Memory
-from oobleckd.protocol.messages import DeviceUp, Inject, LastWords, Progress, Report, Resume, StepDone
+from oobleckd.protocol.messages import Progress, Report, Resume, StepDone
+from oobleckd.protocol.nodemessages import DeviceUp, LastWords
 from oobleckd.protocol.parts import Counters, DeviceInfo
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.process import Loading, wait_for_place

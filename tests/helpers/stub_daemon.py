@@ -8,7 +8,8 @@ from typing import TypeVar
 import zmq
 
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello, ToWorker, Welcome
+from oobleckd.protocol.agentmessages import Heartbeat, Hello, Welcome
+from oobleckd.protocol.messages import PROTOCOL, FromWorker, ToWorker
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0

@@ -18,18 +18,18 @@ from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import Asked, Tick
 from oobleckd.core.machine import Machine
 from oobleckd.planner.plan import Layout, device_name, node_of
-from oobleckd.protocol.batchramp import sizes_of
-from oobleckd.protocol.deaths import Death
-from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import (
+from oobleckd.protocol.agentmessages import (
     DeviceAwake,
     DeviceLost,
     DeviceStopped,
     EndStopped,
     Goodbye,
-    LinkDown,
     Wake,
 )
+from oobleckd.protocol.batchramp import sizes_of
+from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import LinkDown
 from oobleckd.protocol.modelnotes import FolderNote
 from oobleckd.protocol.requests import AnyRequest, Response, Submit
 from tests.helpers.simagent import SimNode, Sleeper

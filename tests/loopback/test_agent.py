@@ -17,8 +17,7 @@ from zmq.auth import create_certificates, load_certificate
 
 from oobleckd.host import urgency
 from oobleckd.host.starts import FailedStart, failed_starts, note_failed, repeated
-from oobleckd.protocol.deaths import TO_MEND
-from oobleckd.protocol.messages import (
+from oobleckd.protocol.agentmessages import (
     Ack,
     DeviceAwake,
     DeviceLost,
@@ -29,13 +28,11 @@ from oobleckd.protocol.messages import (
     Heartbeat,
     Hello,
     Inject,
-    Progress,
     Refused,
-    Report,
-    Resume,
-    StepDone,
     Wake,
 )
+from oobleckd.protocol.deaths import TO_MEND
+from oobleckd.protocol.messages import Progress, Report, Resume, StepDone
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.processes.children import EXITING
 from tests.helpers.standin_device import HUNGRY

@@ -15,7 +15,8 @@ import zmq
 
 from oobleckd.daemon import keys
 from oobleckd.daemon.hub import Hub, HubError
-from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello, Refused, ToWorker, Welcome
+from oobleckd.protocol.agentmessages import Heartbeat, Hello, Refused, Welcome
+from oobleckd.protocol.messages import PROTOCOL, FromWorker, ToWorker
 from oobleckd.protocol.parts import DatagramSession
 from tests.helpers.agents import Agent, hello
 

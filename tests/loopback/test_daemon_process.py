@@ -16,8 +16,8 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.daemon import keys
+from oobleckd.protocol.agentmessages import Refused, Welcome
 from oobleckd.protocol.changes import Audited, Change, DaemonTrouble
-from oobleckd.protocol.messages import Refused, Welcome
 from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
 from tests.helpers.agents import hello
 from tests.helpers.daemons import command, daemon

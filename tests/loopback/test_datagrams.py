@@ -17,8 +17,9 @@ from oobleckd.daemon import heartbeats, keys
 from oobleckd.daemon.connections import Connection
 from oobleckd.daemon.heartbeats import Heartbeats
 from oobleckd.daemon.hub import Hub
+from oobleckd.protocol.agentmessages import Dismiss, Heartbeat, Refused
 from oobleckd.protocol.datagrams import Sender
-from oobleckd.protocol.messages import Dismiss, FromWorker, Heartbeat, Refused
+from oobleckd.protocol.messages import FromWorker
 from oobleckd.protocol.parts import DatagramSession
 from tests.helpers.agents import Agent, hello
 from tests.loopback.test_daemon_hub import WAIT_S, WELCOME, World

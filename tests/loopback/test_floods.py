@@ -17,8 +17,8 @@ import pytest
 from benchmarks import flood
 from oobleckd.daemon import keys
 from oobleckd.daemon.accepting import MAX_EACH
+from oobleckd.protocol.agentmessages import Welcome
 from oobleckd.protocol.job import parse_job
-from oobleckd.protocol.messages import Welcome
 from tests.helpers.agents import hello
 from tests.helpers.daemons import Daemon, daemon
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from oobleckd.daemon import keys
+from oobleckd.protocol.agentmessages import Heartbeat, Welcome
 from oobleckd.protocol.datagrams import Sender
 from oobleckd.protocol.job import parse_job
-from oobleckd.protocol.messages import Heartbeat, Welcome
 from tests.helpers.agents import Agent, hello
 from tests.helpers.daemons import Daemon, daemon
 from tests.helpers.fuzz import http_requests, mutated, worker_frames

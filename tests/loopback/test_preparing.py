@@ -18,9 +18,15 @@ from typing import TypeVar
 import msgspec
 import pytest
 
+from oobleckd.protocol.datamessages import (
+    PrepareData,
+    PrepareDone,
+    PrepareFailed,
+    Preparing,
+    StopPreparing,
+)
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobviews import JobView
-from oobleckd.protocol.messages import PrepareData, PrepareDone, PrepareFailed, Preparing, StopPreparing
 from oobleckd.tokens.manifest import TOKENS, checksums, read_manifest
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.corpora import DOCUMENTS, make_tokenizer

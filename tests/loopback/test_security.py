@@ -25,7 +25,8 @@ from oobleckd.daemon import keys, tokens
 from oobleckd.daemon.hub import Hub
 from oobleckd.daemon.seldom import AT_ONCE
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import FiguresTold, Heartbeat, Refused, StepDone
+from oobleckd.protocol.agentmessages import FiguresTold, Heartbeat, Refused
+from oobleckd.protocol.messages import StepDone
 from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport, Counters
 from oobleckd.worker.agent.daemon_link import CurveKeys, Uplink

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from oobleckd.core.events import Heard, ManifestWritten
+from oobleckd.protocol.agentmessages import Hello
 from oobleckd.protocol.changes import CheckpointIncomplete, Payload, StepCommitted
+from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, Memory
-from oobleckd.protocol.messages import PROTOCOL, CheckpointPart, Hello
+from oobleckd.protocol.messages import PROTOCOL
 from oobleckd.protocol.parts import Spare
 from oobleckd.protocol.requests import Control, Drain, Kill
 from tests.helpers.simdevice import SimWriter

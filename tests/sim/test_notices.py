@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
+from oobleckd.protocol.agentmessages import Dismiss
 from oobleckd.protocol.changes import NodeDismissed, NodeEnding
 from oobleckd.protocol.incidentviews import LossView
 from oobleckd.protocol.job import PolicyName
-from oobleckd.protocol.messages import Dismiss
 from oobleckd.protocol.requests import Drain
 from tests.helpers.world import World
 

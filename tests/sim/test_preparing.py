@@ -10,8 +10,8 @@ import pytest
 from oobleckd.core.entries import JobSubmitted
 from oobleckd.core.events import Heard
 from oobleckd.protocol.changes import PreparingBegan, PreparingEnded
+from oobleckd.protocol.datamessages import PrepareDone, PrepareFailed
 from oobleckd.protocol.jobparts import without_folders
-from oobleckd.protocol.messages import PrepareDone, PrepareFailed
 from oobleckd.protocol.requests import Control, Drain
 from tests.helpers.simjobs import UNPREPARED, make_job
 from tests.helpers.simprepare import FOLDER

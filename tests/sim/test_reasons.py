@@ -12,10 +12,12 @@ from typing import get_args
 
 import msgspec
 
+from oobleckd.core import agents
 from oobleckd.core.events import Heard, Planned, Tell
+from oobleckd.protocol.agentmessages import Goodbye, Hello, Refused
 from oobleckd.protocol.changes import LastCopyAwaited, NodeLost
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, Death, Memory
-from oobleckd.protocol.messages import PROTOCOL, DeviceFailed, Goodbye, Hello, LinkDown, Refused
+from oobleckd.protocol.messages import PROTOCOL, DeviceFailed, LinkDown
 from oobleckd.protocol.parts import JobCause, NodeCause
 from oobleckd.protocol.requests import Control, Drain, Kill
 from tests.helpers.simjobs import UNPREPARED, make_job
@@ -313,8 +315,8 @@ def evicted() -> Iterator[Said]:
     yield "lost", told.code, told.cause
     world = training(4)
     machine = world.machine
-    machine._stumble(machine.core.run, "n02/0", LinkDown("n01/0", "n02/0", "reset"))
-    machine._stumble(machine.core.run, "n02/0", LinkDown("n01/0", "n02/0", "reset"))
+    agents._stumble(machine.core, machine.core.run, "n02/0", LinkDown("n01/0", "n02/0", "reset"))
+    agents._stumble(machine.core, machine.core.run, "n02/0", LinkDown("n01/0", "n02/0", "reset"))
     yield "drained", machine.core.state.drain_causes["n02"], machine.core.state.drained["n02"]
 
 

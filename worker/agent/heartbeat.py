@@ -18,8 +18,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from oobleckd.protocol.agentmessages import Welcome
 from oobleckd.protocol.datagrams import ACK_BYTES, Sender, address_of
-from oobleckd.protocol.messages import Welcome
 from oobleckd.protocol.parts import DatagramSession
 from oobleckd.worker.agent.daemon_link import Uplink
 

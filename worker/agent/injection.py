@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from oobleckd.protocol.messages import Inject
+from oobleckd.protocol.agentmessages import Inject
 from oobleckd.worker.agent.daemon_link import Uplink
 from oobleckd.worker.processes.children import Child
 

@@ -27,33 +27,27 @@ import msgspec
 from oobleckd.host import urgency
 from oobleckd.host.starts import FailedStart, forget_failed, note_failed
 from oobleckd.protocol import codec
-from oobleckd.protocol.deaths import Death
-from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import (
-    PROTOCOL,
+from oobleckd.protocol.agentmessages import (
     Ack,
-    ArtifactHere,
-    ArtifactKept,
-    ArtifactPart,
-    ArtifactTaken,
     DeviceLost,
-    DeviceUp,
     Dismiss,
     EndStopped,
     Goodbye,
     Heartbeat,
     Hello,
     Inject,
-    LastWords,
     LogTold,
-    PrepareData,
     Refused,
-    StopPreparing,
-    TakePlace,
     TellLog,
     Wake,
     Welcome,
 )
+from oobleckd.protocol.artifactmessages import ArtifactHere, ArtifactKept, ArtifactPart, ArtifactTaken
+from oobleckd.protocol.datamessages import PrepareData, StopPreparing
+from oobleckd.protocol.deaths import Death
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import PROTOCOL
+from oobleckd.protocol.nodemessages import DeviceUp, LastWords, TakePlace
 from oobleckd.protocol.parts import DeviceInfo
 from oobleckd.protocol.versions import OLDEST
 from oobleckd.words import count, seconds

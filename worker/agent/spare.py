@@ -15,7 +15,7 @@ import msgspec
 
 from oobleckd.protocol import codec
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import LayersLoaded, LoadLayers
+from oobleckd.protocol.nodemessages import LayersLoaded, LoadLayers
 from oobleckd.protocol.parts import Spare
 from oobleckd.words import count
 from oobleckd.worker.agent.device_link import AgentSide

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oobleckd.protocol.messages import DeviceAwake, DeviceStopped
+from oobleckd.protocol.agentmessages import DeviceAwake, DeviceStopped
 from oobleckd.worker.processes.children import Child
 
 _AGAIN_S = 1.0

@@ -9,7 +9,8 @@ import queue
 from collections.abc import Callable
 from pathlib import Path
 
-from oobleckd.protocol.messages import ArtifactHere, ArtifactMade, Message, NoArtifact, WantArtifact
+from oobleckd.protocol.artifactmessages import ArtifactHere, ArtifactMade, NoArtifact, WantArtifact
+from oobleckd.protocol.message import Message
 
 
 class Asking:

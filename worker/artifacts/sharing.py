@@ -21,19 +21,19 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from oobleckd.protocol import codec
-from oobleckd.protocol.artifacts import MAX_BYTES, PART_BYTES, is_key
-from oobleckd.protocol.messages import (
+from oobleckd.protocol.artifactmessages import (
     ArtifactHere,
     ArtifactKept,
     ArtifactMade,
     ArtifactPart,
     ArtifactTaken,
     GetArtifact,
-    Message,
     NoArtifact,
     PutArtifact,
     WantArtifact,
 )
+from oobleckd.protocol.artifacts import MAX_BYTES, PART_BYTES, is_key
+from oobleckd.protocol.message import Message
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 from oobleckd.words import size
 

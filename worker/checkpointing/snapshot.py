@@ -18,8 +18,8 @@ from torch import Tensor
 from oobleckd.host.checkpoint import room
 from oobleckd.host.folder import FolderMark
 from oobleckd.planner.plan import Layout
+from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Bucket

@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from oobleckd.host.checkpoint import room
-from oobleckd.protocol.messages import CheckpointFailed, FromWorker
+from oobleckd.protocol.checkpointmessages import CheckpointFailed
+from oobleckd.protocol.messages import FromWorker
 from oobleckd.worker.checkpointing.snapshot import Share, write_share
 from oobleckd.worker.runtime.errors import ends_the_process
 from oobleckd.worker.runtime.faults import Faults

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from oobleckd.host.urgency import hurry
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import ArtifactHere, Message
+from oobleckd.protocol.artifactmessages import ArtifactHere
+from oobleckd.protocol.message import Message
 from oobleckd.worker.runtime.framing import FrameError, read_frame, write_frame
 from oobleckd.worker.transport.mailbox import Mailbox
 

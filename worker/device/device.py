@@ -19,40 +19,36 @@ import torch
 from torch import Tensor
 
 from oobleckd.host import urgency
-from oobleckd.protocol.deaths import OUT_OF_MEMORY
-from oobleckd.protocol.messages import (
+from oobleckd.protocol.agentmessages import (
     Ack,
-    ArtifactHere,
-    ArtifactKept,
-    ArtifactPart,
-    ArtifactTaken,
-    Decide,
-    Deploy,
-    DeviceFailed,
-    DeviceUp,
     Dismiss,
     EndStopped,
-    Flag,
-    FromWorker,
-    Identify,
     Inject,
-    LastWords,
-    LinkDown,
-    Measure,
-    Measured,
-    Message,
-    PreCopy,
-    PrepareData,
     Refused,
-    Release,
-    Report,
-    Resume,
-    StopPreparing,
     TellLog,
-    ToWorker,
     Wake,
     Welcome,
 )
+from oobleckd.protocol.artifactmessages import ArtifactHere, ArtifactKept, ArtifactPart, ArtifactTaken
+from oobleckd.protocol.datamessages import Identify, PrepareData, StopPreparing
+from oobleckd.protocol.deaths import OUT_OF_MEMORY
+from oobleckd.protocol.message import Message
+from oobleckd.protocol.messages import (
+    Decide,
+    Deploy,
+    DeviceFailed,
+    Flag,
+    FromWorker,
+    LinkDown,
+    Measure,
+    Measured,
+    PreCopy,
+    Release,
+    Report,
+    Resume,
+    ToWorker,
+)
+from oobleckd.protocol.nodemessages import DeviceUp, LastWords
 from oobleckd.protocol.parts import Counters, DeviceInfo, How
 from oobleckd.worker.artifacts.asking import Asking
 from oobleckd.worker.canary.canary import Canary

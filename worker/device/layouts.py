@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from oobleckd.protocol.datamessages import Identified
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
     Decide,
@@ -20,7 +21,6 @@ from oobleckd.protocol.messages import (
     Emptied,
     Flag,
     FromWorker,
-    Identified,
     PreCopied,
     PreCopy,
     Ready,

@@ -27,7 +27,7 @@ import msgspec
 from oobleckd.host.journald import LineFormatter
 from oobleckd.protocol import codec
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import LastWords, LayersLoaded, LoadLayers, SpareUp, TakePlace
+from oobleckd.protocol.nodemessages import LastWords, LayersLoaded, LoadLayers, SpareUp, TakePlace
 from oobleckd.worker.processes.children import die_with_parent
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.deaths import death_of

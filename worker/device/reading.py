@@ -12,16 +12,16 @@ from typing import assert_never
 
 import msgspec
 
-from oobleckd.protocol.inputs import Inputs
-from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import (
-    FromWorker,
+from oobleckd.protocol.datamessages import (
     Identified,
     Identify,
     InputsChanged,
     InputsChecked,
     InputsMoved,
 )
+from oobleckd.protocol.inputs import Inputs
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.messages import FromWorker
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.data.corpus import Corpus, open_corpus
 from oobleckd.worker.data.input_watch import Changed, Checked, Finding, InputWatch, Moved

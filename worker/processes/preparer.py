@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from oobleckd.host.interpreter import command
-from oobleckd.protocol.messages import PrepareData
+from oobleckd.protocol.datamessages import PrepareData
 from oobleckd.protocol.unreadable import UNREADABLE
 from oobleckd.worker.processes.orphans import Orphans
 from oobleckd.worker.processes.preparing import Word

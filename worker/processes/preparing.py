@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from oobleckd.protocol.messages import PrepareData, PrepareDone, PrepareFailed, Preparing
+from oobleckd.protocol.datamessages import PrepareData, PrepareDone, PrepareFailed, Preparing
 
 Word = Preparing | PrepareDone | PrepareFailed
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from oobleckd.protocol.messages import FiguresTold, Welcome
+from oobleckd.protocol.agentmessages import FiguresTold, Welcome
 from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport, DeviceInfo
 from oobleckd.worker.telemetry.cards import CardOf, CardWatch

@@ -23,10 +23,11 @@ from oobleckd.host.checkpoint import complete
 from oobleckd.host.jobfile import load_job
 from oobleckd.planner.plan import Layout, Range, Route, Segment, holdings_of
 from oobleckd.protocol.checkpoint import manifest_of
+from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobtable import JobError
-from oobleckd.protocol.messages import CheckpointPart, FromWorker, StepDone
+from oobleckd.protocol.messages import FromWorker, StepDone
 from oobleckd.protocol.modelnotes import words
 from oobleckd.protocol.parts import Counters, EvalSum, bits_of
 from oobleckd.worker.data.corpus import open_corpus

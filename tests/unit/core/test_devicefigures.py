@@ -12,8 +12,9 @@ from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import Announce, Command, FiguresHeard, Heard, Record, Tell
 from oobleckd.core.machine import Machine
 from oobleckd.core.memory import planned_by_device
+from oobleckd.protocol.agentmessages import FiguresTold, Goodbye, Hello, Welcome
 from oobleckd.protocol.changes import CardError, Change
-from oobleckd.protocol.messages import PROTOCOL, FiguresTold, Goodbye, Hello, Welcome
+from oobleckd.protocol.messages import PROTOCOL
 from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport, DeviceInfo
 from oobleckd.protocol.xids import UNKNOWN

@@ -12,19 +12,15 @@ from oobleckd.core.events import Asked, Heard, LinkLost, ManifestWritten, Planne
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
 from oobleckd.planner.plan import node_of
+from oobleckd.protocol.agentmessages import Ack, Goodbye, Heartbeat, Hello, Refused
 from oobleckd.protocol.changes import CheckpointGivenUp, LossDisputed, PlanRefused, SpareReady
+from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.messages import (
     PROTOCOL,
-    Ack,
-    CheckpointPart,
     DeviceFailed,
     Emptied,
-    Goodbye,
-    Heartbeat,
     Held,
-    Hello,
     LinkDown,
-    Refused,
     Release,
     Resume,
     StepDone,

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from oobleckd.core.membership import Membership
-from oobleckd.protocol.messages import DeviceLost, Goodbye, Hello, LinkDown
+from oobleckd.protocol.agentmessages import DeviceLost, Goodbye, Hello
+from oobleckd.protocol.messages import LinkDown
 from oobleckd.protocol.parts import DeviceInfo
 
 

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from oobleckd.core import view
+from oobleckd.protocol.agentmessages import Inject
 from oobleckd.protocol.changes import Audited
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.job import Train
-from oobleckd.protocol.messages import Inject
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.requests import Accepted, Control, Delete, Denied, Drain, Kill, Submit
 from tests.helpers.simjobs import make_job

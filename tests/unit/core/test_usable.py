@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from oobleckd.core.membership import Membership
 from oobleckd.core.usable import Terms, Usable
-from oobleckd.protocol.messages import PROTOCOL, Hello
+from oobleckd.protocol.agentmessages import Hello
+from oobleckd.protocol.messages import PROTOCOL
 from oobleckd.protocol.parts import DeviceInfo
 
 RINGS = (("a", "b", "c"), ("d", "e", "f"))

@@ -17,10 +17,7 @@ from oobleckd.daemon import artifactfiles, artifacts
 from oobleckd.daemon.artifactfiles import ArtifactFiles, Kept
 from oobleckd.daemon.artifacts import Artifacts
 from oobleckd.daemon.openapi import document
-from oobleckd.protocol.artifacts import PART_BYTES, is_key
-from oobleckd.protocol.job import parse_job
-from oobleckd.protocol.jobtable import JobError
-from oobleckd.protocol.messages import (
+from oobleckd.protocol.artifactmessages import (
     ArtifactKept,
     ArtifactPart,
     ArtifactTaken,
@@ -28,9 +25,12 @@ from oobleckd.protocol.messages import (
     NoArtifact,
     OfArtifacts,
     PutArtifact,
-    ToWorker,
     WantArtifact,
 )
+from oobleckd.protocol.artifacts import PART_BYTES, is_key
+from oobleckd.protocol.job import parse_job
+from oobleckd.protocol.jobtable import JobError
+from oobleckd.protocol.messages import ToWorker
 from tests.helpers.cluster import tiny_job
 
 KEY = f"{1:016x}-{2:016x}"

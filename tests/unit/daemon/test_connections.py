@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.daemon.connections import MAX_EARLY, Connection, Connections
-from oobleckd.protocol.messages import PROTOCOL, FromWorker, Heartbeat, Hello
+from oobleckd.protocol.agentmessages import Heartbeat, Hello
+from oobleckd.protocol.messages import PROTOCOL, FromWorker
 
 HELLO = Hello(PROTOCOL, "n", "incarnation.1", "host", True, ())
 

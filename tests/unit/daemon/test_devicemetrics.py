@@ -14,7 +14,7 @@ from oobleckd.core.events import FiguresHeard, Heard
 from oobleckd.daemon import devicemetrics, metrics
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import open_service
-from oobleckd.protocol.messages import FiguresTold
+from oobleckd.protocol.agentmessages import FiguresTold
 from oobleckd.protocol.nodeviews import DeviceFigures
 from oobleckd.protocol.parts import CardReport
 from oobleckd.protocol.xids import meaning

@@ -40,10 +40,11 @@ from oobleckd.daemon.loop import Loop, Stopped
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol import checkpoint
+from oobleckd.protocol.agentmessages import Ack, Heartbeat
 from oobleckd.protocol.changes import Change, DaemonTrouble
 from oobleckd.protocol.checkpoint import Manifest
 from oobleckd.protocol.job import Job, Train
-from oobleckd.protocol.messages import Ack, Heartbeat, Release
+from oobleckd.protocol.messages import Release
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.requests import Accepted, Drain
 

@@ -23,7 +23,8 @@ from oobleckd.core.state import JobRecord
 from oobleckd.daemon import metrics
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import Service, open_service
-from oobleckd.protocol.messages import PROTOCOL, Hello, StepDone
+from oobleckd.protocol.agentmessages import Hello
+from oobleckd.protocol.messages import PROTOCOL, StepDone
 from oobleckd.protocol.parts import Counters, Notice, Outcome, RouterFigures
 from tests.helpers.simjobs import make_job
 

@@ -18,7 +18,7 @@ from oobleckd.daemon import http, nodelogs
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.nodelogs import NodeLogs, TooManyQuestions
 from oobleckd.daemon.service import Service, open_service
-from oobleckd.protocol.messages import LogTold, TellLog
+from oobleckd.protocol.agentmessages import LogTold, TellLog
 from tests.helpers.agents import hello
 
 Answer = Callable[[TellLog], LogTold | None]

@@ -15,7 +15,8 @@ from oobleckd.daemon import metrics
 from oobleckd.daemon.config import Config
 from oobleckd.daemon.service import Service, open_service
 from oobleckd.host.journald import LineFormatter
-from oobleckd.protocol.messages import PROTOCOL, DeviceFailed, Goodbye, Hello
+from oobleckd.protocol.agentmessages import Goodbye, Hello
+from oobleckd.protocol.messages import PROTOCOL, DeviceFailed
 from oobleckd.protocol.parts import Notice
 from oobleckd.protocol.requests import Drain
 from oobleckd.protocol.text import all_visible, visible

@@ -7,7 +7,8 @@ from oobleckd.core.events import Command, KeepState, MakePlan, Record, Tell
 from oobleckd.daemon.waiting import Waiting
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
-from oobleckd.protocol.messages import Ack, Report
+from oobleckd.protocol.agentmessages import Ack
+from oobleckd.protocol.messages import Report
 
 RECORD = Record(Restarted(1, 0.0))
 PLAN = MakePlan(7, "oobleck", Setup(Profile("k", "cpu", ()), 1, 0, 0, 1, 1))

@@ -11,8 +11,8 @@ import pytest
 
 from oobleckd.prepare import build, program
 from oobleckd.prepare.build import PrepareProgress, prepare
+from oobleckd.protocol.datamessages import PrepareData, PrepareDone, PrepareFailed, Preparing
 from oobleckd.protocol.job import Job, parse_job
-from oobleckd.protocol.messages import PrepareData, PrepareDone, PrepareFailed, Preparing
 from oobleckd.tokens.manifest import read_manifest
 from tests.helpers.corpora import DOCUMENTS
 from tests.helpers.one_process import OneProcess

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import CheckpointFailed, Goodbye
+from oobleckd.protocol.agentmessages import Goodbye
+from oobleckd.protocol.checkpointmessages import CheckpointFailed
 from oobleckd.protocol.parts import Counters
 
 

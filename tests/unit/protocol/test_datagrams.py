@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from oobleckd.protocol import codec
+from oobleckd.protocol.agentmessages import Welcome
 from oobleckd.protocol.datagrams import (
     ACK_BYTES,
     HEARTBEAT_BYTES,
@@ -17,7 +18,7 @@ from oobleckd.protocol.datagrams import (
     short_session_of,
     stands,
 )
-from oobleckd.protocol.messages import PROTOCOL, Welcome
+from oobleckd.protocol.messages import PROTOCOL
 from oobleckd.protocol.parts import DatagramSession
 
 SESSION, KEY = b"session1", bytes(range(32))

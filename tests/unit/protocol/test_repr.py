@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
-from oobleckd.protocol.messages import FromWorker, ToWorker, Welcome
+from oobleckd.protocol.agentmessages import Welcome
+from oobleckd.protocol.messages import FromWorker, ToWorker
 from oobleckd.protocol.parts import DATAGRAM_KEY_BYTES, DATAGRAM_SESSION_BYTES, DatagramSession
 
 SECRET = "5ec3e7"

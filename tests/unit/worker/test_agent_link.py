@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from oobleckd.protocol import codec
-from oobleckd.protocol.messages import Ack, ArtifactHere, LinkDown, Message, Resume, WantArtifact
+from oobleckd.protocol.agentmessages import Ack
+from oobleckd.protocol.artifactmessages import ArtifactHere, WantArtifact
+from oobleckd.protocol.message import Message
+from oobleckd.protocol.messages import LinkDown, Resume
 from oobleckd.worker.agent.device_link import AgentSide
 from oobleckd.worker.artifacts.asking import Asking
 from oobleckd.worker.device.agent_link import AGENT_GONE, DeviceLink

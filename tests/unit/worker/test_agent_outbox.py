@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from oobleckd.protocol import codec
+from oobleckd.protocol.checkpointmessages import CheckpointPart
+from oobleckd.protocol.message import Message
 from oobleckd.protocol.messages import (
-    CheckpointPart,
     Decide,
     Emptied,
     Flag,
     Held,
     LinkDown,
-    Message,
     Progress,
     Ready,
     Release,

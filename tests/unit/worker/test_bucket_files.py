@@ -17,8 +17,8 @@ from oobleckd.host.checkpoint import checkpoints, complete, discard_partial, roo
 from oobleckd.host.folder import MARK, FolderMark, claim
 from oobleckd.host.hold import held
 from oobleckd.protocol.checkpoint import Manifest, manifest_of, model_digest
+from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.joboptimizer import Optimizer
-from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.models import Bucket, ModelSpec, load_spec
 from oobleckd.worker.runtime.errors import UserError

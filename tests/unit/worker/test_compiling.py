@@ -14,7 +14,8 @@ import msgspec
 import pytest
 import torch
 
-from oobleckd.protocol.messages import ArtifactHere, ArtifactMade, Message, NoArtifact, WantArtifact
+from oobleckd.protocol.artifactmessages import ArtifactHere, ArtifactMade, NoArtifact, WantArtifact
+from oobleckd.protocol.message import Message
 from oobleckd.worker.artifacts import folder as artifact
 from oobleckd.worker.artifacts.asking import Asking
 from oobleckd.worker.device import compiling

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death
-from oobleckd.protocol.messages import LastWords
+from oobleckd.protocol.nodemessages import LastWords
 from oobleckd.worker.device import measure
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.runtime.activity import ActivityPage, phase_of

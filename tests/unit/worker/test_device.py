@@ -20,19 +20,16 @@ import pytest
 from oobleckd.host import urgency
 from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment
 from oobleckd.protocol import codec
+from oobleckd.protocol.datamessages import Identified, Identify, InputsChanged
 from oobleckd.protocol.job import Job, parse_job
+from oobleckd.protocol.message import Message
 from oobleckd.protocol.messages import (
     Decide,
     Deploy,
     DeviceFailed,
-    DeviceUp,
     Emptied,
     Flag,
     Held,
-    Identified,
-    Identify,
-    InputsChanged,
-    Message,
     Progress,
     Ready,
     Release,
@@ -40,6 +37,7 @@ from oobleckd.protocol.messages import (
     Resume,
     StepDone,
 )
+from oobleckd.protocol.nodemessages import DeviceUp
 from oobleckd.protocol.parts import Counters, DeviceInfo, Flags
 from oobleckd.tokens.manifest import TOKENS
 from oobleckd.worker.agent.outbox import peek

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 from oobleckd.host.checkpoint import complete
 from oobleckd.host.export import MARK, Exported, mark_of
 from oobleckd.protocol.checkpoint import manifest_of
+from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import CheckpointPart
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.models import FAMILIES, MASKED, ModelSpec, load_spec
 from oobleckd.worker.runtime.errors import UserError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from oobleckd.protocol.messages import FiguresTold, Welcome
+from oobleckd.protocol.agentmessages import FiguresTold, Welcome
 from oobleckd.protocol.parts import CardReport, DeviceInfo
 from oobleckd.worker.device.context import card_of
 from oobleckd.worker.telemetry.cards import CardOf, CardWatch

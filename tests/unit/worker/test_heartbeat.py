@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from oobleckd.protocol.agentmessages import Welcome
 from oobleckd.protocol.datagrams import HEARTBEAT_BYTES, Receiver
-from oobleckd.protocol.messages import PROTOCOL, Welcome
+from oobleckd.protocol.messages import PROTOCOL
 from oobleckd.protocol.parts import DatagramSession
 from oobleckd.worker.agent import heartbeat as module
 from oobleckd.worker.agent.heartbeat import HeartbeatSender

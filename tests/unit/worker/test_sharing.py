@@ -12,18 +12,18 @@ import pytest
 
 from oobleckd.daemon.artifacts import Artifacts
 from oobleckd.protocol import codec
-from oobleckd.protocol.artifacts import PART_BYTES
-from oobleckd.protocol.messages import (
+from oobleckd.protocol.artifactmessages import (
     ArtifactHere,
     ArtifactKept,
     ArtifactMade,
     ArtifactPart,
     ArtifactTaken,
-    Message,
     NoArtifact,
-    ToWorker,
     WantArtifact,
 )
+from oobleckd.protocol.artifacts import PART_BYTES
+from oobleckd.protocol.message import Message
+from oobleckd.protocol.messages import ToWorker
 from oobleckd.worker.artifacts import sharing
 from oobleckd.worker.artifacts.sharing import Sharing
 

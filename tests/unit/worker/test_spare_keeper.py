@@ -11,7 +11,7 @@ import pytest
 
 from oobleckd.protocol import codec
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import LayersLoaded, LoadLayers, SpareUp
+from oobleckd.protocol.nodemessages import LayersLoaded, LoadLayers, SpareUp
 from oobleckd.worker.agent.spare import SpareKeeper
 from oobleckd.worker.processes.children import Burials, Child, Watch
 from oobleckd.worker.runtime.framing import FrameBuffer, frame

@@ -11,7 +11,7 @@ import pytest
 
 from oobleckd.protocol import codec
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import LayersLoaded, LoadLayers, SpareUp, TakePlace
+from oobleckd.protocol.nodemessages import LayersLoaded, LoadLayers, SpareUp, TakePlace
 from oobleckd.worker.device import compiling
 from oobleckd.worker.device.process import Loading, wait_for_place
 from oobleckd.worker.models import compiled

@@ -16,8 +16,8 @@ import torch
 from safetensors import safe_open
 
 from oobleckd.planner.plan import Layout, Range, Segment, holdings_of
+from oobleckd.protocol.checkpointmessages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.job import Job, parse_job
-from oobleckd.protocol.messages import CheckpointFailed, CheckpointPart
 from oobleckd.protocol.parts import Counters, Flags, Vote, outcome_of
 from oobleckd.worker.checkpointing.snapshot import Due, Share, take_share
 from oobleckd.worker.checkpointing.writer import BackgroundWriter, InlineWriter
