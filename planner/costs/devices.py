@@ -8,7 +8,8 @@ Peaks are those of dense matrices. Sources, by name of the maker's document:
 - H100, H200: "NVIDIA H100 / H200 Tensor Core GPU datasheet" (SXM; 80 GB, 3.35 TB/s and
   141 GB, 4.8 TB/s; 67 float32, 989 bfloat16, half of the 1,979 that are printed for sparse matrices).
 - Links: a port for each GPU, as in DGX A100 (200 Gb/s) and DGX H100 and H200 (400 Gb/s); for A40 100 Gb/s.
-  Within a node NVLink: 600 GB/s (A100) and 900 GB/s (H100, H200) are both ways together.
+- Among the GPUs of a node, through NVSwitch: NVLink 3 (A100, 600 GB/s both ways together) and 4 (H100 and
+  H200, 900 GB/s); A40: 16 lanes of PCIe 4.0.
 - To the host: 16 lanes of PCIe 4.0 (A40, A100) or 5.0 (H100, H200), of the same data sheets.
 - cpu: one core of 2.5 GHz with two AVX2 multiply-adds a cycle, and 10 Gb/s.
 
@@ -35,10 +36,10 @@ class DeviceSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ``fp32_flops``, ``bf16_flops``: peaks, in operations a second. ``utilisation``: the share of the peak that
     matrix products get. ``memory_bytes``: 0 where nobody knows of a limit; ``reserve_bytes`` of it the
     runtime takes. ``memory_bytes_per_s``, ``link_bytes_per_s`` (to another node, one way),
-    ``node_bytes_per_s`` (to another device of its node; 0: not known), ``host_bytes_per_s`` (from the host's
-    memory; 0: it is the same): as achieved. ``dispatch_s``: what
-    starting the operations of a layer takes in each pass, however small they are. ``fused_attention``:
-    dropout of attention's probabilities keeps none of them (on a CPU it does).
+    ``host_bytes_per_s`` (from the host's memory; 0: it is the same), ``node_bytes_per_s`` (from all other
+    devices of its node together, one way; 0: not known): as achieved. ``dispatch_s``: what starting the
+    operations of a layer takes in each pass, however small they are. ``fused_attention``: dropout of
+    attention's probabilities keeps none of them (on a CPU it does).
     """
 
     name: str
@@ -51,9 +52,9 @@ class DeviceSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     memory_bytes: Annotated[int, Meta(ge=0)] = 0
     reserve_bytes: Annotated[int, Meta(ge=0)] = 0
     host_bytes_per_s: Annotated[float, Meta(ge=0)] = 0.0
-    node_bytes_per_s: Annotated[float, Meta(ge=0)] = 0.0
     dispatch_s: Annotated[float, Meta(ge=0)] = 300e-6
     fused_attention: bool = True
+    node_bytes_per_s: Annotated[float, Meta(ge=0)] = 0.0
 
     def flops(self, precision: str) -> float:
         """Operations a second that matrix products get in ``precision``, "fp32" or "bf16"."""
@@ -66,6 +67,7 @@ class DeviceSheet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 _ACHIEVED = 0.8
 _PCIE_4, _PCIE_5 = 32e9, 64e9  # 16 lanes, one way
+_NVLINK_3, _NVLINK_4 = 300e9, 450e9  # one way
 _CUDA_BYTES = 2 << 30  # context, cuBLAS workspaces, NCCL buffers, fragments
 
 
@@ -77,10 +79,10 @@ def _gpu(
     memory_rate: float,
     link_bits: float,
     host_rate: float,
-    node_rate: float = 0.0,
+    node_rate: float,
 ) -> DeviceSheet:
     """A GPU; ``memory_rate``, ``host_rate`` and ``node_rate`` in bytes a second and ``link_bits`` a second as
-    the maker gives them, one way.
+    the maker gives them.
     """
     return DeviceSheet(
         name=name,
@@ -96,10 +98,10 @@ def _gpu(
 
 
 SHEETS: dict[str, DeviceSheet] = {
-    "a40": _gpu("NVIDIA A40", 37.4e12, 149.7e12, 48e9, 696e9, 100e9, _PCIE_4),
-    "a100": _gpu("NVIDIA A100 SXM 80 GB", 19.5e12, 312e12, 80e9, 2039e9, 200e9, _PCIE_4, 300e9),
-    "h100": _gpu("NVIDIA H100 SXM", 67e12, 989e12, 80e9, 3.35e12, 400e9, _PCIE_5, 450e9),
-    "h200": _gpu("NVIDIA H200 SXM", 67e12, 989e12, 141e9, 4.8e12, 400e9, _PCIE_5, 450e9),
+    "a40": _gpu("NVIDIA A40", 37.4e12, 149.7e12, 48e9, 696e9, 100e9, _PCIE_4, _PCIE_4),
+    "a100": _gpu("NVIDIA A100 SXM 80 GB", 19.5e12, 312e12, 80e9, 2039e9, 200e9, _PCIE_4, _NVLINK_3),
+    "h100": _gpu("NVIDIA H100 SXM", 67e12, 989e12, 80e9, 3.35e12, 400e9, _PCIE_5, _NVLINK_4),
+    "h200": _gpu("NVIDIA H200 SXM", 67e12, 989e12, 141e9, 4.8e12, 400e9, _PCIE_5, _NVLINK_4),
     "cpu": DeviceSheet(
         name="one CPU core",
         fp32_flops=80e9,
