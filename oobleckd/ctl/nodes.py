@@ -64,7 +64,7 @@ class _Failure(click.ParamType[tuple[How, float]]):
     default=None,
     show_default="sigkill; with --at: device",
     help="sigkill, sigstop: agent and devices; sigterm: an orderly leave; flip-weight, flip-moment, "
-    "flip-sum: one bit of a device's "
+    "flip-sum, flip-mean: one bit of a device's "
     "memory; hang: a device process, its interpreter "
     "locked; net-drop: nothing leaves or arrives; agent-only, device: SIGKILL of that process; host: sigkill "
     "of every node on the host of NODE; slow=K: a device takes K times as long for every layer.",

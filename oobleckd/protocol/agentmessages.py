@@ -189,9 +189,9 @@ class Inject(Message, frozen=True):
     device process, its interpreter locked), net-drop (nothing of the node leaves or arrives), agent-only and
     device (SIGKILL of one process), host (sigkill, told to every node of a host). ``at`` names a fault point
     of the device process instead of "now" (docs/drills.md lists them), optionally at a given ``round``.
-    flip-weight, flip-moment and flip-sum: one bit of a weight, an optimizer moment or a gradient sum of a
-    device changes. slow: a device takes ``times`` as long for every layer. ``seconds``: sigstop, net-drop and
-    slow end after so long (0: never).
+    flip-weight, flip-moment, flip-sum and flip-mean: one bit of a weight, an optimizer moment, a gradient sum
+    or a mean gradient of a device changes. slow: a device takes ``times`` as long for every layer.
+    ``seconds``: sigstop, net-drop and slow end after so long (0: never).
     """
 
     how: How

@@ -74,7 +74,7 @@ speaks another protocol, its key is of a node of another name.
 """
 How = Literal[
     "sigkill", "sigterm", "sigstop", "hang", "net-drop", "agent-only", "device", "host",
-    "slow", "flip-weight", "flip-moment", "flip-sum",
+    "slow", "flip-weight", "flip-moment", "flip-sum", "flip-mean",
 ]  # fmt: skip
 Point = Literal[
     "forward", "backward", "weights", "reduce", "means", "reduced", "backup", "validate", "commit", "update",

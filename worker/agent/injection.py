@@ -44,7 +44,7 @@ def inject(
             _each(targets[:1], Child.kill)
         case "sigstop":
             _stop_all(children, message.seconds)
-        case "flip-weight" | "flip-moment" | "flip-sum" | "slow":
+        case "flip-weight" | "flip-moment" | "flip-sum" | "flip-mean" | "slow":
             _each(targets[:1], pass_on)
         case "net-drop":
             uplink.block(message.seconds)

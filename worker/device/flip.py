@@ -18,8 +18,8 @@ BIT = 1 << 12
 
 
 def flip(how: How, reducer: Reducer) -> bool:
-    """Flip a bit of a weight, of an optimizer moment, or of a gradient sum that is to be contributed; False:
-    there is nothing yet.
+    """Flip a bit of a weight, of an optimizer moment, of a gradient sum that is to be contributed, or of the
+    next mean gradient that the device makes; False: there is nothing yet.
     """
     buckets = reducer.store.buckets
     if not buckets:
@@ -33,6 +33,8 @@ def flip(how: How, reducer: Reducer) -> bool:
             if not moments:
                 return False
             _flip(moments[0])
+        case "flip-mean":
+            reducer.upset = _flip
         case _:
             part = next(part for (bucket, _), part in reducer.parts.items() if bucket == first)
             memory = part.memory()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker import sums
+from oobleckd.worker.sums.guard import bits_of
 
 
 class Means:
@@ -36,6 +37,7 @@ class Means:
         self.grads = [torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes]
         self.beside: Tensor | None = None
         rows, chunks = sums.num_rows(exact=exact), len(slicing.chunks(slicing.all))
+        self._sealed: dict[int, Tensor] = {}
         self._figures = torch.zeros((rows, chunks), dtype=torch.float64, device=device)
 
     def make(self, slices: int, finish: Callable[[Sequence[Tensor]], Tensor], beside: Tensor) -> None:
@@ -50,6 +52,18 @@ class Means:
         for into, mean in zip(self.slicing.cut(self.grads, slices), means, strict=True):
             into.copy_(mean)
         self._note(slices, figures, beside)
+
+    def seal(self, slices: int) -> None:
+        """What is here of ``slices`` is given to others: from now on it must not change."""
+        self._sealed[slices] = self._bits(slices)
+
+    @property
+    def broken(self) -> list[Tensor]:
+        """Of everything sealed whether it has changed since: bools on the device, for which nobody waits."""
+        return [sealed != self._bits(slices) for slices, sealed in self._sealed.items()]
+
+    def _bits(self, slices: int) -> Tensor:
+        return torch.stack([bits_of(part) for part in self.slicing.cut(self.grads, slices)]).sum()
 
     def given(self, slices: int) -> list[Tensor]:
         """What is sent of ``slices``, which are here: views, where they lie."""

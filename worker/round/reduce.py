@@ -42,7 +42,7 @@ from oobleckd.worker.round_machine.copies import SumCopy
 from oobleckd.worker.round_machine.exchange import Contribution, Exchange, Given
 from oobleckd.worker.runtime.yielding_lock import Released
 from oobleckd.worker.state.store import Store
-from oobleckd.worker.sums.guard import SumsChanged
+from oobleckd.worker.sums.guard import MeansChanged, SumsChanged
 
 
 class RouterTold(NamedTuple):
@@ -92,7 +92,8 @@ class Reduced:
 class Reducer:
     """The sums of one device's round, of ``step``. ``weights_of``: how much its micro-batches count;
     ``released``: entered where sums are added to or copied, so that a report is answered meanwhile;
-    ``reached``: called whenever means were given, to one more holder or by another.
+    ``reached``: called whenever means were given, to one more holder or by another. ``upset``: what is to be
+    done to a mean of the next that are made here, for faults on demand.
 
     ``parts``: (bucket, use) -> own sums. ``nan`` and ``overflow``: buckets with one in what was inherited; of
     its own, the parts know. ``losses``: by micro-batch, on the device where they came out of it; ``routed``:
@@ -116,6 +117,7 @@ class Reducer:
     ) -> None:
         self.exchange, self.store, self.messenger, self.weights_of = exchange, store, messenger, weights_of
         self.step = 0
+        self.upset: Callable[[Tensor], object] | None = None
         self.exact, self.guarded, self.released, self.reached = exact, guarded, released, reached
         self.parts: dict[tuple[int, int], sums.Sum] = {}
         self.nan: set[int] = set()
@@ -270,8 +272,22 @@ class Reducer:
         gathered, self.gathered[bucket] = self.gathered[bucket], Gathered((), self.exact)
         if not self.evaluates:
             self._make(bucket, gathered)
+            self._made(give)
         self._settle(bucket)
         self.give(give)
+
+    def _made(self, give: Give) -> None:
+        """Means are here that this device has made. Those that it gives are looked at once more before it
+        votes.
+        """
+        means = self.means[give.bucket]
+        # Who is given a mean that has changed here repeats it, and with three replicas both would outvote
+        # the second maker. (D-corruption-012)
+        if self.exchange.twice and give.peers:
+            means.seal(give.slices)
+        if self.upset is not None:
+            upset, self.upset = self.upset, None
+            upset(next(filter(Tensor.numel, means.grads)))
 
     def give(self, command: Give) -> None:
         """Send means that are here to holders who have not made them."""
@@ -308,9 +324,12 @@ class Reducer:
     def look(self) -> bool:
         """Read the figures of all means that are here and were not read; waits once. Whether all of it
         stands: of a peer whose memory had changed nothing is taken. Raises SumsChanged where it was this
-        device's.
+        device's. Where means that are compared were given to others, it waits once more.
         """
         unread = {bucket: part for bucket, part in self.reduced.items() if part.read is None}
+        broken = [] if self.evaluates else [each for part in unread.values() for each in part.means.broken]
+        if broken and bool(torch.stack(broken).any()):
+            raise MeansChanged
         partly = [] if self.evaluates else [bucket for bucket in self.means if bucket not in self.reduced]
         if not unread and not partly:
             return True

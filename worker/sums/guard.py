@@ -17,8 +17,15 @@ from torch import Tensor
 class SumsChanged(RuntimeError):
     """Gradient sums are not what was added up: memory of this device has changed."""
 
+    def __init__(self, what: str = "gradient sums have changed in its memory between two additions") -> None:
+        super().__init__(what)
+
+
+class MeansChanged(SumsChanged):
+    """Mean gradients that were given to others are not what was made: memory of this device has changed."""
+
     def __init__(self) -> None:
-        super().__init__("gradient sums have changed in its memory between two additions")
+        super().__init__("mean gradients have changed in its memory after it had made them")
 
 
 class Guard:
@@ -36,19 +43,20 @@ class Guard:
         """``part``, a flat piece of the region, is about to be changed: its bits leave the checksum."""
         # All holders get the same wrong sum, so no comparison of replicas would find it. What the addition
         # reads is in the cache anyway. (D-corruption-003)
-        self._sums[number] = self._sums[number] - _bits(part)
+        self._sums[number] = self._sums[number] - bits_of(part)
 
     def wrote(self, number: int, part: Tensor) -> None:
         """``part`` of the region has been written: its bits go into the checksum."""
-        self._sums[number] = self._sums[number] + _bits(part)
+        self._sums[number] = self._sums[number] + bits_of(part)
 
     def changed(self, regions: Mapping[int, Tensor]) -> Tensor:
         """Whether one of ``regions`` (number -> flat tensor, at least one) was changed between two additions,
         by their checksums: a bool on the device, which nobody has waited for.
         """
-        differences = [self._sums[number] - _bits(region) for number, region in regions.items()]
+        differences = [self._sums[number] - bits_of(region) for number, region in regions.items()]
         return torch.stack(differences).any()
 
 
-def _bits(flat: Tensor) -> Tensor:
+def bits_of(flat: Tensor) -> Tensor:
+    """The sum of the bits of a flat tensor of float64 or float32, modulo 2**64: int64 (), on its device."""
     return flat.view(torch.int64 if flat.dtype == torch.float64 else torch.int32).sum(dtype=torch.int64)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -15,10 +17,11 @@ from oobleckd.core.blame import Dispute
 from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import Corrupted, FromWorker, StepDone
 from oobleckd.worker.device.flip import flip
+from oobleckd.worker.round.gather import Gathered
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round_machine.commands import SendVote
 from oobleckd.worker.round_machine.commit import ReplicasDisagree
-from oobleckd.worker.sums.guard import SumsChanged
+from oobleckd.worker.sums.guard import MeansChanged, SumsChanged
 from oobleckd.worker.training.executor import Executor
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, Reference, check, job, scheduled
@@ -171,6 +174,71 @@ def test_a_sum_that_changes_before_it_is_contributed_is_found_by_its_device(
     with pytest.raises(SumsChanged):
         world.run()
     assert world.nodes[victim].executor.counters.round == FLIP_AT
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize("victim", ["a1/0", "b0/0", "c0/0"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mean_that_changes_after_it_is_made_is_found_by_its_device_where_it_is_given(
+    reference, tmp_path: Path, victim: str, seed: int
+) -> None:
+    """With three copies: those who were given it would outvote who is right."""
+    world = Watched(reference[0], THREE, seed, tmp_path)
+    world.flip(victim, "flip-mean")
+    with pytest.raises((MeansChanged, ReplicasDisagree)) as caught:
+        world.run()
+    if isinstance(caught.value, ReplicasDisagree):  # one that it keeps, as the second maker, and updates with
+        assert blame.outvoted(caught.value.odds) == (victim,)
+        assert {odd.what for odd in caught.value.odds} == {"state"}
+    else:
+        assert world.nodes[victim].executor.counters.round == FLIP_AT
+
+
+@pytest.mark.parametrize("victim", ["a1/0", "b0/0"])
+def test_a_mean_that_changes_after_it_is_made_is_found_with_two_copies(
+    reference, tmp_path: Path, victim: str
+) -> None:
+    world = Watched(reference[0], STAGES, 1, tmp_path)
+    world.flip(victim, "flip-mean")
+    with pytest.raises(ReplicasDisagree) as caught:
+        world.run()
+    step = max(node.executor.counters.step for node in world.nodes.values())
+    assert step == FLIP_AT + 1
+    assert blame.refuted(Dispute(step, caught.value.odds), truth(reference, tmp_path, step)) == (victim,)
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize("stages", [STAGES, THREE], ids=["two-copies", "three-copies"])
+@pytest.mark.parametrize("victim", ["a1/0", "b0/0", "b1/0"])
+@pytest.mark.parametrize("check_every", [1, 2])
+def test_sums_that_are_added_up_wrongly_are_found_and_named_by_what_comes_out_again(
+    reference, tmp_path: Path, stages: Any, victim: str, check_every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit of what others have contributed flips where the mean is made of it, in a compared step."""
+    make = Reducer._make
+
+    def made(self: Reducer, bucket: int, gathered: Gathered) -> None:
+        if self.exchange.device == victim and self.step == FLIP_AT and bucket == min(self.store.buckets):
+            parts = gathered.parts()
+            wrong = [tensor.clone() for tensor in parts[0]]
+            wrong[0].view(-1)[0] += 1 << 20
+            with monkeypatch.context() as patch:
+                patch.setattr(Gathered, "parts", lambda _: [wrong, *parts[1:]])
+                make(self, bucket, gathered)
+        else:
+            make(self, bucket, gathered)
+
+    monkeypatch.setattr(Reducer, "_make", made)
+    tolerance = msgspec.structs.replace(reference[0].fault_tolerance, check_every=check_every)
+    world = Watched(msgspec.structs.replace(reference[0], fault_tolerance=tolerance), stages, 5, tmp_path)
+    with pytest.raises(ReplicasDisagree) as caught:
+        world.run()
+    assert world.nodes[victim].executor.counters.step == FLIP_AT
+    assert {(odd.what, len(odd.said)) for odd in caught.value.odds} == {("means", 2)}
+    assert blame.outvoted(caught.value.odds) == ()
+    monkeypatch.undo()
+    found = truth(reference, tmp_path, FLIP_AT)
+    assert blame.refuted(Dispute(FLIP_AT, caught.value.odds), found) == (victim,)
 
 
 @pytest.mark.parametrize("update", ["flushed", "staggered"])
