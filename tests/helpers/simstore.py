@@ -208,6 +208,7 @@ class SimMeans:
     """In place of ``Means``: ``norms``: of each slice that is here, a number that stands for it."""
 
     marks = torch.zeros(sums.NUM_MARKS)
+    broken = ()
 
     def __init__(self, slicing: SimSlicing) -> None:
         self.slicing, self.grads = slicing, list[Any]()
@@ -217,6 +218,9 @@ class SimMeans:
     def note(self, slices: int, norm: float, said: Said) -> None:
         self.norms |= dict.fromkeys(sums.members(slices), norm)
         self.said = said
+
+    def seal(self, slices: int) -> None:
+        pass
 
     def take(self, _slices: int, tensors: Sequence[Any]) -> None:
         (carried,) = tensors

@@ -15,7 +15,7 @@ from tests.helpers.manners import BY_NAME
 from tests.helpers.torn import manner_of_torn, tables_of
 from tests.unit.planner.build import profile_of, setup_of
 
-TWO = BY_NAME["varuna-decoupled-2-flushed"]
+TWO = BY_NAME["varuna-decoupled-2-flushed-once"]
 NUM_LAYERS = 8
 """As the kill matrix's job has it, six blocks between light ends: two chunks a device for four devices in a
 pipeline at most.

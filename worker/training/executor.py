@@ -39,7 +39,6 @@ from oobleckd.worker.round.round import ComputeContext, RoundClock
 from oobleckd.worker.round.sum_copies import KINDS as COPY_KINDS
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round.update import apply_update, global_norm
-from oobleckd.worker.round.verdict import judge
 from oobleckd.worker.round.weights import weights_of
 from oobleckd.worker.round_machine.commands import (
     BeginRound,
@@ -75,6 +74,7 @@ from oobleckd.worker.sums.guard import SumsChanged
 from oobleckd.worker.training.early_update import EarlyUpdate, goes_through, restore, save
 from oobleckd.worker.training.integrity import Check
 from oobleckd.worker.training.report import evaluation_done, step_done
+from oobleckd.worker.training.verdict import judge
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 
