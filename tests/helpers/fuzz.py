@@ -82,7 +82,7 @@ def worker_frames(node: str) -> list[bytes]:
         Ready(device, 1, 10, 20, (FolderNote("fresh", 9, ("w",)),)),
         PreCopied(device, 1, 2),
         Emptied(device, "daemon.1"),
-        Progress(device, 1, now, {0: (0, 1)}, (0,), vote, vote),
+        Progress(device, 1, now, {0: (0, 1)}, {0: (1, 1)}, vote, vote),
         Held(device, 1, now, digests={0: 5}),
         StepDone(device, "job-1", 1, now, "applied", 2.0, 1.0, 0.1, 4, "ledger", 0.1, 0.05),
         OpTimes(device, "job-1", 1, 1, now, 0.0, b"\x90"),

@@ -42,7 +42,7 @@ def answer(device: str, message: object) -> Progress | StepDone | None:
     """What the device says to a message of the daemon."""
     match message:
         case Report():
-            return Progress(device, message.epoch, Counters(), {0: (1, 2)}, ())
+            return Progress(device, message.epoch, Counters(), {0: (1, 2)}, {})
         case Resume():
             counters = Counters(message.epoch, message.epoch, message.epoch)
             return StepDone(

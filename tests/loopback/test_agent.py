@@ -94,7 +94,7 @@ def test_hello_relay_and_heartbeats(daemon: StubDaemon, launch: Launch) -> None:
     assert hello.host
     for device in ("n1/1", "n1/0"):
         daemon.tell(Report(device, 4, 1, ()))
-        assert daemon.expect(Progress) == Progress(device, 4, Counters(), {0: (1, 2)}, ())
+        assert daemon.expect(Progress) == Progress(device, 4, Counters(), {0: (1, 2)}, {})
     assert daemon.expect(Heartbeat).incarnation == daemon.expect(Heartbeat).incarnation == hello.incarnation
     assert "torch" not in Path(f"/proc/{agent.pid}/maps").read_text(encoding="utf-8")
 

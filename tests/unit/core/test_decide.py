@@ -1,5 +1,9 @@
 """The verdict over a round, case by case of docs/recovery.md ("A failure", 3)."""
 
+import random
+import time
+
+import msgspec
 import pytest
 
 from oobleckd.core.decide import Decision, Disagreement, LostLayers, Standing, decide
@@ -242,3 +246,50 @@ def test_survivors_with_different_bits_commit_nothing():
     assert isinstance(found, Decision)
     assert found.commit is not None
     assert found.commit.digests[2] == 5
+
+
+# ---------------------------------------------------------------- many devices
+
+
+NUM_LAYERS, NUM_PIPELINES, NUM_STAGES = 34, 8, 4
+ALL_SLICES = (1 << 64) - 1
+
+
+def many(rng: random.Random) -> tuple[Layout, dict[str, Progress]]:
+    """Eight pipelines of four devices, one of which died when the means of random slices were with each."""
+    cuts = [round(NUM_LAYERS * stage / NUM_STAGES) for stage in range(NUM_STAGES + 1)]
+    segments = {
+        pipeline: tuple(
+            Segment(f"n{pipeline}{stage}/0", Range(cuts[stage], cuts[stage + 1]))
+            for stage in range(NUM_STAGES)
+        )
+        for pipeline in range(NUM_PIPELINES)
+    }
+    routes = tuple(Route(mb, 1, segments[mb % NUM_PIPELINES]) for mb in range(64))
+    held = {each.device: each.layers for of in segments.values() for each in of}
+    layout = Layout(1, NUM_LAYERS, {device: Layers.of(layers) for device, layers in held.items()}, routes)
+    progress = {}
+    for device, layers in held.items():
+        done = {layer: tuple(range(int(device[1]), 64, NUM_PIPELINES)) for layer in layers.layers()}
+        reduced = {layer: (rng.getrandbits(64), ALL_SLICES) for layer in layers.layers()}
+        progress[device] = Progress(device, 2, Counters(7, 7, 7), done, reduced)
+    del progress["n01/0"]
+    return layout, progress
+
+
+def test_a_decision_over_slices_of_many_devices_takes_no_time_and_little_room():
+    """32 devices, 34 layers, 64 slices: well within 5 ms of a core; reports of bitmaps."""
+    layout, progress = many(random.Random(1))
+    assert max(len(msgspec.msgpack.encode(each)) for each in progress.values()) < 600
+    buckets = [(layer,) for layer in range(NUM_LAYERS)]
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        found = decide(2, progress, layout, ("n01/0",), buckets, EvalRounds(99, 64))
+        took.append(time.process_time() - began)
+    assert min(took) < 0.005
+    assert isinstance(found, Decision)
+    assert 10 < len(found.donors) < NUM_LAYERS
+    for shares in found.donors.values():
+        assert sum(shares.values()) == ALL_SLICES  # each slice from one
+    assert len(msgspec.msgpack.encode(found)) < 6000

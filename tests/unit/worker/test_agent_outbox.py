@@ -50,7 +50,7 @@ def part(round_: int, bucket: int) -> CheckpointPart:
 
 
 def progress(epoch: int, device: str = "n/0") -> Progress:
-    return Progress(device, epoch, Counters(), {}, ())
+    return Progress(device, epoch, Counters(), {}, {})
 
 
 def decide(epoch: int) -> Decide:

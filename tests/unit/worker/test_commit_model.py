@@ -84,7 +84,7 @@ IN_SLICES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.thin(100)
 @pytest.mark.parametrize(("deaths", "steps", "topology", "update", "go_on", "twice"), IN_SLICES)
 def test_longer_histories_in_slices(
     deaths: int, steps: int, topology: Topology, update: str, go_on: bool, twice: bool
