@@ -287,7 +287,7 @@ class Reducer:
             means.seal(give.slices)
         if self.upset is not None:
             upset, self.upset = self.upset, None
-            upset(next(filter(Tensor.numel, means.grads)))
+            upset(means.slicing.cut(means.grads, self.exchange.made_here(give.bucket))[0])
 
     def give(self, command: Give) -> None:
         """Send means that are here to holders who have not made them."""
