@@ -28,8 +28,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "copies": {"sum_copies": 3},
     "unkept": {"boundary_memory": 0},
 }
-ELSEWHERE = {"weights", "backup", "validate", "deploy", "copy", "ready", "ahead", "stage"}
-"""Fault points of other schedules, and between layouts."""
+ELSEWHERE = {"weights", "means", "backup", "validate", "deploy", "copy", "ready", "ahead", "stage"}
+"""Fault points of other schedules, of steps in which each mean is made once, and between layouts."""
 
 
 def job(tmp_path: Path, schedule: dict[str, object] | None = None, **train: object) -> Job:

@@ -324,12 +324,9 @@ class Reducer:
     def look(self) -> bool:
         """Read the figures of all means that are here and were not read; waits once. Whether all of it
         stands: of a peer whose memory had changed nothing is taken. Raises SumsChanged where it was this
-        device's. Where means that are compared were given to others, it waits once more.
+        device's.
         """
         unread = {bucket: part for bucket, part in self.reduced.items() if part.read is None}
-        broken = [] if self.evaluates else [each for part in unread.values() for each in part.means.broken]
-        if broken and bool(torch.stack(broken).any()):
-            raise MeansChanged
         partly = [] if self.evaluates else [bucket for bucket in self.means if bucket not in self.reduced]
         if not unread and not partly:
             return True
@@ -338,6 +335,8 @@ class Reducer:
         # All in one go: each read waits until the GPU has done what it was given. (D-exactness-020)
         lying = [part.means.figures for part in unread.values()]
         lying += [self.means[bucket].marks for bucket in partly]
+        broken = [] if self.evaluates else [each for part in unread.values() for each in part.means.broken]
+        lying += [torch.stack(broken).to(torch.float64)] if broken else []
         values = iter(torch.cat(lying).tolist())
         for (bucket, part), figures in zip(unread.items(), lying, strict=False):
             found[bucket] = self._told(bucket, part.means, list(islice(values, figures.numel())))
@@ -346,6 +345,8 @@ class Reducer:
         for bucket in partly:
             if list(islice(values, sums.NUM_MARKS))[-1]:
                 changed.add(bucket)
+        if any(values):  # of means that were given to others
+            raise MeansChanged
         mine = [part.marks[-1] for (bucket, _), part in self.parts.items() if bucket in changed]
         if mine and bool(torch.stack(mine).any()):
             raise SumsChanged

@@ -64,15 +64,15 @@ def test_a_round_of_many_steps_counts_as_so_many() -> None:
 
 
 def test_what_a_step_takes_besides() -> None:
-    """Alone 0.25 s more than its timeline; with two further holders, who get the sums of two layers of 60
-    bytes, half a second more than that.
+    """Alone 0.25 s more than its timeline; with two further holders half a second more than that, for one and
+    a half times the sums of two layers of 60 bytes: two thirds to either maker, and a third of means.
     """
     alone = [deployed(1.0, "a"), *(step(n, 1.25 * n) for n in range(6))]
     three = [deployed(1.0, "abc"), *(step(n, 1.75 * n) for n in range(6)), step(6, 99.0)]
     assert interval_s(three, 20.0) == pytest.approx(1.75)
     found = overhead(job_of(), even_profile(2), alone, three, 20.0)
     assert found.commit_s == pytest.approx(0.25)
-    assert found.sums_bytes_per_s == pytest.approx(2 * 2 * 60 / 0.5)
+    assert found.sums_bytes_per_s == pytest.approx(1.5 * 2 * 60 / 0.5)
 
 
 def test_no_slower_than_alone_means_that_sums_take_no_time() -> None:

@@ -171,7 +171,7 @@ async def test_with_nodes_gone_no_plan_is_the_best_of_all_that_joined(policy: st
         whole = await asker.get("/v1/jobs/job/goodput", GoodputView)
         assert whole.best_plan_nodes == 6
         assert whole.plan_step_s == pytest.approx(whole.best_plan_step_s, rel=0.05)
-        assert whole.best_step_s == pytest.approx(whole.step_s)
+        assert whole.best_step_s == pytest.approx(whole.step_s, rel=0.02)  # messages take more or less
         assert 0 < whole.best_at <= world.now
         world.kill("n02")
         world.kill("n05")

@@ -79,9 +79,9 @@ def test_what_is_frozen_stays_and_does_not_count_in_the_norm(
     store = world.nodes["a0/0"].executor.store
     seen: dict[int, tuple[tuple[float, ...], int]] = {}
 
-    def vote(reducer: Reducer) -> Vote:
+    def vote(reducer: Reducer, **more: Any) -> Vote:
         seen.update({b: (part.told.figures.norms, len(part.grads)) for b, part in reducer.reduced.items()})
-        return plain_vote(reducer)
+        return plain_vote(reducer, **more)
 
     monkeypatch.setattr(Reducer, "vote", vote)
     before = {key: value.clone() for key, value in world.weights().items()}
@@ -102,13 +102,13 @@ def test_memory_is_what_is_planned_for_it(tmp_path: Path, monkeypatch: pytest.Mo
     model = msgspec.structs.replace(spec.model, config=config)
     held: list[int] = []
 
-    def vote(reducer: Reducer) -> Vote:
+    def vote(reducer: Reducer, **more: Any) -> Vote:
         states = [flat for state in reducer.store.buckets.values() for flat in state.storages()]
-        reduced = [t for each in reducer.reduced.values() for t in (*each.grads, each.figures)]
+        reduced = [t for each in reducer.reduced.values() for t in (*each.grads, each.means.figures)]
         sums = [tensor for part in reducer.parts.values() for tensor in part.tensors]
         owned = {tensor.untyped_storage().data_ptr(): tensor for tensor in (*states, *reduced, *sums)}
         held.append(sum(tensor.untyped_storage().nbytes() for tensor in owned.values()))
-        return plain_vote(reducer)
+        return plain_vote(reducer, **more)
 
     monkeypatch.setattr(Reducer, "vote", vote)
     for name, table in RECIPES.items():

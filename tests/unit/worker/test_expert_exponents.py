@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker import sums
+from tests.helpers.finishing import finished
 
 CPU = torch.device("cpu")
 EXPERTS, WIDTH = 4, 512
@@ -33,10 +34,12 @@ def step(exponents: tuple[int, ...], grads: Sequence[Tensor]) -> tuple[Tensor, t
         total = sums.empty([SHAPE], exact=True, device=CPU)
         for grad in grads:
             total.add([grad], exponents, len(grads))
-        finished = sums.finish([total.tensors], total.marks, exponents, len(grads), exact=True)
-        found = sums.decode(finished.figures.tolist(), [SHAPE], CPU, exponents, len(grads), exact=True)
+        marks = total.marks.tolist()
+        means, found = finished(
+            total.tensors, exponents, len(grads), num_contributions=len(grads), marks=marks
+        )
         if not found.overflow:
-            return finished.grads[0], found.exponents, again
+            return means[0], found.exponents, again
         exponents, again = sums.smaller_exponents(exponents), again + 1
 
 

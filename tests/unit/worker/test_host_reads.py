@@ -16,6 +16,8 @@ from oobleckd.planner.plan import Layers, Range
 from oobleckd.protocol.job import Job, Model
 from oobleckd.worker import sums
 from oobleckd.worker.models import load_spec
+from oobleckd.worker.optimizers import choice
+from oobleckd.worker.optimizers.registry import rule_of
 from oobleckd.worker.round_machine.exchange import Contribution, Exchange
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
@@ -53,6 +55,7 @@ def test_the_host_reads_once_a_step_and_once_more_to_compare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None, stages: Any, reads: int, family: str
 ) -> None:
     """Before the vote; nothing in a micro-batch, at the end of the last one, or when sums come."""
+    choice.update_of(rule_of("adamw"), "cpu")  # its trial, the first time in a process, reads too
     found = HostReads(monkeypatch)
     world = World(of_family(family, tmp_path), stages, 0, tmp_path)
     world.run()

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from oobleckd.ctl.compare import read_steps
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.protocol.parts import Outcome, outcome_of
 from oobleckd.worker import sums
+from oobleckd.worker.round.means import NO_MEANS
 from oobleckd.worker.round.reduce import ReadFigures, Reduced, Reducer
 from oobleckd.worker.round_machine.exchange import Exchange
 from oobleckd.worker.tools.reference import ReferenceRecorder, run
@@ -59,7 +59,7 @@ def test_who_wants_to_goes_on_to_the_end(tmp_path: Path) -> None:
 )
 def test_a_loss_that_is_not_finite_skips_a_step_whose_gradients_are(loss: float, outcome: Outcome) -> None:
     nothing: Any = None
-    reducer = Reducer(Exchange("n0/0", [(0,)], 1), nothing, nothing, nothing, exact=True)
+    reducer = Reducer(Exchange("n0/0", [(0,)], [(1,)], 1), nothing, nothing, nothing, exact=True)
     figures = sums.BucketFigures(nan=False, overflow=False, changed=False, norms=(0.0,), exponents=(0,))
-    reducer.reduced = {0: Reduced([torch.zeros(1)], torch.zeros(5), ReadFigures(figures, {0: loss}))}
+    reducer.reduced = {0: Reduced(NO_MEANS, ReadFigures(figures, {0: loss}))}
     assert outcome_of(reducer.vote()) == outcome

@@ -216,7 +216,7 @@ def test_every_forward_has_a_graph(
 
     monkeypatch.setattr(Layer, "_computed", watched)
     monkeypatch.setattr(Passes, "_layer_forward", noted)
-    world = again(reference, tmp_path, 1, recompute=recompute, boundary_memory=0)
+    world = again(reference, tmp_path, 5, recompute=recompute, boundary_memory=0)
     world.nodes["b1/0"].faults.arm("reduce", 2)
     world.run()
     check(world, reference)
@@ -403,7 +403,7 @@ def test_what_comes_out_of_a_pass_ahead_is_made_again_for_who_asks(
         return out(self, task, graph)
 
     monkeypatch.setattr(Passes, "_out", watched)
-    world = again(reference, tmp_path, 3, redundant=True, recompute="blocks")
+    world = again(reference, tmp_path, 5, redundant=True, recompute="blocks")
     world.nodes["b1/0"].faults.arm("forward", 2)
     world.run()
     check(world, reference)

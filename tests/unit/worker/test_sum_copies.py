@@ -26,7 +26,7 @@ class Reducer:
 
     def __init__(self) -> None:
         ledger = Ledger({0: set(range(OWED)), 1: set(range(OWED))}, {0: set(), 1: set()})
-        self.exchange = Exchange("b/0", [(0,), (1,)], OWED, OWED, ledger)
+        self.exchange = Exchange("b/0", [(0,), (1,)], [(1,)] * 2, OWED, OWED, ledger)
         self.inherited: list[tuple[SumCopy, Sequence[torch.Tensor]]] = []
 
     def copied(self, layers: Sequence[int]) -> tuple[SumCopy, list[torch.Tensor]]:
