@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.core import deploy, machine, recovery, steps
+from oobleckd.core import agents, deploy, machine, recovery, steps
 from oobleckd.core.context import Core
 from oobleckd.core.decide import Verdict
 from oobleckd.core.entries import Restarted
 from oobleckd.core.events import Command, MakePlan, Tell
-from oobleckd.core.machine import Machine
 from oobleckd.core.membership import Membership
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon.waiting import Told, Waiting
@@ -183,7 +182,7 @@ def nobody_is_asked_again(patch: pytest.MonkeyPatch) -> None:
 
 def links_never_break(patch: pytest.MonkeyPatch) -> None:
     """What devices say of broken links is not heard."""
-    patch.setattr(Machine, "_link_down", lambda _self, _message: None)
+    patch.setattr(agents, "link_down", lambda _core, _message: None)
 
 
 def any_incarnation_will_do(patch: pytest.MonkeyPatch) -> None:
