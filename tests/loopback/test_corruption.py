@@ -67,7 +67,14 @@ def finish(cluster: Cluster, job: str) -> IncidentView:
     return incident
 
 
-@pytest.mark.parametrize("how", ["flip-weight", pytest.param("flip-moment", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "flip-weight",
+        pytest.param("flip-moment", marks=pytest.mark.slow),
+        pytest.param("flip-mean", marks=pytest.mark.slow),
+    ],
+)
 def test_two_copies(cluster: Cluster, how: How) -> None:
     job, node = begin(cluster, f"two-{how}", 5, 1)
     cluster.client.kill(node, how)
