@@ -312,6 +312,12 @@ class Layout(msgspec.Struct, frozen=True):
     device holds for the case that another one dies: no route asks it to compute these, it takes part in their
     reduce and update alone. ``recompute``: device -> what its blocks compute again in the backward, where
     that is not "none".
+
+    ``devices_per_stage``: with more than one, so many neighbouring devices of a node hold the state of the
+    same layers between them, each the shard of its *rank*: a *shard group* (``worker.sharding``). Each of
+    them computes micro-batches of its own, for which it gathers weights from the others and sends them their
+    parts of the gradients. A group that has lost a device computes nothing until the next layout, and those
+    who are left keep their shards up to date.
     """
 
     epoch: int
@@ -322,20 +328,38 @@ class Layout(msgspec.Struct, frozen=True):
         default_factory=dict, name="shadows"
     )  # its name on disk and wire
     recompute: dict[str, Recompute] = msgspec.field(default_factory=dict)
+    devices_per_stage: int = 1
 
     def holders(self, layer: int) -> tuple[str, ...]:
-        """The devices that hold ``layer``, in name order."""
+        """The devices that hold ``layer``, or a shard of it, in name order."""
         return tuple(sorted(d for d, layers in self.holdings.items() if layer in layers))
 
     def copies(self, gone: Iterable[str] = ()) -> tuple[int, ...]:
-        """Live copies of each layer when the devices ``gone`` are not counted."""
+        """Live copies of each layer, or of the shard of it that has fewest, when the devices ``gone`` are not
+        counted.
+        """
         lost = frozenset(gone)
-        counts = [0] * self.num_layers
+        counts = [[0] * self.num_layers for _ in range(self.devices_per_stage)]
         for device, layers in self.holdings.items():
             if device not in lost:
+                count = counts[self.rank(device)]
                 for layer in layers.layers():
-                    counts[layer] += 1
-        return tuple(counts)
+                    count[layer] += 1
+        return tuple(map(min, zip(*counts, strict=True)))
+
+    def rank(self, device: str) -> int:
+        """Which shard of its layers ``device`` holds: 0 where stages have one device."""
+        return shard_rank(device, self.devices_per_stage)
+
+    def group(self, device: str) -> tuple[str, ...]:
+        """The devices that hold the layers of ``device`` between them, by rank, itself among them."""
+        return shard_group(device, self.devices_per_stage)
+
+    def unable(self, dead: Iterable[str]) -> frozenset[str]:
+        """The ``dead``, and all whose group has lost one of them: no route may touch these."""
+        if self.devices_per_stage == 1:
+            return frozenset(dead)
+        return frozenset(fellow for device in dead for fellow in self.group(device))
 
 
 class Detours(msgspec.Struct, frozen=True):
@@ -371,6 +395,20 @@ def node_of(device: str) -> str:
 def device_name(node: str, index: int) -> str:
     """The name of device ``index`` of ``node``."""
     return f"{node}/{index}"
+
+
+def shard_rank(device: str, devices_per_stage: int) -> int:
+    """The place of ``device`` among those of its shard group: neighbours on a node, by index."""
+    return int(device.rpartition("/")[2]) % devices_per_stage if devices_per_stage > 1 else 0
+
+
+def shard_group(device: str, devices_per_stage: int) -> tuple[str, ...]:
+    """All devices of the shard group of ``device``, by rank."""
+    if devices_per_stage == 1:
+        return (device,)
+    node, _, index = device.rpartition("/")
+    first = int(index) // devices_per_stage * devices_per_stage
+    return tuple(device_name(node, number) for number in range(first, first + devices_per_stage))
 
 
 def standing_routes(layout: Layout, detours: Detours | None, round_: int) -> tuple[Route, ...]:
