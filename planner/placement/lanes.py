@@ -23,7 +23,6 @@ from oobleckd.planner.plan import (
     Segment,
     device_name,
     node_of,
-    shard_rank,
 )
 from oobleckd.planner.policy import Setup, Situation
 from oobleckd.planner.schedule import WHOLE_STEP, Op, format_ops, parse_ops
@@ -123,6 +122,12 @@ class Lanes(msgspec.Struct, frozen=True):
 
     # ------------------------------------------------------------------ what the planner sees
 
+    def at_places(self, by_device: Mapping[str, T]) -> dict[str, T]:
+        """What is so of each place of which a device is named; those of one place are alike."""
+        if self.devices_per_stage == 1:
+            return dict(by_device)
+        return {self.place(device): value for device, value in by_device.items()}
+
     def seen(self, situation: Situation) -> Situation:
         """``situation``, whose holdings are of devices, as policies see it. A place of which any device has
         its shard counts as holding it.
@@ -132,12 +137,7 @@ class Lanes(msgspec.Struct, frozen=True):
         # (``policies.bydevice``). (D-planner-019)
         if self.devices_per_stage == 1:
             return situation
-        held: dict[str, dict[int, Layers]] = {}
-        for device, layers in situation.holdings.items():
-            held.setdefault(self.place(device), {})[shard_rank(device, self.devices_per_stage)] = layers
-        # Devices of one place hold the same layers, if any.
-        holdings = {place: max(shards.values(), key=len) for place, shards in held.items()}
-        return msgspec.structs.replace(situation, holdings=holdings)
+        return msgspec.structs.replace(situation, holdings=self.at_places(situation.holdings))
 
     def ops(self, planned: Mapping[str, str]) -> dict[str, str]:
         """Device -> its schedule as text, from those of places."""
