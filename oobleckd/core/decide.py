@@ -158,6 +158,11 @@ class _Case(msgspec.Struct, frozen=True):
     standing: Standing
 
     @property
+    def unable(self) -> frozenset[str]:
+        """Devices that no route may touch: the dead, and who shares a stage with one of them."""
+        return self.layout.unable(self.dead)
+
+    @property
     def fresh(self) -> frozenset[str]:
         """The dead whom nothing takes care of yet."""
         return self.dead - frozenset(self.standing.settled)
@@ -186,7 +191,7 @@ class _Case(msgspec.Struct, frozen=True):
         # From the next round on, in every case: a device may have done a part of this one, and only
         # attempts with masks count nothing twice. It costs a round in which some layers are computed
         # without the cap. (D-recovery-005)
-        return Detours(round_ + 1, detour(self.layout, self.dead, self.epoch), before)
+        return Detours(round_ + 1, detour(self.layout, self.unable, self.epoch), before)
 
     def repair(
         self, counters: Counters, inside: Mapping[str, Progress]
@@ -207,9 +212,10 @@ class _Case(msgspec.Struct, frozen=True):
             for layer in needed
         }
         routes = self.evaluation.routes(self.layout, self.standing.detours, counters)
-        frozen = [route.micro_batch for route in routes if route.touches(self.dead)]
+        unable = self.unable
+        frozen = [route.micro_batch for route in routes if route.touches(unable)]
         missing = {mb: tuple(layer for layer in needed if mb not in done[layer]) for mb in frozen}
-        rerouting = Rerouting(msgspec.structs.replace(self.layout, routes=routes), self.dead)
+        rerouting = Rerouting(msgspec.structs.replace(self.layout, routes=routes), unable)
         states = _hops(inside)
         attempts = []
         for route in routes:
@@ -217,7 +223,7 @@ class _Case(msgspec.Struct, frozen=True):
                 # Dead hops are replaced in the route where neighbours kept what they had sent; else all
                 # behind the dead stage would be done again. (D-recovery-011)
                 known = _untouched(route, inside) | states.get(route.micro_batch, {})
-                found = spliced(rerouting, route, self.dead, known, layers, self.epoch)
+                found = spliced(rerouting, route, unable, known, layers, self.epoch)
                 attempts.append(found or rerouting.whole(route.micro_batch, layers, self.epoch))
         return tuple(attempts), donors
 
