@@ -28,10 +28,10 @@ from oobleckd.worker import sums
 from oobleckd.worker.data.corpus import open_corpus
 from oobleckd.worker.device.context import DeviceContext, device_model, torch_device
 from oobleckd.worker.groups.manager import GroupManager
+from oobleckd.worker.messaging.gather import Intake
+from oobleckd.worker.messaging.messenger import TransportMessenger
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.reconfigure.deploy import Deployment
-from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.yielding_lock import YieldingLock

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from oobleckd.protocol.api import Items, Status
+from oobleckd.protocol.canonical import canonical
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.evalviews import EvaluationView
 from oobleckd.protocol.incidentviews import IncidentView
@@ -244,7 +245,8 @@ class Client:
         """Queue ``job``; ``resume`` is a checkpoint folder, "latest", JOB or JOB@STEP. ApiProblem 422 for a
         bad job, or where there is no such checkpoint.
         """
-        return self._post("/v1/jobs", {"job": job, "resume": resume})
+        # A daemon of before knows nothing of keys that came later, and need not where they are not used.
+        return self._post("/v1/jobs", {"job": msgspec.Raw(canonical(job)), "resume": resume})
 
     def control(self, job: str, act: Act, *, discard: bool = False) -> Accepted:
         """Pause, resume, cancel or checkpoint a job; a cancel writes a checkpoint before, unless

@@ -16,10 +16,10 @@ from oobleckd.protocol.job import Job
 from oobleckd.worker import sums
 from oobleckd.worker.device.context import DeviceContext, torch_device
 from oobleckd.worker.groups.manager import GroupManager
+from oobleckd.worker.messaging.gather import Intake
+from oobleckd.worker.messaging.messenger import TransportMessenger
 from oobleckd.worker.models import Batch, load_spec, seed_layer
 from oobleckd.worker.models.config import EXPERTS
-from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport

@@ -32,9 +32,9 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import Deploy, FromWorker, Held, Progress, StepDone
 from oobleckd.protocol.parts import Counters, EvalSum, Flags, RouterFigures
 from oobleckd.worker.data.corpus import Corpus, open_corpus
+from oobleckd.worker.messaging.gather import Gathering
 from oobleckd.worker.models import ModelSpec, load_spec
 from oobleckd.worker.reconfigure.deploy import Deployment
-from oobleckd.worker.round.gather import Gathering
 from oobleckd.worker.round_machine.tasks import Order, order_of
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import Store
@@ -120,8 +120,10 @@ class World:
         go_on: bool = False,
         redundant: bool = False,
         start: Start = FRESH,
+        devices_per_stage: int = 1,
     ) -> None:
         self.go_on, self.redundant, self.start = go_on, redundant, start
+        self.devices_per_stage = devices_per_stage
         self.parts: list[CheckpointPart] = []
         self.detours: Detours | None = None
         self.settled: set[str] = set()
@@ -149,13 +151,19 @@ class World:
         self.first = self.layout = self._layout(stages)
         for device in sorted(self.layout.holdings):
             self._add(device)
+        for device, node in self.nodes.items():
+            node.executor.adopt(self.layout, start[0], self._order(device))
         for node in self.nodes.values():
             node.executor.resume()
 
     def _layout(self, stages: dict[str, Cuts]) -> Layout:
         pipelines = [
-            tuple(Segment(f"{name}{[*cut[2:], i][0]}/0", Range(cut[0], cut[1])) for i, cut in enumerate(cuts))
+            tuple(
+                Segment(f"{name}{[*cut[2:], i][0]}/{rank}", Range(cut[0], cut[1]))
+                for i, cut in enumerate(cuts)
+            )
             for name, cuts in stages.items()
+            for rank in range(self.devices_per_stage)
         ]
         routes = tuple(
             Route(mb, self.epoch, pipelines[mb % len(pipelines)]) for mb in range(self.job.num_micro_batches)
@@ -170,7 +178,14 @@ class World:
         held = {
             device: layers.and_those(redundant.get(device, Layers())) for device, layers in holdings.items()
         }
-        return Layout(self.epoch, self.spec.num_layers, held, routes, redundant)
+        return Layout(
+            self.epoch,
+            self.spec.num_layers,
+            held,
+            routes,
+            redundant,
+            devices_per_stage=self.devices_per_stage,
+        )
 
     def _add(self, device: str) -> None:
         messenger, faults = LocalMessenger(device, self), RaisingFaults(device, self.run_dir)
@@ -185,7 +200,6 @@ class World:
         deployment = Deployment(deploy, store, messenger, faults)
         deployment.start()
         store.adopt(deployment.layers, deployment.incoming)
-        executor.adopt(self.layout, counters, self._order(device))
         self.nodes[device] = Node(messenger, executor, faults, told)
 
     def _order(self, device: str) -> Order:
@@ -268,20 +282,22 @@ class World:
         order for all.
         """
         self.epoch += 1
+        gone = self.layout.unable(self.dead)
         broken = {
-            r.micro_batch: tuple(range(self.spec.num_layers))
-            for r in self.layout.routes
-            if r.touches(self.dead)
+            r.micro_batch: tuple(range(self.spec.num_layers)) for r in self.layout.routes if r.touches(gone)
         }
         kept = [r for r in self.layout.routes if r.micro_batch not in broken]
-        routes = [*kept, *reroute(self.layout, self.dead, broken, self.epoch)]
+        routes = [*kept, *reroute(self.layout, gone, broken, self.epoch)]
         standing = tuple(
             Route(r.micro_batch, self.epoch, r.segments) for r in sorted(routes, key=lambda r: r.micro_batch)
         )
-        holdings = {d: held for d, held in self.layout.holdings.items() if d not in self.dead}
-        redundant = {d: held for d, held in self.layout.redundant.items() if d not in self.dead}
-        self.layout = Layout(self.epoch, self.spec.num_layers, holdings, standing, redundant)
-        self.gone |= self.dead
+        holdings = {d: held for d, held in self.layout.holdings.items() if d not in gone}
+        redundant = {d: held for d, held in self.layout.redundant.items() if d not in gone}
+        each = self.devices_per_stage
+        self.layout = Layout(
+            self.epoch, self.spec.num_layers, holdings, standing, redundant, devices_per_stage=each
+        )
+        self.gone |= gone
         self.dead = set()
         orders = self._orders() if self.random.random() < 0.8 else {}
         for device in self.live():
@@ -392,11 +408,18 @@ class World:
     def weights(self) -> dict[str, Tensor]:
         """Every parameter; asserts that all copies are equal to the bit."""
         found: dict[str, Tensor] = {}
+        parts: dict[tuple[int, int, int], Tensor] = {}
         for device in self.live():
             store = self.nodes[device].executor.store
             for bucket, state in store.buckets.items():
-                for key, param in zip(self.spec.buckets[bucket].keys, state.params, strict=True):
-                    assert torch.equal(found.setdefault(key, param.detach()), param.detach()), key
+                for (key, begin, _), param in zip(store.shard(bucket).parts, state.params, strict=True):
+                    part = parts.setdefault((bucket, key, begin), param.detach())
+                    assert torch.equal(part, param.detach()), self.spec.buckets[bucket].keys[key]
+        for bucket in self.spec.buckets:
+            for number, (key, shape) in enumerate(zip(bucket.keys, bucket.shapes, strict=True)):
+                mine = sorted(place for place in parts if place[:2] == (bucket.index, number))
+                flat = torch.cat([parts[place].reshape(-1) for place in mine])
+                found[key] = flat.view(shape)
         return found
 
 

@@ -64,7 +64,7 @@ def check(world: World, reference: Reference) -> None:
 
 
 def survivable(world: World, dead: set[str]) -> bool:
-    return min(world.layout.copies(dead)) > 0
+    return min(world.layout.copies(world.layout.unable(dead))) > 0
 
 
 def random_deaths(world: World, max_deaths: int = 2) -> None:

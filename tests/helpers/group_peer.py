@@ -24,8 +24,8 @@ from torch import Tensor
 from oobleckd.protocol.parts import Peer
 from oobleckd.worker.groups.choose import choose
 from oobleckd.worker.groups.manager import GroupManager
-from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportMessenger
+from oobleckd.worker.messaging.gather import Intake
+from oobleckd.worker.messaging.messenger import TransportMessenger
 from oobleckd.worker.transport.mailbox import Key, Mailbox
 from oobleckd.worker.transport.transport import Transport
 

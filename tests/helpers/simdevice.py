@@ -27,8 +27,8 @@ from oobleckd.worker.canary.canary import Canary
 from oobleckd.worker.checkpointing.snapshot import Share
 from oobleckd.worker.device.context import DeviceContext
 from oobleckd.worker.device.device import DeviceProcess
-from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportMessenger
+from oobleckd.worker.messaging.gather import Intake
+from oobleckd.worker.messaging.messenger import TransportMessenger
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round_machine.commands import CommitRound, RoundSpec
 from oobleckd.worker.round_machine.commit import Commit, ReplicasDisagree

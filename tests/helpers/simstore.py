@@ -17,8 +17,8 @@ import torch
 
 from oobleckd.planner.plan import Layers
 from oobleckd.worker import sums
-from oobleckd.worker.round.gather import Gathered
-from oobleckd.worker.round.messenger import Messenger
+from oobleckd.worker.messaging.gather import Gathered
+from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.round.reduce import ReadFigures, Reducer
 from oobleckd.worker.round.weights import WeightsOf
 from oobleckd.worker.round_machine.machine import RoundMachine

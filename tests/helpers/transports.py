@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from oobleckd.worker.round.gather import Intake
+from oobleckd.worker.messaging.gather import Intake
 from oobleckd.worker.transport import sockets
 from oobleckd.worker.transport.mailbox import Key, Mailbox, TensorMessage
 from oobleckd.worker.transport.transport import Transport

@@ -15,6 +15,7 @@ from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.checkpointing.snapshot import Due, due_after, take_share
 from oobleckd.worker.checkpointing.writer import Writer
 from oobleckd.worker.data.corpus import Corpus
+from oobleckd.worker.sharding.group import ShardGroup
 from oobleckd.worker.state.store import Store
 
 
@@ -55,15 +56,17 @@ class Saving:
         self.due = due_after(self.job, vote, was, following, at_end=not self.only_evaluates)
         return self.due
 
-    def begin(self, layout: Layout, live: Collection[str], counters: Counters, *, last: bool) -> None:
+    def begin(
+        self, layout: Layout, live: Collection[str], counters: Counters, group: ShardGroup, *, last: bool
+    ) -> None:
         """Write this device's share of the state at this boundary: of a copy, where the plan has room for
-        one.
+        one, or where it is put together of the shards of ``group``.
         """
         # Training waits for a copy in memory, and never for the disk. With every = 0 no room is planned for
         # a copy, and the state itself is written. (D-checkpoints-001, D-checkpoints-002)
         copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy
         share = take_share(
-            self.device, self.job_id, self.job, self.store, layout, live, counters,
+            self.device, self.job_id, self.job, self.store, group, layout, live, counters,
             self.corpus.digest, copied=copied, folder=self.folder, journal=self.journal,
         )  # fmt: skip
         self.begun = counters.round

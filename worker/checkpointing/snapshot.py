@@ -23,6 +23,7 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Bucket
+from oobleckd.worker.sharding.group import ShardGroup
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.host_copy import Hosted
@@ -48,8 +49,11 @@ def checkpoint_dir(job: Job, folder: str, counters: Counters) -> Path:
 
 
 def writer_of(bucket: int, uses: Collection[int], layout: Layout, live: Collection[str]) -> str:
-    """The one device that writes ``bucket``: holders take turns, so that the work spreads."""
-    holders = sorted({device for use in uses for device in layout.holders(use)} & set(live))
+    """The one device that writes ``bucket``: holders take turns, so that the work spreads. Of shards those
+    whose group has all.
+    """
+    unable = layout.unable(layout.holdings.keys() - set(live))
+    holders = sorted({device for use in uses for device in layout.holders(use)} - unable)
     return holders[bucket % len(holders)]
 
 
@@ -103,9 +107,9 @@ class Share:
     """What one device writes of a checkpoint: the states of ``buckets`` as they were at the boundary
     ``counters``.
 
-    ``source``: copies of them, and training goes on while these are written; else the store's own.
-    ``journal``: whose mark the folder above must have ("": anybody's). ``last``: after the job's last step,
-    so it is the result.
+    ``source``: copies of them, and training goes on while these are written (``of_shards``: put together of
+    these); else the store's own. ``journal``: whose mark the folder above must have ("": anybody's).
+    ``last``: after the job's last step, so it is the result.
     """
 
     device: str
@@ -118,6 +122,7 @@ class Share:
     source: Hosted | Mapping[int, BucketState]
     journal: str = ""
     last: bool = False
+    of_shards: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -127,7 +132,7 @@ class Share:
     @property
     def copied(self) -> bool:
         """Whether the states are copies."""
-        return isinstance(self.source, Hosted)
+        return self.of_shards or isinstance(self.source, Hosted)
 
     @property
     def states(self) -> Mapping[int, BucketState]:
@@ -140,6 +145,7 @@ def take_share(
     job_id: str,
     job: Job,
     store: Store,
+    group: ShardGroup,
     layout: Layout,
     live: Collection[str],
     counters: Counters,
@@ -152,6 +158,11 @@ def take_share(
     """The share of ``device``: the buckets that fall to it, as they are now."""
     buckets = store.spec.buckets
     own = [index for index in store.buckets if writer_of(index, buckets[index].uses, layout, live) == device]
+    source: Hosted | Mapping[int, BucketState]
+    if store.memory is not None:
+        source = {index: group.whole(index).on(torch.device("cpu")) for index in own}
+    else:
+        source = Hosted(store, own) if copied else {index: store.buckets[index] for index in own}
     return Share(
         device,
         job_id,
@@ -160,9 +171,10 @@ def take_share(
         corpus,
         len(buckets),
         {index: buckets[index] for index in own},
-        Hosted(store, own) if copied else {index: store.buckets[index] for index in own},
+        source,
         journal,
         job.eval_rounds.finished(counters),
+        of_shards=store.memory is not None,
     )
 
 

@@ -70,11 +70,11 @@ from oobleckd.worker.device.reading import Reading, Unread
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.groups.choose import choose
 from oobleckd.worker.groups.manager import GroupManager
+from oobleckd.worker.messaging.gather import Intake
+from oobleckd.worker.messaging.messenger import TransportMessenger
 from oobleckd.worker.models import load_spec
 from oobleckd.worker.reconfigure.deploy import Deployment
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
-from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.round_machine.commit import ReplicasDisagree
 from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage, phase_of
 from oobleckd.worker.runtime.deaths import death_in_full

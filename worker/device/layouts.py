@@ -40,11 +40,11 @@ from oobleckd.worker.device.measure import bind
 from oobleckd.worker.device.reading import Reading
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.groups.manager import GroupManager
+from oobleckd.worker.messaging.messenger import TransportMessenger
 from oobleckd.worker.models import Layer, ModelSpec, load_spec
 from oobleckd.worker.reconfigure.deploy import KINDS, Deployment, expected, outgoing
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
-from oobleckd.worker.round.messenger import TransportMessenger
 from oobleckd.worker.round_machine.tasks import order_of
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults

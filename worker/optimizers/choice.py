@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oobleckd.protocol.optimizers import Knobs
 from oobleckd.worker.optimizers.compiled import CompiledPass, Roundings, update_library
-from oobleckd.worker.optimizers.one_pass import Element, ElementRule, Update, UpdatedKeys
+from oobleckd.worker.optimizers.one_pass import ElementRule, Update, UpdatedKeys, sees_elements
 from oobleckd.worker.optimizers.rule import OptimizerRule, UpdateStep
 from oobleckd.worker.optimizers.torch_passes import update_by_torch
 
@@ -31,7 +31,7 @@ _SCALE = 0.37
 def update_of(rule: OptimizerRule, kind: str) -> Update:
     """What makes the updates of ``rule`` on devices of this ``torch.device.type``."""
     in_one_pass = None
-    if kind == "cpu" and isinstance(getattr(rule, "element", None), Element):
+    if kind == "cpu" and sees_elements(rule):
         in_one_pass = _in_one_pass(cast("ElementRule", rule))
     return in_one_pass or functools.partial(update_by_torch, rule)
 

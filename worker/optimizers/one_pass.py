@@ -37,6 +37,13 @@ class ElementRule(OptimizerRule, Protocol):
         """Rules with the same arithmetic may be one."""
 
 
+def sees_elements(rule: OptimizerRule) -> bool:
+    """Whether ``rule`` is known to see one number at a time: then parts of a parameter may be updated
+    alone.
+    """
+    return isinstance(getattr(rule, "element", None), Element)
+
+
 @dataclass(frozen=True, slots=True)
 class UpdatedKeys:
     """Parameters that are updated together, all on one device, with the same slots; each is contiguous.

@@ -15,7 +15,7 @@ from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.optimizers import RULES, Knobs, Slot
 from oobleckd.protocol.paramgroups import ParamRecipe, knobs_of, matches, recipe_of
 from oobleckd.worker.optimizers.choice import update_of
-from oobleckd.worker.optimizers.one_pass import UpdatedKeys
+from oobleckd.worker.optimizers.one_pass import UpdatedKeys, sees_elements
 from oobleckd.worker.optimizers.registry import rule_of
 from oobleckd.worker.optimizers.rule import OptimizerRule, UpdateStep
 from oobleckd.worker.runtime.errors import UserError
@@ -31,6 +31,13 @@ class Parameters:
     shapes: tuple[tuple[int, ...], ...]
     uses: tuple[tuple[int, ...], ...]
     num_layers: int
+
+    def recipes(self, optimizer: Optimizer) -> tuple[ParamRecipe, ...]:
+        """What ``optimizer`` does with each."""
+        return tuple(
+            recipe_of(optimizer, name, shape, uses, self.num_layers)
+            for name, shape, uses in zip(self.names, self.shapes, self.uses, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +87,35 @@ class UpdatePlan:
     batches: tuple[UpdateBatch, ...]
 
 
-def plan_updates(optimizer: Optimizer, params: Parameters) -> UpdatePlan:
-    """What becomes of ``params``. A pure function of its arguments, and of what is installed. Raises
-    UserError for a rule that this node does not have.
+def plan_updates(
+    optimizer: Optimizer, params: Parameters, parts: Sequence[tuple[int, tuple[int, ...]]] | None = None
+) -> UpdatePlan:
+    """What becomes of ``params``, or of ``parts`` of them: (position of the parameter, shape). A pure
+    function of its arguments, and of what is installed. Raises UserError for a rule that this node does not
+    have.
     """
-    recipes = tuple(
-        recipe_of(optimizer, name, shape, uses, params.num_layers)
-        for name, shape, uses in zip(params.names, params.shapes, params.uses, strict=True)
-    )
+    recipes, shapes = params.recipes(optimizer), params.shapes
+    if parts is not None:
+        recipes, shapes = tuple(recipes[key] for key, _ in parts), tuple(shape for _, shape in parts)
     slots = tuple(
         () if recipe.frozen else tuple(rule_of(recipe.rule).slots(shape, knobs_of(optimizer, recipe.rule)))
-        for recipe, shape in zip(recipes, params.shapes, strict=True)
+        for recipe, shape in zip(recipes, shapes, strict=True)
     )
     for recipe, kept in zip(recipes, slots, strict=True):
         _check_slots(recipe.rule, kept)
     return UpdatePlan(recipes, slots, tuple(_batches(optimizer, recipes, slots)))
+
+
+def uncut(optimizer: Optimizer, params: Parameters) -> frozenset[int]:
+    """The positions of ``params`` that are updated as a whole: their rule may look at all of a matrix. Raises
+    UserError.
+    """
+    recipes = params.recipes(optimizer)
+    return frozenset(
+        key
+        for key, recipe in enumerate(recipes)
+        if not recipe.frozen and not sees_elements(rule_of(recipe.rule))
+    )
 
 
 def slots_of(optimizer: Optimizer, shapes: Sequence[tuple[int, ...]]) -> list[tuple[Slot, ...]]:

@@ -17,10 +17,10 @@ import msgspec
 from oobleckd.planner.plan import Layers, Range, Transfer
 from oobleckd.protocol.messages import Deploy
 from oobleckd.words import count
+from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.models import Layer
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
-from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.bucket_state import BucketState
@@ -97,6 +97,8 @@ class Deployment:
     def start(self) -> None:
         """Send what others need, then load, initialise or await what is missing. Raises UserError."""
         self._check_model()
+        layout, device = self.message.layout, self.message.device
+        self.store.divide(layout.devices_per_stage, layout.rank(device))
         self._send()
         needed = self.store.needed(self.layers) if self.layers else ()
         if self.message.source == "copy":

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from oobleckd.protocol.parts import Counters
-from oobleckd.worker.round.messenger import Messenger
+from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.round.reduce import Reduced
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.host_copy import Hosted

@@ -20,8 +20,8 @@ from torch import Tensor
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters
 from oobleckd.worker.checkpointing.snapshot import pinned
+from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.reconfigure.precopy_source import KINDS, STATE, UPDATE, PreCopiedState, Update
-from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.update import update_bucket
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.store import Store

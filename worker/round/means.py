@@ -18,25 +18,18 @@ from oobleckd.worker.sums.guard import bits_of
 
 
 class Means:
-    """Of a bucket with keys of ``shapes``, cut as ``slicing`` says, on ``device``.
+    """Of the ``shard`` of a bucket on ``device``; of what others hold of it the figures alone.
 
-    ``grads``: by key, float32 in its shape; what is not here yet is anything. ``beside``: of all sums
+    ``grads``: by part, float32 in its shape; what is not here yet is anything. ``beside``: of all sums
     together, their marks and what was told of them (``marks.added``), float64, on the device; None before
     the first means are here.
     """
 
-    def __init__(
-        self,
-        slicing: sums.Slicing,
-        shapes: Sequence[tuple[int, ...]],
-        device: torch.device,
-        *,
-        exact: bool,
-    ) -> None:
-        self.slicing = slicing
-        self.grads = [torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes]
+    def __init__(self, shard: sums.Shard, device: torch.device, *, exact: bool) -> None:
+        self.shard, self.slicing = shard, shard.slicing
+        self.grads = [torch.empty(shape, dtype=torch.float32, device=device) for shape in shard.shapes]
         self.beside: Tensor | None = None
-        rows, chunks = sums.num_rows(exact=exact), len(slicing.chunks(slicing.all))
+        rows, chunks = sums.num_rows(exact=exact), len(self.slicing.chunks(self.slicing.all))
         self._sealed: dict[int, Tensor] = {}
         self._figures = torch.zeros((rows, chunks), dtype=torch.float64, device=device)
 
@@ -44,12 +37,14 @@ class Means:
         """``finish`` puts the means of the ranges of ``slices`` into what it is given, and has their
         figures.
         """
-        self._note(slices, finish(self.slicing.cut(self.grads, slices)), beside)
+        self._note(slices, finish(self.shard.cut(self.grads, slices)), beside)
 
     def take(self, slices: int, tensors: Sequence[Tensor]) -> None:
-        """Means that were given. Raises RuntimeError or ValueError where they are of other shapes."""
+        """Means that were given, or of slices that are not of this shard what is told of them. Raises
+        RuntimeError or ValueError where they are of other shapes.
+        """
         *means, figures, beside = tensors
-        for into, mean in zip(self.slicing.cut(self.grads, slices), means, strict=True):
+        for into, mean in zip(self.shard.cut(self.grads, slices), means, strict=True):
             into.copy_(mean)
         self._note(slices, figures, beside)
 
@@ -63,12 +58,16 @@ class Means:
         return [sealed != self._bits(slices) for slices, sealed in self._sealed.items()]
 
     def _bits(self, slices: int) -> Tensor:
-        return torch.stack([bits_of(part) for part in self.slicing.cut(self.grads, slices)]).sum()
+        return torch.stack([bits_of(part) for part in self.shard.cut(self.grads, slices)]).sum()
 
     def given(self, slices: int) -> list[Tensor]:
         """What is sent of ``slices``, which are here: views, where they lie."""
+        return [*self.shard.cut(self.grads, slices), *self.told(slices)]
+
+    def told(self, slices: int) -> list[Tensor]:
+        """What is sent of ``slices`` to those who hold others."""
         assert self.beside is not None, "means that are here came with what is told of them"
-        return [*self.slicing.cut(self.grads, slices), self._of(slices), self.beside]
+        return [self._of(slices), self.beside]
 
     @property
     def marks(self) -> Tensor:
@@ -89,7 +88,12 @@ class Means:
         return torch.cat((self.beside, self._figures.view(-1)))
 
     def _note(self, slices: int, figures: Tensor, beside: Tensor) -> None:
-        self.beside = beside
+        if self.beside is None or self.shard.is_whole:
+            self.beside = beside
+        else:
+            # Of each shard its own marks: a NaN may be in one of them alone. The rest is the same.
+            marks = self.beside[: sums.NUM_MARKS].maximum(beside[: sums.NUM_MARKS])
+            self.beside = torch.cat((marks, beside[sums.NUM_MARKS :]))
         if slices == self.slicing.all:
             self._figures = figures
         elif chunks := self.slicing.chunks(slices):
@@ -107,5 +111,6 @@ def _where(chunks: Sequence[int]) -> slice | list[int]:
     return slice(first, last + 1) if last - first + 1 == len(chunks) else list(chunks)
 
 
-NO_MEANS = Means(sums.slicing((), torch.device("cpu")), (), torch.device("cpu"), exact=True)
+_NOTHING = sums.slicing((), torch.device("cpu"))
+NO_MEANS = Means(sums.Shard(_NOTHING, _NOTHING.all, ()), torch.device("cpu"), exact=True)
 """Of a round that evaluates."""

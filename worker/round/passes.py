@@ -172,7 +172,7 @@ class Passes:
             into = None if x is None else x.detach().requires_grad_(layer > low)
             # With a graph also below the lowest layer that is wanted: without one torch may choose another
             # kernel, and whoever computed it the first time had one. (D-recompute-005)
-            with self.context.released(), torch.enable_grad():
+            with self.context.released(), self.context.group.weights(layer), torch.enable_grad():
                 x, held = self._layer_forward(task, layer, into, batch, calls.get(layer), weight)
             if self.context.store.layers[layer].router is not None:
                 self._note_routing(task, layer)
@@ -230,7 +230,7 @@ class Passes:
         batch = self._batch(task)
         calls = self._calls(task, batch)
         for layer in task.layers.layers():
-            with self.context.released():
+            with self.context.released(), self.context.group.weights(layer):
                 x = layers[layer].evaluate(x, batch, calls.get(layer))
             yield
             self.clock.forwards += task.route.again(task.position) >= FORWARD
@@ -321,7 +321,7 @@ class Passes:
         g: Tensor | None = self._weighed(task, graph[-1]) if task.last else self._input(task, "B")
         debts: Debts = []
         for layer in reversed(range(max(task.lowest, task.layers.start), task.layers.stop)):
-            with self.context.released():
+            with self.context.released(), self.context.group.weights(layer):
                 ran, grads = self._layer_backward(work.task, layer, graph.pop(), g)
             yield
             through, owed = ran.into is not None and ran.into.requires_grad, ran.owed
@@ -437,7 +437,7 @@ class Passes:
         graph: Graph = []
         for index in task.layers.layers():
             into = None if x is None else x.detach().requires_grad_(index > 0)
-            with self.context.released():
+            with self.context.released(), self.context.group.weights(index):
                 x, held = self._redundant_layer(task, index, into, batch, calls.get(index))
             if self.context.store.layers[index].router is not None:
                 self._note_routing(task, index)
@@ -503,9 +503,12 @@ class Passes:
 
     def _add(self, task: Task, layer: int, grads: list[Tensor]) -> None:
         """Add the gradients of all parameters of ``layer`` (float32, in the layer's order) to the sums."""
-        spec, rest = self.context.store.spec, iter(grads)
+        spec, rest, group = self.context.store.spec, iter(grads), self.context.group
         by_bucket = {b: [*islice(rest, len(spec.buckets[b].keys))] for b in spec.buckets_of(layer)}
-        self.reducer.add(layer, task.route.micro_batch, by_bucket)
+        told = self.reducer.told_of(layer, task.route.micro_batch) if group.others else ()
+        self.reducer.add(layer, task.route.micro_batch, group.parts(by_bucket))
+        # Whatever was asked meanwhile: it is in the ledger, and so it will be in those of the others.
+        group.send(self.counters.round, layer, task.route.micro_batch, by_bucket, told)
         self.clock.gradients += task.route.again(task.position) >= BACKWARD
 
     def _contribute(self) -> None:
@@ -586,4 +589,5 @@ class Passes:
             return last.out.detach()
         with self.context.activity.doing("F", f"{task.position}F{task.route.micro_batch}"):
             self._seed(task, layer)
-            return computed(self.context.store.layers[layer], last.into, last.call, last.weight)[0]
+            with self.context.group.weights(layer):
+                return computed(self.context.store.layers[layer], last.into, last.call, last.weight)[0]

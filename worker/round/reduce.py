@@ -32,10 +32,10 @@ from torch import Tensor
 from oobleckd.protocol.corruption import of_numbers
 from oobleckd.protocol.parts import RouterFigures, Vote
 from oobleckd.worker import sums
+from oobleckd.worker.messaging.gather import Gathered, Gathering, key_of, means_key_of
+from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.round import marks
-from oobleckd.worker.round.gather import Gathered, Gathering, key_of, means_key_of
 from oobleckd.worker.round.means import NO_MEANS, Means
-from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.weights import WeightsOf
 from oobleckd.worker.round_machine.commands import Contribute, Give
 from oobleckd.worker.round_machine.copies import SumCopy
@@ -95,12 +95,12 @@ class Reducer:
     ``reached``: called whenever means were given, to one more holder or by another. ``upset``: what is to be
     done to a mean of the next that are made here, for faults on demand.
 
-    ``parts``: (bucket, use) -> own sums. ``nan`` and ``overflow``: buckets with one in what was inherited; of
-    its own, the parts know. ``losses``: by micro-batch, on the device where they came out of it; ``routed``:
-    what a router told of a micro-batch (``BlockRouter``), by layer and micro-batch, on the device.
-    ``inherited``: sums that are in the ledger, and added when the next epoch is entered. ``gathered``: what
-    was contributed of slices whose means are made here; ``means``: what is here of any bucket, and
-    ``reduced``: of those of which all is.
+    ``parts``: (bucket, use) -> own sums, of the shard that is here. ``nan`` and ``overflow``: buckets with
+    one in what was inherited; of its own, the parts know. ``losses``: by micro-batch, on the device where
+    they came out of it; ``routed``: what a router told of a micro-batch (``BlockRouter``), by layer and
+    micro-batch, on the device. ``inherited``: sums that are in the ledger, and added when the next epoch is
+    entered. ``gathered``: what was contributed of slices whose means are made here; ``means``: what is here
+    of any bucket, and ``reduced``: of those of which all is.
     """
 
     def __init__(
@@ -146,6 +146,13 @@ class Reducer:
         self.means, self.reduced = {}, {}
         self.inherited = []
 
+    def forget(self) -> None:
+        """What was added up of the round counts for nothing. Means that are here are right all the same."""
+        for part in self.parts.values():
+            part.zero_()
+        self.nan, self.overflow, self.losses, self.routed = set(), set(), {}, {}
+        self.inherited = []
+
     def enter(self) -> None:
         """The exchange has entered a new epoch or round: what peers send of it is added to from now on."""
         for part, tensors in self.inherited:
@@ -161,7 +168,8 @@ class Reducer:
     def add(self, layer: int, micro_batch: int, grads: Mapping[int, Sequence[Tensor]]) -> None:
         """Weight gradients of (micro-batch, layer) go into the ledger and the sums.
 
-        ``grads``: bucket -> a tensor for each key, on the store's device; the layer must be owed.
+        ``grads``: bucket -> a tensor for each part of the shard here, on the store's device; the layer must
+        be owed.
 
         The ledger first: who is asked in the middle of it says that they are in, as they will be before
         anything else is done with the sums.
@@ -171,8 +179,23 @@ class Reducer:
         self.exchange.ledger.count(layer, micro_batch)
         with self.released():
             for bucket, tensors in grads.items():
-                part, exponents = self.parts[bucket, layer], self.store.buckets[bucket].exponents
+                part, exponents = self.parts[bucket, layer], self._exponents(bucket)
                 part.add(tensors, exponents, self._num_contributions(bucket, self.exchange.per_step))
+
+    def told_of(self, layer: int, micro_batch: int) -> list[Tensor]:
+        """What is told of a micro-batch beside the gradients of ``layer``, which have come in."""
+        if not self.store.spec.num_told(layer):
+            return []
+        told = self._told_of(layer, micro_batch)
+        return [told if isinstance(told, Tensor) else torch.tensor(told, device=self.store.device)]
+
+    def note(self, layer: int, micro_batch: int, told: Sequence[Tensor]) -> None:
+        """The same of another device, whose gradients come in next."""
+        for each in told:
+            if layer == self.exchange.head:
+                self.losses[micro_batch] = each
+            else:
+                self.routed[layer, micro_batch] = each
 
     def copied(self, layers: Sequence[int]) -> tuple[SumCopy, list[Tensor]]:
         """What is in the sums of ``layers`` by now, out of place and on the host: a tensor per key, by layer
@@ -207,7 +230,7 @@ class Reducer:
         rest = iter(tensors)
         for layer in what.done:
             for bucket in self.store.spec.buckets_of(layer):
-                shapes = self.store.spec.buckets[bucket].shapes
+                shapes = self.store.shard(bucket).shapes
                 # Not added yet: whoever asks what is here must not wait for it. Exact sums compose, so it
                 # does not matter when they are. (D-recovery-018)
                 self.inherited.append((self.parts[bucket, layer], [next(rest) for _ in shapes]))
@@ -245,7 +268,7 @@ class Reducer:
         self, bucket: int, total: Sequence[Tensor], slices: int, beside: Tensor | None
     ) -> list[Tensor]:
         """What is contributed of ``slices``: nothing, where there are no sums."""
-        return [] if beside is None else [*self.store.slicing(bucket).cut(total, slices), beside]
+        return [] if beside is None else [*self.store.shard(bucket).cut(total, slices), beside]
 
     def hear(
         self,
@@ -287,7 +310,7 @@ class Reducer:
             means.seal(give.slices)
         if self.upset is not None:
             upset, self.upset = self.upset, None
-            upset(means.slicing.cut(means.grads, self.exchange.made_here(give.bucket))[0])
+            upset(means.shard.cut(means.grads, self.exchange.made_here(give.bucket))[0])
 
     def give(self, command: Give) -> None:
         """Send means that are here to holders who have not made them."""
@@ -297,10 +320,11 @@ class Reducer:
         # Of a donor too: a total would be twice as large, and kept in every replica only to be given.
         # (D-exactness-019)
         tensors = [] if self.evaluates else self.means[bucket].given(command.slices)
+        told = [] if self.evaluates else self.means[bucket].told(command.slices)
         key = means_key_of(here.epoch, here.round, bucket, here.device)
         meta = msgspec.msgpack.encode(here.of_means(bucket, command.slices))
         for peer in command.peers:
-            self.messenger.send(peer, key, tensors, meta)
+            self.messenger.send(peer, key, tensors if here.is_alike(peer) else told, meta)
             self.reached()
 
     def hear_means(self, bucket: int, giver: str, given: Given, tensors: Sequence[Tensor]) -> None:
@@ -413,8 +437,13 @@ class Reducer:
         return self.exchange.num_evaluated > 0
 
     def _sum(self, bucket: int) -> sums.Sum:
-        shapes = self.store.spec.buckets[bucket].shapes
+        shapes = self.store.shard(bucket).shapes
         return sums.empty(shapes, self.exact, self.store.device, guarded=self.guarded)
+
+    def _exponents(self, bucket: int) -> Sequence[int]:
+        """Of each part of the shard of ``bucket`` that is here."""
+        by_key, shard = self.store.buckets[bucket].exponents, self.store.shard(bucket)
+        return by_key if shard.is_whole else [by_key[key] for key in shard.keys]
 
     def _num_contributions(self, bucket: int, micro_batches: int) -> int:
         return micro_batches * len(self.exchange.uses[bucket])
@@ -447,8 +476,7 @@ class Reducer:
 
     def _means_of(self, bucket: int) -> Means:
         if bucket not in self.means:
-            shapes, device = self.store.spec.buckets[bucket].shapes, self.store.device
-            self.means[bucket] = Means(self.store.slicing(bucket), shapes, device, exact=self.exact)
+            self.means[bucket] = Means(self.store.shard(bucket), self.store.device, exact=self.exact)
         return self.means[bucket]
 
     def _make(self, bucket: int, gathered: Gathered) -> None:
@@ -488,7 +516,7 @@ class Reducer:
         found = sums.decode(of_sums, figures, means.slicing, exponents, terms, exact=self.exact)
         # What is not trained counts in no norm, as in torch; its gradient is summed all the same, since what
         # a block computes does not depend on what is done with it. (D-training-006)
-        frozen = self.store.shape(bucket).frozen
+        frozen = self.store.shards.whole_shape(bucket).frozen
         norms = tuple(0.0 if key in frozen else norm for key, norm in enumerate(found.norms))
         told = marks.read(told_of, self._widths(bucket), self.exchange.per_step)
         losses = {mb: loss for mb, (loss, *_) in enumerate(told[head].losses)} if head in told else {}

@@ -15,15 +15,16 @@ from torch import Tensor
 from oobleckd.planner.plan import Range, Recompute
 from oobleckd.protocol.job import Job
 from oobleckd.worker.data.corpus import Corpus
+from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.models import Owed
 from oobleckd.worker.recompute.block import Held
-from oobleckd.worker.round.messenger import Messenger
 from oobleckd.worker.round.weights import WeightsOf
 from oobleckd.worker.round_machine.tasks import Kind, Task
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import DeviceTimer, Moment
 from oobleckd.worker.runtime.yielding_lock import Released
+from oobleckd.worker.sharding.group import ShardGroup
 from oobleckd.worker.state.store import Store
 
 Graph = list[Held]
@@ -70,7 +71,8 @@ class RoundClock:
 
 @dataclass(frozen=True, slots=True)
 class ComputeContext:
-    """What a device has to compute with, the same in every round. ``redundant_bytes``: by what its blocks
+    """What a device has to compute with, the same in every round. ``group``: the shard group that it is in,
+    by which it has weights. ``redundant_bytes``: by what its blocks
     compute again, layers -> what a forward pass through them took that was run ahead.
     """
 
@@ -82,6 +84,7 @@ class ComputeContext:
     messenger: Messenger
     faults: Faults
     activity: ActivityPage
+    group: ShardGroup
     released: Released = nullcontext
     redundant_bytes: dict[Recompute, dict[Range, int]] = field(default_factory=dict)
     timer: DeviceTimer = field(default_factory=DeviceTimer)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from torch import Tensor
 
-from oobleckd.worker.round.messenger import Messenger
+from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round_machine.copies import SumCopies, SumCopy
 from oobleckd.worker.transport.mailbox import Key

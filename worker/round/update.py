@@ -34,14 +34,16 @@ def apply_update(
     """Update every bucket of ``store`` in place with ``scale`` times its mean gradients.
 
     ``reduced``: of every bucket held; its float32 ``grads`` are scaled in place, too, so that a pre-copy
-    sends what went into the optimizer. Buckets without gradients stay as they are, with their exponents.
+    sends what went into the optimizer. Buckets without numbers here get exponents alone.
     """
     for bucket, state in store.buckets.items():
         part = reduced[bucket]
+        if part.grads:
+            update_bucket(job, state, part.grads, counters, scale)
+        # Of all keys, also where this device has a shard without any numbers.
+        state.exponents = part.told.figures.exponents
         if not part.grads:
             continue
-        update_bucket(job, state, part.grads, counters, scale)
-        state.exponents = part.told.figures.exponents
         faults.reach("update", counters.round)
 
 

@@ -117,6 +117,11 @@ class InheritSums:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetSums:
+    """The shard group has lost a device: what was added up here in this round counts for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class TakeUp:
     """New attempts of micro-batches that were ``frozen`` are on the board. ``resumed``: task -> the one of
     the attempt before that it goes on with. ``repairs``: there are any.
@@ -163,6 +168,7 @@ Command = (
     | BeginRound
     | EnterExchange
     | InheritSums
+    | ForgetSums
     | TakeUp
     | Distrust
     | WriteLast

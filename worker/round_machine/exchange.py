@@ -11,7 +11,7 @@ more by who is given it, with the ledgers that come with it. Has no sums: those,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,6 +26,11 @@ Donors = Mapping[int, Mapping[str, int]]
 NO_DONORS: Donors = {}
 _BEFORE = ""
 """In place of who gave means that are kept from an earlier epoch, to be given to others."""
+
+
+def _alone(_device: str) -> int:
+    """The rank of a device where stages have one."""
+    return 0
 
 
 class Contribution(msgspec.Struct, frozen=True):
@@ -57,10 +62,12 @@ class Given(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class Exchange:
     """One device's part in it. ``of_model``: of each bucket of the model, the layers that use it, and
-    ``numbers``: of each of its slices how many numbers it has; ``per_step``: micro-batches of the present
-    step, ``per_next``: of the one after it. ``num_evaluated``: those that the present round evaluates (0: it
-    is a try at a step); ``twice``: a second holder makes each mean; ``layers``: those held here; ``head``:
-    the last layer.
+    ``numbers``: of each of its slices how many numbers it has. ``shards``: of each bucket the slices of each
+    rank (none: holders have all), and ``rank_of`` a device. Sums of a shard are exchanged among those who
+    hold it, and what the host is to know of its means goes to all who hold any of the bucket. ``per_step``:
+    micro-batches of the present step, ``per_next``: of the one after it. ``num_evaluated``: those that the
+    present round evaluates (0: it is a try at a step); ``twice``: a second holder makes each mean;
+    ``layers``: those held here; ``head``: the last layer.
 
     ``epoch`` and ``round`` it goes on under; not ``open``: a report was answered, so nothing is sent until
     the decision. ``held``: buckets held here -> their uses here. ``makers``: of each of them, who makes what.
@@ -74,6 +81,8 @@ class Exchange:
     device: str
     of_model: Sequence[tuple[int, ...]]
     numbers: Sequence[Sequence[int]]
+    shards: Sequence[Sequence[int]] = ()
+    rank_of: Callable[[str], int] = _alone
     per_step: int = 0
     per_next: int = 0
     ledger: Ledger = field(default_factory=Ledger)
@@ -97,8 +106,13 @@ class Exchange:
     among: tuple[int, frozenset[str], bool] = (-1, frozenset(), False)
     looked_at: int = -1
 
+    def cut(self, numbers: Sequence[Sequence[int]], shards: Sequence[Sequence[int]]) -> None:
+        """Buckets are cut otherwise from the next layout on."""
+        self.numbers, self.shards = numbers, shards
+
     def adopt(self, layout: Layout) -> None:
         """The layers held are those of ``layout``."""
+        self.rank_of = layout.rank
         self.layers = layout.holdings[self.device].layers() if self.device in layout.holdings else ()
         self.head = layout.num_layers - 1
         self._hold()
@@ -157,14 +171,16 @@ class Exchange:
     def _enter(self, bucket: int) -> None:
         """What of ``bucket`` is here and what is to come, under a new epoch."""
         self.sources[bucket] = ()
+        if bucket not in self.donors and self.made_here(bucket):
+            # Also where it is reduced: the means of another shard may have died with whoever had them.
+            self.sources[bucket] = tuple(filter(self.is_alike, self.holders[bucket]))
         if bucket in self.reduced:
             return
         mine = self.donors[bucket].get(self.device, 0) if bucket in self.donors else 0
-        assert not mine & ~self.here.get(bucket, 0), f"bucket {bucket}: to give what is not here"
+        there = self.here.get(bucket, 0) & self._own(bucket)
+        assert not mine & ~there, f"bucket {bucket}: to give what is not here"
         self.here[bucket] = mine
         self.given[bucket] = {_BEFORE: self.of_means(bucket, mine)} if mine else {}
-        if bucket not in self.donors and self.made_here(bucket):
-            self.sources[bucket] = self.holders[bucket]
 
     def ready(self) -> tuple[Contribute | Give, ...]:
         """What is complete here and was not sent under this epoch. It counts as sent from now on."""
@@ -177,8 +193,9 @@ class Exchange:
         return tuple(self._donated(b) if b in self.donors else self._contribute(b) for b in found)
 
     def _contribute(self, bucket: int) -> Contribute:
-        shares = sorted((peer, makes.slices) for peer, makes in self.makers[bucket].items())
-        return Contribute(bucket, tuple(share for share in shares if share[0] != self.device))
+        makers = sorted((peer, makes.slices) for peer, makes in self.makers[bucket].items())
+        shares = (share for share in makers if share[0] != self.device and self.is_alike(share[0]))
+        return Contribute(bucket, tuple(shares))
 
     def _donated(self, bucket: int) -> Give:
         peers = tuple(peer for peer in self.holders[bucket] if peer != self.device)
@@ -212,7 +229,11 @@ class Exchange:
         heard = self.heard[bucket]
         losses = {mb: loss for source in sources for mb, loss in heard[source].losses.items()}
         ledgers = {source: heard[source].ledger for source in sources}
-        self._take(bucket, self.device, Given(self.made_here(bucket), ledgers, losses))
+        made = Given(self.made_here(bucket), ledgers, losses)
+        if bucket in self.reduced:
+            self._check(bucket, made)
+        else:
+            self._take(bucket, self.device, made)
         makes = self.makers[bucket]
         owns = makes[self.device].owns
         peers = (peer for peer in self.holders[bucket] if not makes.get(peer, NOTHING).slices & owns)
@@ -271,7 +292,8 @@ class Exchange:
     @property
     def told(self) -> dict[int, tuple[int, int]]:
         """Bucket -> the slices of which means are here, and all that it has; of none where none are."""
-        return {bucket: (here, self.all_of(bucket)) for bucket, here in self.here.items() if here}
+        found = ((bucket, here & self._own(bucket)) for bucket, here in self.here.items())
+        return {bucket: (here, self.all_of(bucket)) for bucket, here in found if here}
 
     def counted(self, bucket: int) -> dict[int, tuple[int, ...]]:
         """Use -> micro-batches that are in this device's own sums of the bucket."""
@@ -292,8 +314,30 @@ class Exchange:
         return tuple(sorted({device for use in self.uses[bucket] for device in layout.holders(use)} & live))
 
     def _makers(self, bucket: int) -> dict[str, Makes]:
-        numbers = (1,) if self.num_evaluated else self.numbers[bucket]
-        return makers(bucket, numbers, self.holders[bucket], twice=self.twice)
+        holders = self.holders[bucket]
+        if not self._is_sharded:
+            numbers = (1,) if self.num_evaluated else self.numbers[bucket]
+            return makers(bucket, numbers, holders, twice=self.twice)
+        found: dict[str, Makes] = {}
+        for rank, slices in enumerate(self.shards[bucket]):
+            alike = [device for device in holders if self.rank_of(device) == rank]
+            found |= makers(bucket, self.numbers[bucket], alike, twice=self.twice, slices=slices)
+        return found
+
+    @property
+    def _is_sharded(self) -> bool:
+        # Losses lie with whoever computed them, whatever its rank.
+        return bool(self.shards) and not self.num_evaluated
+
+    def is_alike(self, peer: str) -> bool:
+        """Whether ``peer`` holds the same shard of what it holds."""
+        return not self._is_sharded or self.rank_of(peer) == self.rank_of(self.device)
+
+    def _own(self, bucket: int) -> int:
+        """The slices that this device holds."""
+        if not self._is_sharded:
+            return self.all_of(bucket)
+        return self.shards[bucket][self.rank_of(self.device)]
 
     def _may_contribute(self, bucket: int) -> bool:
         if bucket in self.donors:

@@ -32,10 +32,21 @@ class Ledger:
         """A route asks for it."""
         self.owed[layer].add(micro_batch)
 
+    def missing(self, micro_batches: Collection[int]) -> set[tuple[int, int]]:
+        """Of ``micro_batches`` what is owed and not in the sums: (layer, micro-batch)."""
+        wanted = set(micro_batches)
+        return {(layer, mb) for layer, owed in self.owed.items() for mb in (owed & wanted) - self.done[layer]}
+
     def excuse(self, micro_batches: Collection[int]) -> None:
         """``micro_batches`` are not owed any more, but for what is in the sums and stays there."""
         for layer, done in self.done.items():
             self.owed[layer] -= set(micro_batches) - done
+        self.completions += 1
+
+    def forget(self) -> None:
+        """Nothing is owed, and what was added counts for nothing."""
+        for layer in self.owed:
+            self.owed[layer], self.done[layer] = set(), set()
         self.completions += 1
 
     def count(self, layer: int, micro_batch: int) -> None:

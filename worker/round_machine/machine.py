@@ -29,6 +29,7 @@ from oobleckd.worker.round_machine.commands import (
     CommitRound,
     Distrust,
     EnterExchange,
+    ForgetSums,
     Hold,
     InheritSums,
     RollBack,
@@ -179,6 +180,11 @@ class RoundMachine:
         return frozenset(self.layout.holdings) - self.dead
 
     @property
+    def computes(self) -> bool:
+        """Whether nobody of its shard group is known to be dead."""
+        return self.device not in self.layout.unable(self.dead)
+
+    @property
     def standing(self) -> tuple[Route, ...]:
         """The routes of the present round, if nothing more fails."""
         return self.rules.evaluation.routes(self.layout, self.detours, self.counters)
@@ -186,7 +192,8 @@ class RoundMachine:
     @property
     def interrupted(self) -> frozenset[int]:
         """Micro-batches of the present round that a dead device had a part in."""
-        return frozenset(route.micro_batch for route in self.standing if route.touches(self.dead))
+        unable = self.layout.unable(self.dead)
+        return frozenset(route.micro_batch for route in self.standing if route.touches(unable))
 
     def fence(self, epoch: int, round_: int) -> Fence:
         """What sums of that epoch and round are here and now."""
@@ -206,6 +213,8 @@ class RoundMachine:
         self.flags, self.hold_next, self.late = Flags(), False, False
         self.ahead = None
         self.exchange.adopt(layout)
+        # Of a shard nobody takes over sums: its group does nothing more in the round. (D-recovery-029)
+        self.copies.per_round = self.rules.copies if layout.devices_per_stage == 1 else 0
         self.copies.adopt(layout.epoch)
         self.commit.adopt(layout.epoch, counters.round, layout.holdings)
         self.phase = "asked-held" if self.frozen else "held"
@@ -237,9 +246,10 @@ class RoundMachine:
 
     # ------------------------------------------------------------------ a round
 
-    def next(self, here: Arrived, early: Arrived) -> Commands:
+    def next(self, here: Arrived, early: Arrived, *, computes: bool = True) -> Commands:
         """What to do now; nothing where all waits for others. ``here`` and ``early``: whether what a task of
-        the present round, and of that begun early, waits for has arrived. Raises ReplicasDisagree.
+        the present round, and of that begun early, waits for has arrived; ``computes``: whether all that
+        tasks compute with is. Raises ReplicasDisagree.
         """
         # Asked for one piece of work at a time: tasks that were given out ahead would have to be taken back
         # at every report. (D-recovery-027)
@@ -254,7 +264,7 @@ class RoundMachine:
             vote = self.commit.committed()
             if vote is not None:
                 return self._commit(vote, NO_DONORS, then_holds=True)
-        found = self.now.board.next(here)
+        found = self.now.board.next(here) if computes else None
         if found is not None:
             return (RunTask(*found),)
         found = self.ahead.board.next(early) if self.ahead is not None else None
@@ -317,7 +327,9 @@ class RoundMachine:
         last = following.step >= rounds.steps
         halts = self.hold_next or self.flags != Flags() or last or len(self.commit.live) == 1
         clean = steps and not (own.nan or own.overflow) and self.now.board.idle
-        return self.rules.staggered and clean and not halts and self.predictor.expects_a_commit
+        # Others of a shard group gather weights here until they have voted themselves. (D-recovery-029)
+        alone = self.layout.devices_per_stage == 1
+        return self.rules.staggered and alone and clean and not halts and self.predictor.expects_a_commit
 
     def _commit(self, vote: Vote, donors: Donors, *, then_holds: bool) -> Commands:
         """The round's one commit point has passed: roll forward. ``donors``: of buckets in the next round.
@@ -377,9 +389,12 @@ class RoundMachine:
     def _round(self, counters: Counters, *, forward_only: bool = False) -> RoundSpec:
         """A round on the standing routes that touch no dead device."""
         standing = self.rules.evaluation.routes(self.layout, self.detours, counters)
-        routes = tuple(route for route in standing if not route.touches(self.dead))
+        unable = self.layout.unable(self.dead)
+        routes = tuple(route for route in standing if not route.touches(unable))
         board = Board(self.device, self.rules.apart, forward_only=forward_only)
         board.evaluates = self.rules.evaluation.evaluates(counters)
+        if not board.evaluates:
+            board.fellows = frozenset(self.layout.group(self.device)) - {self.device}
         board.begin(self._counts(board), routes, *self._besides(board, counters.step))
         # What names the round in the keys of data. Where the round before did not go through, others may have
         # begun it with weights that were taken back: what they sent then must not be taken for what they send
@@ -431,6 +446,9 @@ class RoundMachine:
         self.ahead = None
         frozen, board = self.interrupted, self.now.board
         board.freeze(frozen)
+        left = self.device in self.layout.unable(self.dead) and not board.evaluates
+        if left:
+            board.leave()
         # The ledger of the dead goes into the report with this device's own, so the daemon sees done work
         # and the decision needs no rule for copies. (D-recovery-018)
         inherited = self.copies.inherit(self.dead)
@@ -460,6 +478,7 @@ class RoundMachine:
             # report now.
             *((Distrust(odds),) if odds else ()),
             *((RollBack(),) if roll_back else ()),
+            *((ForgetSums(),) if left else ()),
             *(InheritSums(device, what) for device, what in inherited.items()),
             Tell(answer),
         )

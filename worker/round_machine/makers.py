@@ -28,24 +28,28 @@ class Makes(NamedTuple):
 NOTHING = Makes()
 
 
-def makers(bucket: int, numbers: Sequence[int], holders: Sequence[str], *, twice: bool) -> dict[str, Makes]:
+def makers(
+    bucket: int, numbers: Sequence[int], holders: Sequence[str], *, twice: bool, slices: int = -1
+) -> dict[str, Makes]:
     """Of those ``holders``, ascending, who make any, what they make. ``numbers``: of each slice how many it
-    has. ``twice``: a second holder makes each mean.
+    has; ``slices``: those that the holders have (-1: all). ``twice``: a second holder makes each mean.
 
     What an owner has lies together, and owners have equal shares, as far as slices are of equal sizes.
     """
-    count, total = len(holders), sum(numbers)
-    num_owners = min(count, len(numbers)) if total >= _SPLIT_NUMBERS else 1
+    theirs = [number for number in range(len(numbers)) if slices >> number & 1]
+    count, total = len(holders), sum(numbers[number] for number in theirs)
+    num_owners = min(count, len(theirs)) if total >= _SPLIT_NUMBERS else 1
     found: dict[str, Makes] = {}
     begin = 0
-    for number, size in enumerate(numbers):
+    for number in theirs:
+        size = numbers[number]
         share = (2 * begin + size) * num_owners // (2 * total) if total else 0
         begin += size
         # Buckets begin with another holder each: else the first would own most of the small ones.
         owner, second = (holders[(bucket + share + k) % count] for k in (0, 1))
-        owns, slices = found.get(owner, NOTHING)
-        found[owner] = Makes(owns | 1 << number, slices | 1 << number)
+        owns, makes = found.get(owner, NOTHING)
+        found[owner] = Makes(owns | 1 << number, makes | 1 << number)
         if twice:
-            owns, slices = found.get(second, NOTHING)
-            found[second] = Makes(owns, slices | 1 << number)
+            owns, makes = found.get(second, NOTHING)
+            found[second] = Makes(owns, makes | 1 << number)
     return found

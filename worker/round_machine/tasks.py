@@ -114,7 +114,9 @@ class Board:
     whatever is ready. ``redundant``: other devices' hops whose forward pass may be run ahead here, for the
     case that they die, when there is nothing else to do; ``redundant_done``: those where it was.
     ``evaluates``: the round is forward alone. Nothing is in flight in it, and what is owed is the head's: the
-    losses of its micro-batches.
+    losses of its micro-batches. ``fellows``: the others of its shard group. What they compute this device
+    owes its shard of, and gets the gradients from them. ``theirs``: of frozen micro-batches what it owed so:
+    what they have counted by now is on its way.
     """
 
     device: str
@@ -130,6 +132,8 @@ class Board:
     order: deque[Step] = field(default_factory=deque)
     frozen: set[int] = field(default_factory=set)
     ledger: Ledger = field(default_factory=Ledger)
+    fellows: frozenset[str] = frozenset()
+    theirs: set[tuple[int, int]] = field(default_factory=set)
 
     def begin(
         self,
@@ -144,7 +148,7 @@ class Board:
         self.forward, self.in_flight, self.weights = [], [], []
         self.redundant, self.redundant_done = [], []
         self.reached, self.order, self.frozen = {}, deque(order), set()
-        self.ledger = Ledger.of(layers)
+        self.ledger, self.theirs = Ledger.of(layers), set()
         self.add(routes)
         if redundant.ranges:
             self.redundant = [
@@ -164,6 +168,8 @@ class Board:
             own = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
             others = {t.layers: t for t in done if t.route.micro_batch == route.micro_batch}
             for position, segment in enumerate(route.segments):
+                if segment.device in self.fellows:
+                    self._owe(route, segment.layers)
                 if segment.device != self.device:
                     continue
                 task, reached = Task(route, position), route.reached_at(position)
@@ -173,13 +179,30 @@ class Board:
                 if reached and before is not None:  # else it was a dead device's, and a peer has its sums
                     resumed[task] = before
                 self._place(task, reached)
-                for layer in segment.layers.layers():
-                    if route.wants(layer):
-                        self.ledger.owe(layer, route.micro_batch)
+                self._owe(route, segment.layers)
             for task in own.values():
                 del self.reached[task]
-        self.frozen = set()
+            self.theirs = {
+                (layer, mb) for layer, mb in self.theirs if mb != route.micro_batch or not route.wants(layer)
+            }
+        # A decision asks once more for what nobody has counted: the rest is in sums of this group, or in a
+        # message to this device.
+        for layer, micro_batch in self.theirs:
+            self.ledger.owe(layer, micro_batch)
+        self.frozen, self.theirs = set(), set()
         return resumed
+
+    def _owe(self, route: Route, layers: Range) -> None:
+        for layer in layers.layers():
+            if route.wants(layer):
+                self.ledger.owe(layer, route.micro_batch)
+
+    def counted_there(self, layer: int, micro_batch: int) -> None:
+        """A fellow has it in its sums, and this device's part has come: it is owed, whatever is known of
+        routes.
+        """
+        self.theirs.discard((layer, micro_batch))
+        self.ledger.owe(layer, micro_batch)
 
     def _place(self, task: Task, reached: int) -> None:
         self.reached[task] = reached
@@ -228,7 +251,18 @@ class Board:
         self.weights = [task for task in self.weights if task.route.micro_batch not in micro_batches]
         self.redundant = [task for task in self.redundant if task.route.micro_batch not in micro_batches]
         self.frozen |= set(micro_batches)
+        if self.fellows:
+            own = {(layer, task.route.micro_batch) for task in self.reached for layer in task.layers.layers()}
+            self.theirs |= self.ledger.missing(micro_batches) - own
         self.ledger.excuse(micro_batches)
+
+    def leave(self) -> None:
+        """The shard group has lost somebody: nothing more is computed here in this round, and what was does
+        not count.
+        """
+        self.freeze({task.route.micro_batch for task in self.reached})
+        self.ledger.forget()
+        self.theirs = set()
 
     def forget_order(self) -> None:
         """From here on run whatever is ready: the planner did not foresee what is to be done now."""

@@ -18,6 +18,8 @@ from oobleckd.worker import sums
 from oobleckd.worker.optimizers.plan import UpdateBatch
 
 PARAM = "param"
+ROUNDED = "rounded"
+"""Copies of parameters in bfloat16, which are no part of the state."""
 # At the next free number a key would be computed with by another kernel than in memory of its own: cuBLASLt
 # looks at pointers up to 256 bytes. (D-training-007)
 ALIGNED_BYTES = 256
@@ -95,6 +97,11 @@ class StateShape:
         """Numbers of the parameters."""
         return sum(math.prod(place.shape) for slot in self.slots[:1] for place in slot.places)
 
+    def rounded(self, keys: Iterable[int]) -> SlotShape:
+        """Of copies in bfloat16 of the parameters ``keys``, by position."""
+        shapes = {place.key: place.shape for slot in self.slots[:1] for place in slot.places}
+        return SlotShape.of(ROUNDED, torch.bfloat16, {key: shapes[key] for key in sorted(keys)})
+
     def zeros(self, device: torch.device) -> dict[str, Tensor]:
         """Storages by slot."""
         return {slot.name: torch.zeros(slot.length, dtype=slot.dtype, device=device) for slot in self.slots}
@@ -129,12 +136,13 @@ class BucketState:
             param.requires_grad_()
 
     @classmethod
-    def fresh(cls, shape: StateShape, params: Sequence[Tensor]) -> BucketState:
-        """State before the first update, where ``params`` (float32, in key order) are, with copies of them;
-        all else is zero.
+    def fresh(cls, shape: StateShape, params: Sequence[Tensor], num_keys: int | None = None) -> BucketState:
+        """State before the first update, where ``params`` (float32, in order) are, with copies of them; all
+        else is zero. ``num_keys``: of the bucket, where this is a shard of it.
         """
         device = params[0].device if params else torch.device("cpu")
-        state = cls(shape, shape.zeros(device), (sums.START_EXPONENT,) * len(params))
+        exponents = (sums.START_EXPONENT,) * (len(params) if num_keys is None else num_keys)
+        state = cls(shape, shape.zeros(device), exponents)
         with torch.no_grad():
             for mine, param in zip(state.params, params, strict=True):
                 mine.copy_(param)
@@ -175,12 +183,27 @@ class BucketState:
         # and float32 of a bfloat16 gradient is exact. (D-models-010)
         wanted = dict.fromkeys(sorted(keys))
         if self._rounded.keys() != wanted.keys():
-            shapes = {key: tuple(self.params[key].shape) for key in wanted}
-            slot = SlotShape.of("rounded", torch.bfloat16, shapes)
-            device = self.flats[PARAM].device if shapes else None
-            self._rounded = slot.cut(torch.empty(slot.length, dtype=slot.dtype, device=device))
-            for leaf in self._rounded.values():
-                leaf.requires_grad_()
+            slot = self.shape.rounded(wanted)
+            device = self.flats[PARAM].device if wanted else None
+            self._round_into(slot, torch.empty(slot.length, dtype=slot.dtype, device=device))
+        self._round()
+
+    def _round_into(self, slot: SlotShape, flat: Tensor) -> None:
+        self._rounded = slot.cut(flat)
+        for leaf in self._rounded.values():
+            leaf.requires_grad_()
+
+    @torch.no_grad()
+    def move(self, storages: Mapping[str, Tensor], rounded: SlotShape) -> None:
+        """From now on lie in ``storages``, by slot, and have the copies ``rounded`` in the one of that
+        name.
+        """
+        for slot in self.shape.slots:
+            self.flats[slot.name] = storages[slot.name].copy_(self.flats[slot.name])
+            self._views[slot.name] = slot.cut(storages[slot.name])
+        for param in self.params:
+            param.requires_grad_()
+        self._round_into(rounded, storages[rounded.name])
         self._round()
 
     @torch.no_grad()

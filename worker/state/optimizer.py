@@ -26,11 +26,18 @@ def parameters_of(spec: ModelSpec, buckets: Sequence[int]) -> Parameters:
     )
 
 
-def state_shape(optimizer: Optimizer, params: Parameters) -> StateShape:
-    """What the state of ``params`` consists of. Raises UserError for a rule that this node does not have."""
-    plan = plan_updates(optimizer, params)
+def state_shape(
+    optimizer: Optimizer,
+    params: Parameters,
+    parts: Sequence[tuple[int, tuple[int, ...]]] | None = None,
+) -> StateShape:
+    """What the state of ``params`` consists of, or of ``parts`` of them: (position of the parameter, shape).
+    Raises UserError for a rule that this node does not have.
+    """
+    plan = plan_updates(optimizer, params, parts)
+    whole = params.shapes if parts is None else [shape for _, shape in parts]
     dtypes: dict[str, torch.dtype] = {PARAM: torch.float32}
-    shapes: dict[str, dict[int, tuple[int, ...]]] = {PARAM: dict(enumerate(params.shapes))}
+    shapes: dict[str, dict[int, tuple[int, ...]]] = {PARAM: dict(enumerate(whole))}
     for key, slots in enumerate(plan.slots):
         for slot in slots:
             shapes.setdefault(slot.name, {})[key] = slot.shape

@@ -18,20 +18,27 @@ from oobleckd.worker.models import Layer, ModelSpec
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.bucket_state import BucketState, StateShape
 from oobleckd.worker.state.digest import digests
-from oobleckd.worker.state.optimizer import parameters_of, state_shape
+from oobleckd.worker.state.shard_memory import ShardMemory
+from oobleckd.worker.state.shards import Shards
 
 
 @dataclass(slots=True)
 class Store:
-    """Buckets and layers of one device."""
+    """Buckets and layers of one device. ``shards``: what of the model's buckets devices hold, and this one
+    that of its ``rank``; ``memory``: where that lies, where it is not all of them.
+    """
 
     spec: ModelSpec
     device: torch.device
     buckets: dict[int, BucketState] = field(default_factory=dict)
     layers: dict[int, Layer] = field(default_factory=dict)
+    rank: int = 0
+    shards: Shards = field(init=False)
+    memory: ShardMemory | None = None
     _readers: list[Callable[[], object]] = field(default_factory=list)
-    _shapes: dict[int, StateShape] = field(default_factory=dict)
-    _slicings: dict[int, sums.Slicing] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.shards = Shards(self.spec, self.device)
 
     def read_by(self, settle: Callable[[], object]) -> None:
         """Another thread reads the state while training goes on: ``settle`` is called before it changes."""
@@ -51,31 +58,34 @@ class Store:
         """Initial state of a bucket, on the store's device: a pure function of the job's seed and its
         parameters' names, so all holders begin with the same bits.
         """
-        return BucketState.fresh(self.shape(bucket), self.spec.init(bucket, self.device))
+        params = self.spec.init(bucket, self.device)
+        mine = self.shard(bucket).of_keys(params)
+        return BucketState.fresh(self.shape(bucket), mine, len(params))
 
     def shape(self, bucket: int) -> StateShape:
-        """What the state of ``bucket`` consists of."""
-        if bucket not in self._shapes:
-            self._shapes[bucket] = state_shape(self.spec.job.optimizer, parameters_of(self.spec, [bucket]))
-        return self._shapes[bucket]
+        """What the state of ``bucket`` here consists of."""
+        return self.shards.shape(bucket, self.rank)
 
     def slicing(self, bucket: int) -> sums.Slicing:
         """How the parameters of ``bucket`` are cut into slices."""
-        if bucket not in self._slicings:
-            self._slicings[bucket] = sums.slicing(self.spec.buckets[bucket].shapes, self.device)
-        return self._slicings[bucket]
+        return self.shards.slicing(bucket)
+
+    def shard(self, bucket: int) -> sums.Shard:
+        """What of ``bucket`` is here."""
+        return self.shards.shard(bucket, self.rank)
 
     def loaded(self, directory: Path, buckets: Iterable[int]) -> dict[int, BucketState]:
         """State of ``buckets`` from the checkpoint in ``directory``, on the store's device. Raises UserError,
         and DamagedCheckpoint where a file is not what the manifest says.
         """
         manifest = bucket_files.read_manifest(directory)
-        return {
-            bucket: bucket_files.read_bucket(
-                directory, manifest, self.spec.buckets[bucket], self.shape(bucket), self.device
-            )
-            for bucket in buckets
-        }
+        return {bucket: self._loaded(directory, manifest, bucket) for bucket in buckets}
+
+    def _loaded(self, directory: Path, manifest: bucket_files.Manifest, bucket: int) -> BucketState:
+        whole = bucket_files.read_bucket(
+            directory, manifest, self.spec.buckets[bucket], self.shards.whole_shape(bucket), self.device
+        )
+        return self.shards.cut(bucket, self.rank, whole)
 
     def digests(self, buckets: Collection[int]) -> dict[int, int]:
         """Bucket -> a 64-bit digest of its whole state, equal for all who hold the same bits (``digest``) and
@@ -87,23 +97,31 @@ class Store:
         found = digests([(state.storages(), state.exponents, state.wrong_copies()) for state in states])
         return dict(zip(buckets, found, strict=True))
 
+    def divide(self, num_shards: int, rank: int) -> None:
+        """From now on hold of every bucket the shard of ``rank``, of so many. Only while nothing is here, or
+        as before.
+        """
+        if (num_shards, rank) != (self.shards.num_shards, self.rank):
+            assert not self.buckets, "state is cut when it comes"
+            self.shards, self.rank = Shards(self.spec, self.device, num_shards), rank
+            self.memory = ShardMemory(self.shards, rank) if num_shards > 1 else None
+
     def adopt(self, layers: Layers | None, incoming: dict[int, BucketState]) -> None:
         """Hold exactly ``layers``: take what came, free what is not needed, bind the layers."""
         self.buckets |= incoming
         needed = frozenset(self.needed(layers)) if layers else frozenset()
         self.buckets = {bucket: state for bucket, state in sorted(self.buckets.items()) if bucket in needed}
         kept = layers.layers() if layers else ()
-        for bucket, state in self.buckets.items():
-            state.keep_rounded(self._rounded(bucket, kept))
+        if self.memory is not None:
+            self.memory.adopt(self.buckets, kept)
+        else:
+            for bucket, state in self.buckets.items():
+                state.keep_rounded(self.shards.rounded(bucket, self.rank, kept))
         self.layers = {layer: self._bind(layer) for layer in kept}
 
-    def _rounded(self, bucket: int, layers: Iterable[int]) -> list[int]:
-        """Positions of the keys of ``bucket`` that one of ``layers`` computes with in bfloat16."""
-        what = self.spec.buckets[bucket]
-        rounded = {key for layer in set(layers) & set(what.uses) for key in self.spec.rounded(layer)}
-        return [position for position, key in enumerate(what.keys) if key in rounded]
-
     def _bind(self, layer: int) -> Layer:
+        if self.memory is not None:
+            return self.spec.layer(layer, self.memory.layers[layer].leaves, self.device)
         leaves, rounded = {}, self.spec.rounded(layer)
         for bucket in self.spec.buckets_of(layer):
             state = self.buckets[bucket]

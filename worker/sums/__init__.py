@@ -36,7 +36,7 @@ from oobleckd.worker.sums.choice import kernels_of
 from oobleckd.worker.sums.chunked import Chunked
 from oobleckd.worker.sums.finish import BucketFigures, decode, finish, num_rows
 from oobleckd.worker.sums.fused import Fused
-from oobleckd.worker.sums.slices import Slicing, members, slicing
+from oobleckd.worker.sums.slices import Shard, Slicing, members, shards, slicing
 from oobleckd.worker.sums.sum import NUM_MARKS, Sum
 from oobleckd.worker.sums.whole import Whole
 
@@ -47,6 +47,7 @@ __all__ = [
     "BucketFigures",
     "Chunked",
     "Fused",
+    "Shard",
     "Slicing",
     "Sum",
     "Whole",
@@ -57,6 +58,7 @@ __all__ = [
     "mean_grads",
     "members",
     "num_rows",
+    "shards",
     "slicing",
     "smaller_exponents",
     "total",

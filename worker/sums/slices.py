@@ -5,14 +5,19 @@ function of the model alone, so that it is the same on every device and whoever 
 and multiples of a power of two of numbers within a key. Sets of slices are bitmaps: bit ``s`` is slice ``s``.
 
 *Chunks* are what squares are added up in (``arithmetic``): of a fixed size within each key, so that a slice
-consists of whole ones, and norms do not show how a bucket was cut. Owns no tensor, and not whose a slice is.
+consists of whole ones, and norms do not show how a bucket was cut.
+
+A *shard* is the slices of a bucket that a device holds: all, or where devices hold a stage between them,
+those of its rank. Of each of its *parts*, ranges of keys that are as long as can be, the device has one
+tensor a slot. Owns no tensor, and not whose a slice is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -92,36 +97,121 @@ class Slicing:
             count += num_chunks(size, self.chunk)
         return firsts
 
+
+@dataclass(frozen=True)
+class Shard:
+    """The ``slices`` (a bitmap) of a bucket, cut as ``slicing`` says, that a device holds; its keys have
+    these ``key_shapes``.
+    """
+
+    slicing: Slicing
+    slices: int
+    key_shapes: tuple[tuple[int, ...], ...]
+    _where: dict[int, tuple[KeyRange, ...]] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def parts(self) -> tuple[KeyRange, ...]:
+        """What it consists of, in key order."""
+        return self.slicing.ranges(self.slices)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of each part: that of the key, where it is all of it, else flat."""
+        return tuple(
+            self.key_shapes[key] if end - begin == self.slicing.sizes[key] else (end - begin,)
+            for key, begin, end in self.parts
+        )
+
+    @cached_property
+    def keys(self) -> tuple[int, ...]:
+        """Of each part the position of its key in the bucket."""
+        return tuple(part.key for part in self.parts)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the bucket."""
+        return self.slices == self.slicing.all
+
     def cut(self, tensors: Sequence[Tensor], slices: int) -> list[Tensor]:
-        """Flat views of the ranges of ``slices``; ``tensors``: contiguous, one for each key."""
-        return [tensors[key].view(-1)[begin:end] for key, begin, end in self.ranges(slices)]
+        """Flat views of the ranges of those of ``slices`` that are here; ``tensors``: contiguous, one for
+        each part.
+        """
+        return [tensors[part].view(-1)[begin:end] for part, begin, end in self._within(slices & self.slices)]
+
+    def _within(self, slices: int) -> tuple[KeyRange, ...]:
+        """The ranges of ``slices`` by the part that each lies in, and where in it."""
+        if slices not in self._where:
+            found, part = [], 0
+            for key, begin, end in self.slicing.ranges(slices):
+                while self.parts[part].key != key or self.parts[part].end < end:
+                    part += 1
+                first = self.parts[part].begin
+                found.append(KeyRange(part, begin - first, end - first))
+            self._where[slices] = tuple(found)
+        return self._where[slices]
+
+    def of_keys(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The parts of ``tensors``, contiguous and one for each key of the bucket, as views in the parts'
+        shapes.
+        """
+        return [
+            tensors[key] if end - begin == self.slicing.sizes[key] else tensors[key].reshape(-1)[begin:end]
+            for key, begin, end in self.parts
+        ]
 
 
-def slicing(shapes: Sequence[tuple[int, ...]], device: torch.device) -> Slicing:
+def slicing(
+    shapes: Sequence[tuple[int, ...]],
+    device: torch.device,
+    num_shards: int = 1,
+    whole: Collection[int] = (),
+) -> Slicing:
     """Cut a bucket with keys of these ``shapes`` into at most ``MOST_SLICES``. All but the last have at least
     so many numbers, a power of two from 2**15 on, and less than twice as many.
+
+    With more than one of ``num_shards`` borders are the same, but keys in ``whole``, by position, are not
+    cut, and small keys are put together to shorter slices, so that each shard gets some.
     """
     sizes = tuple(map(math.prod, shapes))
     length = _LEAST_NUMBERS
     while sum(sizes) > length * (MOST_SLICES - 1):
         length *= 2
+    # Chunks of squares, and the vectors of a processor, must not show where a bucket is cut: what is left
+    # over at the end of a tensor torch may round otherwise. (D-exactness-024)
+    cut, chunk = length, min(square_chunk(device), length)
+    if num_shards > 1:
+        length = max(1, -(-sum(sizes) // (MOST_SLICES - 1)))
     slices: list[tuple[KeyRange, ...]] = []
     present: list[KeyRange] = []
-    for atom in _atoms(sizes, length):
+    for atom in _atoms(sizes, cut, whole if num_shards > 1 else ()):
         present.append(atom)
         if sum(end - begin for _, begin, end in present) >= length:
             slices.append(tuple(present))
             present = []
     if present or not slices:
         slices.append(tuple(present))
-    return Slicing(sizes, tuple(slices), min(square_chunk(device), length))
+    return Slicing(sizes, tuple(slices), chunk)
 
 
-def _atoms(sizes: Sequence[int], length: int) -> Iterator[KeyRange]:
+def shards(bucket: int, cut: Slicing, num_shards: int) -> tuple[int, ...]:
+    """Of each rank the slices of ``bucket`` that it holds, as bitmaps: what lies together, in equal parts as
+    far as slices are of equal sizes.
+    """
+    found, begin, total = [0] * num_shards, 0, sum(cut.numbers)
+    for number, size in enumerate(cut.numbers):
+        share = (2 * begin + size) * num_shards // (2 * total) if total else 0
+        begin += size
+        # Buckets begin with another rank each: of small ones the first would have most.
+        found[(bucket + share) % num_shards] |= 1 << number
+    return tuple(found)
+
+
+def _atoms(sizes: Sequence[int], length: int, whole: Collection[int]) -> Iterator[KeyRange]:
     """What is not cut any more: ``length`` numbers of a key, or what is left of it."""
     for key, size in enumerate(sizes):
-        for begin in range(0, max(1, size), length):
-            yield KeyRange(key, begin, min(begin + length, size))
+        step = max(1, size) if key in whole else length
+        for begin in range(0, max(1, size), step):
+            yield KeyRange(key, begin, min(begin + step, size))
 
 
 def num_chunks(size: int, chunk: int) -> int:

@@ -35,8 +35,8 @@ from oobleckd.worker.data.input_watch import LOOK_S, Eyes
 from oobleckd.worker.data.rows import Misread
 from oobleckd.worker.device.context import arithmetic, device_model
 from oobleckd.worker.device.traits import traits
+from oobleckd.worker.messaging.gather import Gathering
 from oobleckd.worker.models import load_spec
-from oobleckd.worker.round.gather import Gathering
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.store import Store

@@ -27,11 +27,11 @@ from oobleckd.protocol.parts import SPIKES, Counters, Vote
 from oobleckd.worker.checkpointing.saving import CheckInputs, Saving, no_check
 from oobleckd.worker.checkpointing.writer import InlineWriter, Writer
 from oobleckd.worker.data.corpus import Corpus
+from oobleckd.worker.messaging.gather import KIND as SUMS
+from oobleckd.worker.messaging.gather import MEANS
+from oobleckd.worker.messaging.messenger import CountingMessenger, Messenger
 from oobleckd.worker.recompute.block import recompute_of
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
-from oobleckd.worker.round.gather import KIND as SUMS
-from oobleckd.worker.round.gather import MEANS
-from oobleckd.worker.round.messenger import CountingMessenger, Messenger
 from oobleckd.worker.round.op_times import Round, op_times
 from oobleckd.worker.round.passes import Passes, Returned
 from oobleckd.worker.round.reduce import Reducer
@@ -48,6 +48,7 @@ from oobleckd.worker.round_machine.commands import (
     Contribute,
     Distrust,
     EnterExchange,
+    ForgetSums,
     Give,
     Hold,
     InheritSums,
@@ -68,6 +69,7 @@ from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.runtime.yielding_lock import Released
+from oobleckd.worker.sharding.group import GRADIENTS, UPDATED, ShardGroup
 from oobleckd.worker.state.optimizer import clip_scale
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.sums.guard import SumsChanged
@@ -119,19 +121,14 @@ class Executor:
         uses = [bucket.uses for bucket in store.spec.buckets]
         self.weights_of = weights_of(job, corpus)
         self.gradients = CountingMessenger(messenger)
-        numbers = [store.slicing(bucket.index).numbers for bucket in store.spec.buckets]
         self.machine = RoundMachine(
-            device,
-            Rules.of(job),
-            uses,
-            partial(goes_through, job),
-            partial(judge, job, self.weights_of),
-            numbers,
+            device, Rules.of(job), uses, partial(goes_through, job), partial(judge, job, self.weights_of)
         )
         self.reducer = self._reducer(released)
         self.copies = Copies(self.machine.copies, messenger, self.reducer)
         self.checkpoint_due = False
         self.sample_every = 0  # op times are told of rounds whose number it divides
+        self.group = ShardGroup(device, store, self.gradients)
         self.context = ComputeContext(
             device,
             job,
@@ -141,6 +138,7 @@ class Executor:
             messenger,
             faults,
             self.activity,
+            self.group,
             released,
             timer=timer_of(store.device),
         )
@@ -191,6 +189,8 @@ class Executor:
         """
         self.early, self.returned = None, {}
         self.end_precopy()
+        self.group.adopt(layout)
+        self.machine.exchange.cut(*self.store.shards.cuts)
         commands = self.machine.adopt(layout, counters, order)
         self.corpus.draw_ahead(counters.step)
         self.reducer.adopt()
@@ -229,14 +229,17 @@ class Executor:
         """Do one piece of work; False if everything waits for others or for the disk, or the device holds.
         Raises UserError.
         """
+        if self.checkpoint_due and not self.misread:
+            return self._write_when_ready()
         if self.holding or self.misread or self.saving.writer.blocks:
             return False
         heard = self._hear()
-        commands = self.machine.next(self.now.has_input, self._early_has_input)
+        computes = self.group.is_ready(self.counters.round)
+        commands = self.machine.next(self.now.has_input, self._early_has_input, computes=computes)
         if commands:
             self._obey(commands)
             return True
-        if self.now.advance_redundant() or heard:
+        if (computes and self.now.advance_redundant()) or heard:
             return True
         # Samples of the next step are drawn now that there is time: at the step's end everybody would wait
         # for them.
@@ -264,7 +267,25 @@ class Executor:
                 heard |= self.copies.hear(key)
             elif key[0] in {SUMS, MEANS}:
                 heard |= self._hear_sums(key)
+            elif key[0] == UPDATED:
+                heard |= self.group.hear(key)
+            elif key[0] == GRADIENTS:
+                heard |= self._hear_gradients(key)
         return heard
+
+    def _hear_gradients(self, key: Key) -> bool:
+        """What another one of the shard group has computed, of this one's shard."""
+        round_, layer, micro_batch = int(key[1]), int(key[2]), int(key[3])
+        if round_ > self.counters.round:
+            return False
+        message = self.messenger.take(key)
+        assert message is not None
+        if round_ == self.counters.round and self.machine.computes:
+            grads, told = self.group.received(layer, message.tensors)
+            self.now.board.counted_there(layer, micro_batch)
+            self.reducer.note(layer, micro_batch, told)
+            self.reducer.add(layer, micro_batch, grads)
+        return True
 
     def _hear_sums(self, key: Key) -> bool:
         """A contribution of sums, or means that are given."""
@@ -316,13 +337,16 @@ class Executor:
                 self._enter()
             case InheritSums():
                 self.copies.inherit(command.device, command.what)
+            case ForgetSums():
+                self.reducer.forget()
             case TakeUp():
                 self.now.take_up(command)
             case Distrust():
                 self.tell(self.check.corrupted(self.machine.epoch, self.counters, command.odds))
             case WriteLast():
                 if not self.saving.only_evaluates:
-                    self.write_checkpoint()
+                    self.checkpoint_due = True
+                    self._write_when_ready()
             case Hold():
                 self._hold()
             case Tell():
@@ -470,15 +494,29 @@ class Executor:
             returned, self.returned = self.returned, {}
             self.now = self._passes(command.spec, returned)
         self.messenger.purge(lambda key: key[0] in {"F", "B"} and int(key[1]) < command.spec.tag)
+        self.group.say(command.spec.counters.round)
         self.reducer.begin(command.spec.counters.step)
         self.copies.begin()
 
     def _enter(self) -> None:
         self.reducer.enter()
         # Begun when the sums of the committed round are gone: a copy of the state takes their room.
-        if self.checkpoint_due:
-            self.checkpoint_due = False
-            self.write_checkpoint()
+        self._write_when_ready()
+
+    def _write_when_ready(self) -> bool:
+        """Begin a checkpoint that is due, once the others of the shard group stand at this boundary as well:
+        until they have voted in the next round nobody's state changes.
+        """
+        if not self.checkpoint_due:
+            return False
+        for key in self.messenger.waiting():
+            if key[0] == UPDATED:
+                self.group.hear(key)
+        if not (self.group.is_ready(self.counters.round) and self.machine.computes):
+            return False
+        self.checkpoint_due = False
+        self.write_checkpoint()
+        return True
 
     def _tell_op_times(self, passes: Passes, command: CommitRound) -> None:
         """Of the round, if it is one of those that are told."""
@@ -503,7 +541,9 @@ class Executor:
         """Begin to write this device's share of the state at this boundary."""
         machine = self.machine
         with self.activity.doing("checkpoint", units=0):
-            self.saving.begin(machine.layout, machine.live, machine.counters, last=machine.finished)
+            self.saving.begin(
+                machine.layout, machine.live, machine.counters, self.group, last=machine.finished
+            )
 
     # ------------------------------------------------------------------ failures
 

@@ -36,8 +36,8 @@ class Check:
         return self.every > 0 and (step % self.every == 0 or step == self.recheck)
 
     def digests(self, step: int, shared: Collection[int]) -> dict[int, int]:
-        """Bucket -> digest of its state, of those that are ``shared`` with others, if ``step`` is one in
-        which they are compared; of all, if it is the one to recheck.
+        """Bucket, or shard of one (``_of``) -> digest of its state, of those that are ``shared`` with
+        others, if ``step`` is one in which they are compared; of all, if it is the one to recheck.
         """
         if not self.compares(step):
             return {}
@@ -49,7 +49,10 @@ class Check:
 
     def _of(self, buckets: Collection[int]) -> dict[int, int]:
         with self.activity.doing("check", units=0):
-            return self.store.digests(sorted(buckets))
+            found = self.store.digests(sorted(buckets))
+        # Shards have numbers of their own behind those of buckets: holders of the same ones are compared.
+        shift = self.store.rank * len(self.store.spec.buckets)
+        return {bucket + shift: digest for bucket, digest in found.items()}
 
     def told(self, step: int, vote: Vote) -> Fingerprints | None:
         """What the bits were in a committed round of ``step``, if the daemon wants to know because somebody

@@ -14,7 +14,7 @@ from oobleckd.worker import sums
 from oobleckd.worker.checkpointing.snapshot import Due, ledger_digest
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.data.evaluation import EvalCorpus
-from oobleckd.worker.round.messenger import NOTHING_SENT, SentCount
+from oobleckd.worker.messaging.messenger import NOTHING_SENT, SentCount
 from oobleckd.worker.round.round import RoundClock
 from oobleckd.worker.round.weights import Weights
 from oobleckd.worker.runtime.timing import DeviceTimer

@@ -17,7 +17,7 @@ from oobleckd.core.blame import Dispute
 from oobleckd.protocol.corruption import Fingerprints
 from oobleckd.protocol.messages import Corrupted, FromWorker, StepDone
 from oobleckd.worker.device.flip import flip
-from oobleckd.worker.round.gather import Gathered
+from oobleckd.worker.messaging.gather import Gathered
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.round_machine.commands import SendVote
 from oobleckd.worker.round_machine.commit import ReplicasDisagree

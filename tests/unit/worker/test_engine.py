@@ -14,8 +14,8 @@ import torch
 
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker import sums
+from oobleckd.worker.messaging.gather import Gathered
 from oobleckd.worker.round.boundary_cache import BoundaryCache
-from oobleckd.worker.round.gather import Gathered
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.runtime.faults import POINTS
 from oobleckd.worker.tools import reference as reference_run

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from oobleckd.protocol.job import Job
-from oobleckd.worker.round.gather import KIND, MEANS
+from oobleckd.worker.messaging.gather import KIND, MEANS
 from oobleckd.worker.round.reduce import Reducer
 from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import TensorMessage

@@ -9,7 +9,7 @@ import time
 import torch
 from torch import Tensor
 
-from oobleckd.worker.round.gather import Gathered, Gathering, key_of
+from oobleckd.worker.messaging.gather import Gathered, Gathering, key_of
 from oobleckd.worker.sums import NUM_MARKS
 from oobleckd.worker.transport import handshake, wire
 from oobleckd.worker.transport.pages import MESSAGE_PAGES

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from oobleckd.worker.groups.manager import GroupManager
-from oobleckd.worker.round.gather import Intake
-from oobleckd.worker.round.messenger import TransportMessenger
+from oobleckd.worker.messaging.gather import Intake
+from oobleckd.worker.messaging.messenger import TransportMessenger
 from oobleckd.worker.transport.mailbox import Key, Mailbox, TensorMessage
 
 

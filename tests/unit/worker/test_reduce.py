@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oobleckd.worker.round.gather import Gathered, Gathering, Intake, key_of
+from oobleckd.worker.messaging.gather import Gathered, Gathering, Intake, key_of
 from oobleckd.worker.transport.mailbox import Mailbox, TensorMessage
 from oobleckd.worker.transport.wire import WireError
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oobleckd.worker.sums.slices import MOST_SLICES, KeyRange, members, num_chunks, slicing
+from oobleckd.worker.sums.slices import MOST_SLICES, KeyRange, Shard, members, num_chunks, slicing
 from tests.helpers.models import CPU
 
 GPU = torch.device("cuda")
@@ -77,10 +77,12 @@ def test_slices_grow_with_the_bucket_and_chunks_do_not(numbers: int, length: int
 
 
 def test_a_cut_is_a_view_of_the_keys() -> None:
-    cut = slicing([(2, 3), (1 << 16,)], CPU)
+    shapes = ((2, 3), (1 << 16,))
+    cut = slicing(shapes, CPU)
+    whole = Shard(cut, cut.all, shapes)
     keys = [torch.arange(6.0).view(2, 3), torch.arange(float(1 << 16))]
-    small, part = cut.cut(keys, 0b01)
-    (rest,) = cut.cut(keys, 0b10)
+    small, part = whole.cut(keys, 0b01)
+    (rest,) = whole.cut(keys, 0b10)
     assert (small.tolist(), part.numel(), rest[0]) == ([0, 1, 2, 3, 4, 5], 1 << 15, 1 << 15)
     rest.zero_()
     assert keys[1][-1] == 0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from oobleckd.worker.groups.manager import GroupManager
-from oobleckd.worker.round.gather import Gathering, Intake
+from oobleckd.worker.messaging.gather import Gathering, Intake
 from oobleckd.worker.transport.mailbox import Key, Mailbox, TensorMessage
 from oobleckd.worker.transport.transport import Transport
 

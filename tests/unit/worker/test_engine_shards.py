@@ -1,0 +1,119 @@
+"""Stages of several devices: bits for any number of them, with losses in the middle of a step."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from oobleckd.host.checkpoint import complete
+from oobleckd.protocol.checkpoint import manifest_of
+from oobleckd.protocol.job import Job
+from oobleckd.protocol.joboptimizer import Optimizer
+from oobleckd.protocol.jobschedule import Schedule
+from oobleckd.protocol.parts import Counters
+from tests.helpers.engine import Cuts, World
+from tests.helpers.engine_jobs import GOAL, SCHEDULES, Reference, check, job, random_deaths
+
+ONE: dict[str, Cuts] = {"a": [(0, 4)]}
+TWO: dict[str, Cuts] = {"a": [(0, 4)], "b": [(0, 4)]}
+DEEP: dict[str, Cuts] = {"a": [(0, 1), (1, 3), (3, 4)]}
+UNEQUAL: dict[str, Cuts] = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]}
+
+
+FOUR: dict[str, Cuts] = {"a": [(0, 2), (2, 4)], "b": [(0, 2), (2, 4)], "c": [(0, 4)]}
+POINTS = ("forward", "backward", "reduce", "means", "reduced", "commit", "update", "updated")
+RECIPES: dict[str, dict[str, Any]] = {"muon": {"name": "muon"}, "adafactor": {"name": "adafactor"}}
+
+
+def recipe(tmp_path: Path, name: str, **train: Any) -> Job:
+    spec = job(tmp_path, **train)
+    table = {"lr": 0.01, "warmup_steps": 2, **RECIPES.get(name, {})}
+    return msgspec.structs.replace(spec, optimizer=Optimizer(**table))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    tmp_path = tmp_path_factory.mktemp("alone")
+    world = World(job(tmp_path, global_batch=24), ONE, 0, tmp_path)
+    world.run()
+    return world.job, world.losses, world.weights()
+
+
+@pytest.mark.parametrize(("stages", "each"), [(ONE, 4), (TWO, 2), (DEEP, 2), (UNEQUAL, 4)])
+def test_bits_do_not_show_how_many_devices_a_stage_has(
+    alone: Reference, tmp_path: Path, stages: dict[str, Cuts], each: int
+) -> None:
+    world = World(alone[0], stages, each, tmp_path, devices_per_stage=each)
+    world.run()
+    check(world, alone)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_under_every_kind_of_rule_and_in_both_precisions(tmp_path: Path, name: str, precision: str) -> None:
+    spec = recipe(tmp_path, name, precision=precision)
+    world = World(spec, ONE, 0, tmp_path)
+    world.run()
+    reference = spec, world.losses, world.weights()
+    for stages, each in ((ONE, 4), (UNEQUAL, 2)):
+        world = World(spec, stages, each, tmp_path, devices_per_stage=each)
+        world.run()
+        check(world, reference)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules(alone: Reference, tmp_path: Path, schedule: str) -> None:
+    changed = msgspec.structs.replace(alone[0], schedule=Schedule(**SCHEDULES[schedule]))
+    world = World(changed, UNEQUAL, 3, tmp_path, devices_per_stage=2)
+    world.run()
+    check(world, alone)
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("go_on", [False, True])
+def test_a_death_in_a_group_does_not_show(alone: Reference, tmp_path: Path, point: str, go_on: bool) -> None:
+    """The rest of its group computes nothing more, and keeps its shards."""
+    seed = zlib.crc32(f"{point} {go_on}".encode()) % 1000
+    world = World(alone[0], FOUR, seed, tmp_path, go_on=go_on, devices_per_stage=2)
+    victim = f"{('a0', 'b1', 'c0')[seed % 3]}/{seed % 2}"
+    world.nodes[victim].faults.arm(point, 1 + seed % 3)
+    world.run()
+    assert (victim, point) in world.fired
+    check(world, alone)
+
+
+@pytest.mark.thin(10)
+@pytest.mark.parametrize("seed", range(60))
+def test_random_deaths(alone: Reference, tmp_path: Path, seed: int) -> None:
+    each = (2, 4)[seed % 2]
+    schedule = sorted(SCHEDULES)[seed % len(SCHEDULES)]
+    changed = msgspec.structs.replace(alone[0], schedule=Schedule(**SCHEDULES[schedule]))
+    world = World(changed, FOUR, seed, tmp_path, go_on=seed % 4 > 1, devices_per_stage=each)
+    random_deaths(world)
+    world.run()
+    check(world, alone)
+
+
+def test_a_checkpoint_is_what_it_is_without_groups(alone: Reference, tmp_path: Path) -> None:
+    """Byte for byte; and it can be begun from with another number of devices a stage."""
+    spec, middle, found = alone[0], 3, {}
+    for each in (1, 2):
+        place = msgspec.structs.replace(spec.checkpoint, dir=str(tmp_path / str(each)), every=middle)
+        world = World(
+            msgspec.structs.replace(spec, checkpoint=place), UNEQUAL, 1, tmp_path, devices_per_stage=each
+        )
+        world.run()
+        check(world, alone)
+        parts = [part for part in world.parts if part.counters.step == middle]
+        found[each] = complete(Path(parts[0].directory), manifest_of(world.job, parts), keep=2)
+    for path in sorted(found[1].glob("*.safetensors")):
+        assert path.read_bytes() == (found[2] / path.name).read_bytes()
+    start = Counters(middle, middle, middle), str(found[2])
+    for each in (1, 4):
+        resumed = World(spec, TWO, 0, tmp_path, start=start, devices_per_stage=each)
+        resumed.run()
+        check(resumed, (spec, {step: alone[1][step] for step in range(middle, GOAL)}, alone[2]))

@@ -1,0 +1,191 @@
+"""One device's part in its shard group: whose weights it may read, and what it sends them of gradients.
+
+A device reads the windows of the others itself, so nobody has to take part: who computes another micro-batch,
+or waits, keeps nobody waiting. What may be read when follows from rounds. Weights change where a round is
+committed, for which the votes of all are needed, and who has voted computes nothing more in it; so nobody
+reads what somebody updates. After it nobody computes before all of the group have said that they have updated
+(``said``), and where their windows are. Owns these messages ("W") and those with gradients ("D").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from torch import Tensor
+
+from oobleckd.planner.plan import Layout
+from oobleckd.worker.messaging.messenger import Messenger
+from oobleckd.worker.state.bucket_state import BucketState
+from oobleckd.worker.state.gathered import GatheredLayer
+from oobleckd.worker.state.store import Store
+from oobleckd.worker.state.window import Handle, opened
+from oobleckd.worker.transport.mailbox import Key
+
+UPDATED, GRADIENTS = "W", "D"
+"""Kinds of tensor messages: a device has updated; its gradients of a layer and a micro-batch."""
+
+
+class Windows(msgspec.Struct, frozen=True):
+    """What travels with the first word of a layout: bucket -> how its window is opened."""
+
+    handles: dict[int, Handle]
+
+
+Source = tuple[Tensor, Tensor]
+"""Where numbers go, and where they come from."""
+
+
+@dataclass(slots=True)
+class ShardGroup:
+    """Of ``device``. ``others``: the rest of its group, by rank; nobody, where stages have one device.
+
+    ``updated``: the round before which each of them has said that it stands. ``num_gathered``: bytes that
+    were read of the others' since they were last counted.
+    """
+
+    device: str
+    store: Store
+    messenger: Messenger
+    others: dict[int, str] = field(default_factory=dict)
+    epoch: int = 0
+    num_gathered: int = 0
+    _updated: dict[str, int] = field(default_factory=dict)
+    _memory: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    _sources: dict[int, list[Source]] = field(default_factory=dict)
+
+    def adopt(self, layout: Layout) -> None:
+        """Be part of the group that ``layout`` has this device in."""
+        group = layout.group(self.device)
+        self.others = {rank: name for rank, name in enumerate(group) if name != self.device}
+        self.epoch, self._updated, self._memory, self._sources = layout.epoch, {}, {}, {}
+        self.messenger.purge(lambda key: key[0] == UPDATED and int(key[1]) < layout.epoch)
+
+    # ------------------------------------------------------------------ who stands where
+
+    def say(self, round_: int) -> None:
+        """Say that this device has updated, and has the weights of ``round_``."""
+        if not self.others:
+            return
+        assert self.store.memory is not None
+        meta = msgspec.msgpack.encode(Windows(self.store.memory.handles))
+        for peer in self.others.values():
+            self.messenger.send(peer, (UPDATED, self.epoch, round_, self.device), [], meta)
+
+    def hear(self, key: Key) -> bool:
+        """A word of another one; False: it is of a layout to come."""
+        epoch, round_, source = int(key[1]), int(key[2]), str(key[3])
+        if epoch > self.epoch:
+            return False
+        message = self.messenger.take(key)
+        assert message is not None
+        if epoch < self.epoch or source not in self.others.values():
+            return True
+        self._updated[source] = max(round_, self._updated.get(source, round_))
+        rank = next(rank for rank, name in self.others.items() if name == source)
+        if not any(place[0] == rank for place in self._memory):
+            windows = msgspec.msgpack.decode(message.meta, type=Windows)
+            for bucket, handle in windows.handles.items():
+                self._memory[rank, bucket] = opened(handle)
+        return True
+
+    def is_ready(self, round_: int) -> bool:
+        """Whether the weights of all are those of ``round_``."""
+        return all(self._updated.get(name, -1) >= round_ for name in self.others.values())
+
+    # ------------------------------------------------------------------ weights
+
+    def weights(self, layer: int) -> AbstractContextManager[object]:
+        """While it is entered ``layer`` has its weights."""
+        memory = self.store.memory
+        return nullcontext() if memory is None else self._gathered(memory.layers[layer])
+
+    @contextmanager
+    def _gathered(self, layer: GatheredLayer) -> Iterator[None]:
+        layer.take()
+        try:
+            with torch.no_grad():
+                for into, numbers in self._of_layer(layer.layer):
+                    into.copy_(numbers)
+            yield
+        finally:
+            layer.drop()
+
+    def _of_layer(self, layer: int) -> Sequence[Source]:
+        if layer not in self._sources:
+            self._sources[layer] = list(self._found(layer))
+        return self._sources[layer]
+
+    def _found(self, layer: int) -> Iterator[Source]:
+        store, spec = self.store, self.store.spec
+        assert store.memory is not None
+        numbers = store.memory.layers[layer].numbers
+        for bucket in spec.buckets_of(layer):
+            for rank in range(store.shards.num_shards):
+                storages = self._storages(bucket, rank)
+                for part, (key, begin, end) in enumerate(store.shards.shard(bucket, rank).parts):
+                    slot, into = numbers[bucket, key]
+                    place = storages[slot][part]
+                    yield into[begin:end], place.view(-1)
+
+    def _storages(self, bucket: int, rank: int) -> Mapping[str, Mapping[int, Tensor]]:
+        """By slot and part the numbers of the device of ``rank``, detached."""
+        memory = self.store.memory
+        assert memory is not None
+        shape = memory.window_shape(bucket, rank)
+        storages = shape.storages(
+            memory.own(bucket) if rank == self.store.rank else self._memory[rank, bucket]
+        )
+        return {name: slot.cut(storages[name]) for name, (_, slot) in shape.slots.items()}
+
+    # ------------------------------------------------------------------ gradients
+
+    def send(
+        self,
+        round_: int,
+        layer: int,
+        micro_batch: int,
+        grads: Mapping[int, Sequence[Tensor]],
+        told: Sequence[Tensor],
+    ) -> None:
+        """Send each of the others its part of the gradients of (micro-batch, layer): ``grads``, by bucket a
+        tensor for each key, and what else is ``told`` of it.
+        """
+        key = (GRADIENTS, round_, layer, micro_batch, self.device)
+        for rank, peer in self.others.items():
+            mine = [
+                part
+                for bucket in grads
+                for part in self.store.shards.shard(bucket, rank).of_keys(grads[bucket])
+            ]
+            self.messenger.send(peer, key, [*(part.contiguous() for part in mine), *told])
+
+    def parts(self, grads: Mapping[int, Sequence[Tensor]]) -> Mapping[int, Sequence[Tensor]]:
+        """Of ``grads``, by bucket a tensor for each key, this device's part."""
+        if self.store.memory is None:
+            return grads
+        return {bucket: self.store.shard(bucket).of_keys(tensors) for bucket, tensors in grads.items()}
+
+    def received(self, layer: int, tensors: Sequence[Tensor]) -> tuple[dict[int, list[Tensor]], list[Tensor]]:
+        """The inverse of ``send``, for this device's part: by bucket, and what was told."""
+        rest, found = iter(tensors), {}
+        for bucket in self.store.spec.buckets_of(layer):
+            found[bucket] = [next(rest) for _ in self.store.shard(bucket).parts]
+        return found, list(rest)
+
+    # ------------------------------------------------------------------ whole states
+
+    def whole(self, bucket: int) -> BucketState:
+        """A copy of all of the state of ``bucket``, on the device."""
+        store = self.store
+        shape = store.shards.whole_shape(bucket)
+        state = BucketState(shape, shape.zeros(store.device), store.buckets[bucket].exponents)
+        with torch.no_grad():
+            for rank in range(store.shards.num_shards):
+                views = self._storages(bucket, rank)
+                for whole, part in store.shards.pieces(bucket, rank, views, state):
+                    whole.copy_(part)
+        return state
