@@ -205,7 +205,7 @@ class SimPasses(Passes):
             )
             for bucket in store.spec.buckets_of(layer)
         }
-        parts: Any = shared_out(by_bucket, micro_batch, store.shards.num_shards)
+        parts: Any = shared_out(by_bucket, micro_batch, cast("Any", store.shards))
         told = [self.reducer._told_of(layer, micro_batch)] if store.spec.num_told(layer) else []
         self.reducer.add(layer, micro_batch, parts[store.rank])
         self.sim_group.send_all(self.counters.round, layer, micro_batch, parts, told)

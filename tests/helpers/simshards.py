@@ -117,12 +117,14 @@ class SimShardGroup(ShardGroup):
 
 
 def shared_out(
-    by_bucket: Mapping[int, Gradient], micro_batch: int, num_shards: int
+    by_bucket: Mapping[int, Gradient], micro_batch: int, shards: SimShards
 ) -> list[dict[int, list[Gradient]]]:
-    """By rank the part of gradients: what is wrong with one is in one part."""
+    """By rank the part of gradients: what is wrong with one is in one part, which has numbers at all."""
     fine = Gradient(nan=False, overflow=False)
-    odd = micro_batch % num_shards
-    return [
-        {bucket: [grad if rank == odd else fine] for bucket, grad in by_bucket.items()}
-        for rank in range(num_shards)
-    ]
+    found: list[dict[int, list[Gradient]]] = [{} for _ in range(shards.num_shards)]
+    for bucket, grad in by_bucket.items():
+        ranks = [rank for rank, slices in enumerate(shards.of(bucket)) if slices]
+        odd = ranks[micro_batch % len(ranks)]
+        for rank, parts in enumerate(found):
+            parts[bucket] = [grad if rank == odd else fine]
+    return found
