@@ -361,6 +361,14 @@ class Layout(msgspec.Struct, frozen=True):
             return frozenset(dead)
         return frozenset(fellow for device in dead for fellow in self.group(device))
 
+    def lost(self, dead: Iterable[str]) -> tuple[int, ...]:
+        """The layers that nobody can compute without the ``dead``: every group that holds them has lost a
+        device.
+        """
+        # Shards of several broken groups may be all of a layer between them, and yet no round can end. So
+        # many devices at once are more losses than copies are kept for. (D-recovery-029)
+        return tuple(layer for layer, copies in enumerate(self.copies(self.unable(dead))) if not copies)
+
 
 class Detours(msgspec.Struct, frozen=True):
     """From ``round`` on ``routes`` replace the layout's routes of their micro-batches; until then ``before``

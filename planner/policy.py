@@ -114,7 +114,8 @@ class Setup(msgspec.Struct, frozen=True):
     templates are made for. ``dealt``: micro-batches are dealt to the pipelines in turn, as the first ones of
     a step are to be shared fairly by themselves (``batchramp``), and not in blocks. ``recompute``: what
     blocks compute again in the backward, everywhere; "auto": in each stage as little as its memory allows.
-    ``exchange``: of gradients, and the link for it.
+    ``exchange``: of gradients, and the link for it. ``whole_batch``: the micro-batches of a step, where those
+    of ``num_micro_batches`` are turns of stages of several devices (0: they are not).
     """
 
     profile: Profile
@@ -134,6 +135,12 @@ class Setup(msgspec.Struct, frozen=True):
     dealt: bool = False
     recompute: RecomputeWanted = "none"
     exchange: GradientExchange = GradientExchange()
+    whole_batch: int = 0
+
+    @property
+    def whole_node(self) -> int:
+        """The devices of a node, where those of ``devices_per_node`` are places of stages of several."""
+        return self.devices_per_node * self.profile.devices_per_stage
 
 
 class Situation(msgspec.Struct, frozen=True):

@@ -94,10 +94,12 @@ class Core:
         self.orders += 1
         return f"{self.config.daemon}.{self.orders}"
 
-    def ask_plan(self, policy: str, setup: Setup, situation: Situation | None = None) -> int:
+    def ask_plan(
+        self, policy: str, setup: Setup, situation: Situation | None = None, others: tuple[Setup, ...] = ()
+    ) -> int:
         """Ask the planner; returns the ticket of the answer."""
         self.tickets += 1
-        self.outbox.append(MakePlan(self.tickets, policy, setup, situation))
+        self.outbox.append(MakePlan(self.tickets, policy, setup, situation, others))
         return self.tickets
 
     def announce(
@@ -141,7 +143,7 @@ class Core:
         that has notice of its end, and, where state is to be copied, none that has yet to drop what it holds;
         none that is kept out for what it would read, or cannot compile where the job wants that.
         """
-        min_devices = job.setup.devices_per_node if job.setup is not None else 0
+        min_devices = job.setup.whole_node if job.setup is not None else 0
         kept_out = self.run.kept_out if self.run is not None and self.run.job is job else ()
         out = (*self.state.drained, *kept_out, *without)
         empty = job.layout is not None

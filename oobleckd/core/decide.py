@@ -16,7 +16,7 @@ from oobleckd.planner.plan import NOTHING, Detours, HopState, Layout, Route
 from oobleckd.planner.reroute.reroute import Rerouting, detour
 from oobleckd.planner.reroute.splice import spliced
 from oobleckd.protocol import corruption
-from oobleckd.protocol.corruption import Odd
+from oobleckd.protocol.corruption import Odd, shard_number
 from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.messages import Decide, Progress
 from oobleckd.protocol.parts import Counters, Vote, outcome_of
@@ -93,8 +93,7 @@ def decide(
     ``dead`` is cumulative over ``layout``; empty for a resync. ``buckets[b]``: the layers that use bucket
     ``b``; ``evaluation``: which rounds evaluate. The new attempts are numbered ``epoch``.
     """
-    lost = tuple(layer for layer, copies in enumerate(layout.copies(dead)) if copies == 0)
-    if lost:
+    if lost := layout.lost(dead):
         return LostLayers(lost)
     assert set(progress) == set(layout.holdings) - set(dead), "an answer of every survivor is needed"
     assert len(layout.routes) == evaluation.per_step, "every micro-batch has a standing route"
@@ -123,8 +122,8 @@ def decide(
 def _own_votes(
     here: Mapping[str, Progress], layout: Layout, buckets: Sequence[tuple[int, ...]]
 ) -> dict[str, Vote]:
-    """What each device says of the buckets that it holds itself. Its answer has more, which it has heard of
-    others.
+    """What each device says of the buckets that it holds itself, or of its shards of them. Its answer has
+    more, which it has heard of others.
     """
     own = {}
     for device, answer in here.items():
@@ -132,7 +131,8 @@ def _own_votes(
         mine = {bucket for bucket, uses in enumerate(buckets) if not held.isdisjoint(uses)}
         assert answer.vote is not None, "asked where all have voted"
         norms = {bucket: values for bucket, values in answer.vote.norms.items() if bucket in mine}
-        digests = {bucket: digest for bucket, digest in answer.vote.digests.items() if bucket in mine}
+        shards = {shard_number(bucket, layout.rank(device), len(buckets)) for bucket in mine}
+        digests = {shard: digest for shard, digest in answer.vote.digests.items() if shard in shards}
         own[device] = msgspec.structs.replace(answer.vote, norms=norms, digests=digests)
     return own
 

@@ -13,6 +13,7 @@ from oobleckd.core.entries import EpochRaised, FolderNoted, LayoutDeployed
 from oobleckd.core.incident import precopied_words
 from oobleckd.core.run import Candidate, Run
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.policy import Proposal, Situation
 from oobleckd.planner.reroute.reroute import layout_of
 from oobleckd.protocol.changes import ModelSaid, PlanDeployed
@@ -28,7 +29,8 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
     core.record(EpochRaised(job.id, epoch, job.dead, "a new plan", core.now))
     incidents.explain(core, run, proposal)
     incidents.enter(core, run, "copy")
-    layout = layout_of(proposal.plan, epoch, len(job.setup.profile.layers))
+    planned = layout_of(proposal.plan, epoch, len(job.setup.profile.layers))
+    layout = Lanes.of(job.setup).layout(planned)
     devices = sorted(set(layout.holdings) | set(job.survivors()))
     source = "copy" if job.layout is not None else job.source
     spec, peers = core.compared(core.spec_of(job), layout.holdings), core.peers(devices)
@@ -36,7 +38,8 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
     precopied = found.number if found is not None and found.transfers == proposal.transfers else 0
     precopy.forget(core, run, besides=devices)
     secret = core.secret(epoch)
-    sample_every, recheck = samples.every(job, proposal.plan), corruption.to_recheck(job)
+    sample_every = samples.every(job, proposal.plan.step_s, len(layout.holdings))
+    recheck = corruption.to_recheck(job)
     deploys = {
         device: Deploy(
             device=device,

@@ -50,13 +50,16 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """The planner answered ``MakePlan``; ``error`` is a sentence for the user when there is no plan."""
+    """The planner answered ``MakePlan``; ``error`` is a sentence for the user when there is no plan.
+    ``setup``: the one that it has chosen, where it was asked to.
+    """
 
     ticket: int
     templates: tuple[Template, ...] = ()
     proposal: Proposal | None = None
     error: str = ""
     hint: str = ""
+    setup: Setup | None = None
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -119,12 +122,15 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class MakePlan(msgspec.Struct, frozen=True):
-    """Plan in the process pool: ``prepare(setup)`` when ``situation`` is None, else ``adapt``."""
+    """Plan in the process pool: ``prepare(setup)`` when ``situation`` is None, else ``adapt``. ``others``: of
+    these and ``setup`` the best is to be prepared, which then is the job's.
+    """
 
     ticket: int
     policy: str
     setup: Setup
     situation: Situation | None = None
+    others: tuple[Setup, ...] = ()
 
 
 class Record(msgspec.Struct, frozen=True):

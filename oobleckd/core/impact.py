@@ -13,18 +13,18 @@ from collections.abc import Collection
 import msgspec
 
 from oobleckd.core.incident import rejected_views
+from oobleckd.core.pipelineviews import pipelines_of
 from oobleckd.core.questions import LossQuestion
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, Template
-from oobleckd.planner.policies import adapt
+from oobleckd.planner.policies import deployable
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Setup
 from oobleckd.planner.reroute.redundant import takes_over
 from oobleckd.planner.reroute.reroute import detour
 from oobleckd.planner.schedules.routed import busiest_s, device_s
 from oobleckd.planner.sizing.instantiate import too_few
-from oobleckd.planner.templates.guarantee import losses_survived, lost_layers
-from oobleckd.protocol.jobviews import PipelineView
-from oobleckd.protocol.nodeviews import LayerRange
+from oobleckd.planner.templates.guarantee import losses_survived
 from oobleckd.protocol.watch import ImpactView
 from oobleckd.words import count, noun
 
@@ -43,18 +43,21 @@ def impact_view(
     dead = frozenset(question.dead)
     if dead == frozenset(question.before):
         return _nothing(question)
-    held = [layers for device, layers in question.layout.holdings.items() if device not in dead]
-    lost = lost_layers(held, question.layout.num_layers)
+    lost = question.layout.lost(dead)
     back = bool(lost) or question.policy in ROLLING_BACK
     n0 = min(template.num_nodes for template in templates)
     if len(question.situation.nodes) < n0:
-        if back or question.policy not in REROUTING or not takes_over(question.layout, dead):
+        if (
+            back
+            or question.policy not in REROUTING
+            or not takes_over(question.layout, question.layout.unable(dead))
+        ):
             why = too_few(len(question.situation.nodes), n0).problem
             return _stops(question, lost, back=back, why=why)
         return _in_place(question, setup)
     holdings = {} if back else question.situation.holdings
     moment = msgspec.structs.replace(question.situation, holdings=holdings)
-    proposal = adapt(question.policy, setup, templates, moment, sizes)
+    proposal = deployable(question.policy, setup, templates, moment, sizes)
     return _follows(question, setup, proposal, lost, back=back)
 
 
@@ -71,16 +74,21 @@ def _nothing(question: LossQuestion) -> ImpactView:
         copy_s=0.0,
         can_lose=0
         if question.policy in ROLLING_BACK
-        else max(0, losses_survived(_without(question.plan, question.dead).copies())),
-        plan=pipelines_of(_without(question.plan, question.dead)),
+        else max(0, losses_survived(_without_dead(question).copies())),
+        plan=pipelines_of(_without_dead(question), _lanes(question), question.dead),
         reason="none of them computes or holds anything of the job",
         way="stay",
     )
 
 
-def _without(plan: Plan, dead: Collection[str]) -> Plan:
-    """``plan`` with the places of the ``dead`` vacant."""
-    return msgspec.structs.replace(plan, vacant=tuple(sorted({*plan.vacant, *dead})))
+def _without_dead(question: LossQuestion) -> Plan:
+    """The plan with the places of the dead vacant."""
+    plan, gone = question.plan, _lanes(question).places(question.dead)
+    return msgspec.structs.replace(plan, vacant=tuple(sorted({*plan.vacant, *gone})))
+
+
+def _lanes(question: LossQuestion) -> Lanes:
+    return Lanes.laid_out(question.layout)
 
 
 def _stops(question: LossQuestion, lost: tuple[int, ...], *, back: bool, why: str) -> ImpactView:
@@ -110,8 +118,8 @@ def _far(question: LossQuestion, lost: Collection[int]) -> str:
 
 def _in_place(question: LossQuestion, setup: Setup) -> ImpactView:
     """Redundant holders take the places of the dead, with the plan as it is."""
-    plan = _without(question.plan, question.dead)
-    around = {r.micro_batch: r for r in detour(question.layout, question.dead, question.layout.epoch)}
+    plan, unable = _without_dead(question), question.layout.unable(question.dead)
+    around = {r.micro_batch: r for r in detour(question.layout, unable, question.layout.epoch)}
     routes = [around.get(route.micro_batch, route) for route in question.layout.routes]
     before_s = busiest_s(question.layout.routes, setup.profile, question.layout.recompute)
     after_s = busiest_s(routes, setup.profile, question.layout.recompute)
@@ -126,7 +134,7 @@ def _in_place(question: LossQuestion, setup: Setup) -> ImpactView:
         copied_bytes=0,
         copy_s=0.0,
         can_lose=max(0, losses_survived(plan.copies())),
-        plan=pipelines_of(plan),
+        plan=pipelines_of(plan, _lanes(question), question.dead),
         reason="redundant holders compute what the dead would have; too few nodes are left for another plan",
         way="take-over",
     )
@@ -155,7 +163,7 @@ def _follows(
         copied_bytes=sum(copy.num_bytes for copy in transfers),
         copy_s=took_s,
         can_lose=0 if rolls_back else max(0, losses_survived(plan.copies())),
-        plan=pipelines_of(plan),
+        plan=pipelines_of(plan, _lanes(question)),
         reason=proposal.reason + (_far(question, lost) if back else ""),
         rejected=rejected_views(proposal),
         way=proposal.way,
@@ -166,31 +174,18 @@ def _follows(
 def _redone_s(question: LossQuestion, setup: Setup) -> float:
     """What the survivors compute again: on average the loss comes in the middle of the step."""
     busy = device_s(question.layout.routes, setup.profile, question.layout.recompute)
-    fresh = frozenset(question.dead) - frozenset(question.before)
+    unable = question.layout.unable(question.dead)
+    fresh = unable - question.layout.unable(question.before)
     lost_s = sum(seconds for device, seconds in busy.items() if device in fresh)
-    left = sum(device not in question.dead for device in question.layout.holdings)
+    left = sum(device not in unable for device in question.layout.holdings)
     return 0.5 * lost_s / left if left else 0.0
 
 
 def _max_bytes(plan: Plan, setup: Setup) -> int:
     """State of the device that has most to read."""
     layers = setup.profile.layers
-    return max(
+    most = max(
         (sum(layers[layer].state_bytes for layer in held.layers()) for held in plan.holdings().values()),
         default=0,
     )
-
-
-def pipelines_of(plan: Plan) -> tuple[PipelineView, ...]:
-    """``plan`` as the API shows it."""
-    gone = frozenset(plan.vacant)
-    return tuple(
-        PipelineView(
-            index,
-            pipeline.nodes,
-            tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments),
-            pipeline.micro_batches,
-            tuple(s.device for s in pipeline.segments if s.device in gone),
-        )
-        for index, pipeline in enumerate(plan.pipelines)
-    )
+    return most // setup.profile.devices_per_stage

@@ -12,6 +12,7 @@ from oobleckd.core import goodput, state
 from oobleckd.core.context import Core
 from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord, State
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.plan import Layout, Plan, node_of, standing_routes
 from oobleckd.protocol.jobparts import lacks_folder
 
@@ -89,9 +90,10 @@ def _job(core: Core, job: JobRecord) -> None:
         for device, redundant in job.layout.redundant.items():
             assert set(redundant.layers()) <= set(job.layout.holdings[device].layers())
         if job.detours is not None:
-            assert not any(route.touches(job.settled) for route in job.detours.routes)
+            out = job.layout.unable(job.settled)
+            assert not any(route.touches(out) for route in job.detours.routes)
             routes = standing_routes(job.layout, job.detours, job.detours.round)
-            assert not any(route.touches(job.settled) for route in routes)
+            assert not any(route.touches(out) for route in routes)
     else:
         assert (job.dead, job.settled, job.detours) == ((), (), None)
     if job.state == "done":
@@ -137,7 +139,7 @@ def _run(core: Core, run: Run) -> None:
             for device, incarnation in run.pre_copy.incarnations.items()
         )
     if job.layout is not None and run.phase != "adrift":
-        assert min(job.layout.copies(job.dead)) > 0, "a lost layer without a rollback"
+        assert not job.layout.lost(job.dead), "a lost layer without a rollback"
 
 
 def check_plan(plan: Plan, layout: Layout, num_micro_batches: int) -> None:
@@ -149,7 +151,7 @@ def check_plan(plan: Plan, layout: Layout, num_micro_batches: int) -> None:
         nodes = {node_of(s.device) for s in pipeline.segments if s.device not in plan.vacant}
         for node in sorted(nodes):
             assert place.setdefault(node, index) == index, f"{node} is in two pipelines"
-    assert layout.holdings.keys() == plan.holdings().keys()
+    assert layout.holdings == Lanes.laid_out(layout).holdings(plan)
     assert min(layout.copies()) > 0, f"a layer that nobody holds: {layout.copies()}"
     assert [route.micro_batch for route in layout.routes] == list(range(num_micro_batches))
     for route in layout.routes:

@@ -17,8 +17,9 @@ from oobleckd.core.events import Discard
 from oobleckd.core.memory import held_besides, min_device_bytes
 from oobleckd.core.run import PlannerRequest, Preparation, Run
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.costs.sharded import UNKNOWN, Sharding, possible, sharded, sharded_setup
 from oobleckd.planner.plan import Template, node_of
-from oobleckd.planner.policy import GradientExchange, Setup
+from oobleckd.planner.policy import GradientExchange, PlanError, Setup
 from oobleckd.planner.profile import Profile, sum_bytes
 from oobleckd.protocol.changes import TemplatesReady
 from oobleckd.protocol.datamessages import StopPreparing
@@ -117,31 +118,59 @@ def prepare(core: Core, run: Run) -> None:
     if run.job.state == "profiling":
         core.move(run.job, "measured")
     if run.asked is None:
-        profile = as_linked(profile, run.job.spec)
-        nodes = [core.members.nodes[name] for name in core.candidates(run.job)]
-        members = [node for node in core.members.nodes.values() if node.alive]
-        cap = run.job.spec.resources.device_memory_bytes  # of the job: the runtime's share comes on top
-        # Several processes on one GPU see each other's memory as the runtime's; a cap that is meant for the
-        # model would then fit nothing. (D-devices-001)
-        cap_bytes = cap + profile.reserve_bytes if cap else 0
-        setup = Setup(
-            profile=profile,
-            num_micro_batches=run.job.spec.num_micro_batches,
-            f=run.job.spec.fault_tolerance.f,
-            device_memory_bytes=min_device_bytes(nodes, members, cap_bytes),
-            devices_per_node=min(len(node.devices) for node in nodes),
-            max_nodes=run.job.spec.resources.max_nodes,
-            min_nodes=run.job.spec.resources.min_pipeline_nodes,
-            decoupled=run.job.spec.schedule.apart,
-            chunks=run.job.spec.schedule.num_chunks,
-            staggered=run.job.spec.schedule.update == "staggered",
-            held=held_besides(run.job.spec, profile),
-            nodes_now=len(nodes),
-            dealt=run.job.spec.batch_sizes.ramp_steps > 0,
-            recompute=run.job.spec.schedule.recompute,
-            exchange=exchange_of(run.job.spec),
-        )
-        run.asked = PlannerRequest(core.ask_plan(run.job.spec.fault_tolerance.policy, setup), setup)
+        _ask_templates(core, run, as_linked(profile, run.job.spec))
+
+
+def _ask_templates(core: Core, run: Run, profile: Profile) -> None:
+    """Have templates made, of stages of as many devices as the job says, or of the best number."""
+    spec = run.job.spec
+    try:
+        first, *others = _setups(core, run.job, profile)
+    except PlanError as error:
+        fail(core, run.job, error.problem, error.hint, "no-plan")
+        return
+    ticket = core.ask_plan(spec.fault_tolerance.policy, first, others=tuple(others))
+    run.asked = PlannerRequest(ticket, first)
+
+
+def _setups(core: Core, job: JobRecord, profile: Profile) -> list[Setup]:
+    """What is planned: for each number of devices that its stages may have. Raises PlanError."""
+    spec = job.spec
+    nodes = [core.members.nodes[name] for name in core.candidates(job)]
+    members = [node for node in core.members.nodes.values() if node.alive]
+    cap = spec.resources.device_memory_bytes  # of the job: the runtime's share comes on top
+    # Several processes on one GPU see each other's memory as the runtime's; a cap that is meant for the
+    # model would then fit nothing. (D-devices-001)
+    cap_bytes = cap + profile.reserve_bytes if cap else 0
+    setup = Setup(
+        profile=profile,
+        num_micro_batches=spec.num_micro_batches,
+        f=spec.fault_tolerance.f,
+        device_memory_bytes=min_device_bytes(nodes, members, cap_bytes),
+        devices_per_node=min(len(node.devices) for node in nodes),
+        max_nodes=spec.resources.max_nodes,
+        min_nodes=spec.resources.min_pipeline_nodes,
+        decoupled=spec.schedule.apart,
+        chunks=spec.schedule.num_chunks,
+        staggered=spec.schedule.update == "staggered",
+        held=held_besides(spec, profile),
+        nodes_now=len(nodes),
+        dealt=spec.batch_sizes.ramp_steps > 0,
+        recompute=spec.schedule.recompute,
+        exchange=exchange_of(spec),
+    )
+    wanted = spec.resources.devices_per_stage
+    numbers = possible(setup.devices_per_node) if wanted == "auto" else (wanted,)
+    return [_of_stages(setup, spec, number) for number in numbers]
+
+
+def _of_stages(setup: Setup, spec: Job, devices_per_stage: int) -> Setup:
+    """``setup`` with stages of so many devices. Raises PlanError."""
+    # What lies between the devices of a node nobody measures; planned with too slow a link stages have too
+    # few devices, and not too many. (D-planner-020)
+    sharding = Sharding(devices_per_stage, UNKNOWN, spec.train.exact)
+    held = held_besides(spec, sharded(setup.profile, sharding))
+    return sharded_setup(msgspec.structs.replace(setup, held=held), sharding)
 
 
 def _measurable(core: Core, run: Run) -> DeviceInfo | None:
@@ -170,7 +199,9 @@ def on_templates(core: Core, run: Run, setup: Setup, templates: tuple[Template, 
     """Journal the templates that the policy has prepared."""
     core.record(TemplatesMade(run.job.id, setup, templates))
     sizes = tuple(template.num_nodes for template in templates)
-    text = f"{run.job.id}: templates for {sizes[0]} to {count(sizes[-1], 'node')}"
+    each = setup.profile.devices_per_stage
+    stages = f", stages of {count(each, 'device')}" if each > 1 else ""
+    text = f"{run.job.id}: templates for {sizes[0]} to {count(sizes[-1], 'node')}{stages}"
     core.announce(text, TemplatesReady(run.job.id, sizes), (f"job:{run.job.id}",))
 
 

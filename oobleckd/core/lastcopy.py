@@ -256,8 +256,7 @@ def _lost_with(core: Core, run: Run, devices: Collection[str]) -> tuple[int, ...
     unknown = [
         device for device in job.survivors() if not core.members.living(device, job.incarnations[device])
     ]
-    copies = job.layout.copies({*job.dead, *run.ending, *unknown, *devices})
-    return tuple(layer for layer, count in enumerate(copies) if not count)
+    return job.layout.lost({*job.dead, *run.ending, *unknown, *devices})
 
 
 def _steps_back(job: JobRecord) -> int:

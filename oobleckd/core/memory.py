@@ -11,6 +11,7 @@ from math import ceil
 
 from oobleckd.core.membership import Node
 from oobleckd.core.state import JobRecord
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.plan import Plan, Range
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.planner.profile import FLOAT_BYTES, HeldBesides, Profile, state_bytes_per_param, sum_bytes
@@ -55,7 +56,7 @@ def planned_by_device(job: JobRecord, plan: Plan) -> dict[str, int]:
         for segment in pipeline.segments:
             num_bytes = by_layers.get(segment.layers, 0)
             found[segment.device] = max(num_bytes, found.get(segment.device, 0))
-    return found
+    return Lanes.of(job.setup).of_devices(found) if job.setup is not None else found
 
 
 def held_besides(job: Job, profile: Profile) -> HeldBesides:

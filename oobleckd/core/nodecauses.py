@@ -98,8 +98,8 @@ def _standby(run: Run, node: Node, use: Use) -> Why:
     if node.name in use.idle:
         return Why(job.plan.reason, "no-place")
     num_devices = len(node.devices)
-    if job.setup is not None and num_devices < job.setup.devices_per_node:
-        wanted = job.setup.devices_per_node
+    if job.setup is not None and num_devices < job.setup.whole_node:
+        wanted = job.setup.whole_node
         return Why(
             f"has {count(num_devices, 'device')}, and the plan needs {wanted} of every node",
             "too-few-devices",

@@ -161,8 +161,7 @@ def _ask_reports(core: Core, run: Run, *, ahead: bool = False) -> None:
     """Ask the survivors; or roll back, if nobody can have what is lost, or the policy has no other way."""
     job = run.job
     assert job.layout is not None
-    lost = [layer for layer, copies in enumerate(job.layout.copies(job.dead)) if not copies]
-    if lost:
+    if lost := job.layout.lost(job.dead):
         why = f"{noun(len(lost), 'layer')} {', '.join(map(str, lost))} lost the last copy"
         go_back(core, run, "last-copy-lost", why)
         return
@@ -245,7 +244,7 @@ def _goes_on(core: Core, job: JobRecord) -> bool:
     assert job.layout is not None
     # n0 is what a new plan needs. The one in force has room for every predecessor's double work, and to
     # wait would give up what the second copy was paid for. (D-policies-013)
-    return len(core.candidates(job)) >= job.n0 or takes_over(job.layout, job.dead)
+    return len(core.candidates(job)) >= job.n0 or takes_over(job.layout, job.layout.unable(job.dead))
 
 
 def decision(run: Run, device: str) -> Decide:

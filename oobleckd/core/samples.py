@@ -27,11 +27,13 @@ MESSAGES_PER_S = 2000
 MAX_APART = 10
 
 
-def every(job: JobRecord, plan: Plan) -> int:
-    """Of how many rounds of ``plan`` one is told: as its steps take lately, else as they are modelled."""
+def every(job: JobRecord, planned_s: float, num_devices: int) -> int:
+    """Of how many rounds one is told: as the job's steps take lately, else as ``planned_s``, by so many
+    devices.
+    """
     ordered = sorted(job.step_s)
-    step_s = ordered[len(ordered) // 2] if ordered else plan.step_s
-    min_s = max(MIN_S, len(plan.holdings()) / MESSAGES_PER_S)
+    step_s = ordered[len(ordered) // 2] if ordered else planned_s
+    min_s = max(MIN_S, num_devices / MESSAGES_PER_S)
     if step_s * MAX_APART <= min_s:
         return MAX_APART
     # The daemon says of which rounds op times are told: devices that chose by their own clocks would tell

@@ -14,6 +14,7 @@ from typing import cast
 import msgspec
 
 from oobleckd.core.samples import Sample
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.plan import Plan, Segment
 from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import OpTime
@@ -40,7 +41,7 @@ def sampled_view(sample: Sample) -> ScheduleView:
         at=began_at,
         measured=True,
         span_s=span_s,
-        lanes=lanes(sample.plan, sample.gone, shifted, span_s),
+        lanes=lanes(sample.plan, Lanes.laid_out(sample.layout), sample.gone, shifted, span_s),
     )
 
 
@@ -58,13 +59,9 @@ def _share_waited(sample: Sample) -> float:
     starts = [sample.told[d].at + min(op.start_s for op in ops) for d, ops in told.items() if ops]
     stops = [sample.told[d].at + max(op.stop_s for op in ops) for d, ops in told.items() if ops]
     span_s = max(stops, default=0.0) - min(starts, default=0.0)
-    lost = {*sample.plan.vacant, *sample.gone}
-    waited = [
-        _waited(told[device], span_s)
-        for pipeline in sample.plan.pipelines
-        for device in pipeline.devices
-        if device not in lost and told.get(device)
-    ]
+    lost = frozenset(sample.gone)  # nobody tells of a vacant place
+    devices = (device for device in sample.layout.holdings if device not in lost)
+    waited = [_waited(told[device], span_s) for device in devices if told.get(device)]
     return statistics.fmean(waited) if waited else 0.0
 
 
@@ -92,20 +89,27 @@ def _since(began_s: float, ops: Iterable[OpTime]) -> list[OpTime]:
 # Whose an op was follows from the plan's pipelines: the layout's routes may go around vacant places
 # already, and the plan still names whose they are. (D-watching-003)
 def lanes(
-    plan: Plan, gone: Iterable[str], ops: Mapping[str, Sequence[OpTime]], span_s: float
+    plan: Plan, of_devices: Lanes, gone: Iterable[str], ops: Mapping[str, Sequence[OpTime]], span_s: float
 ) -> tuple[LaneView, ...]:
-    """A lane for every device of ``plan``, pipeline by pipeline; ``gone``: those that are lost."""
-    lost = {*plan.vacant, *gone}
-    own = {mb: pipeline.segments for pipeline in plan.pipelines for mb in pipeline.micro_batches}
+    """A lane for every device of ``plan``, whose places have those ``of_devices``, pipeline by pipeline;
+    ``gone``: those that are lost.
+    """
+    lost = frozenset(gone).union(*map(of_devices.devices, plan.vacant))
+    own = {
+        mb: of_devices.segments(pipeline, mb)
+        for pipeline in plan.pipelines
+        for mb in of_devices.micro_batches(pipeline.micro_batches)
+    }
     found = []
     for index, pipeline in enumerate(plan.pipelines):
-        for device in pipeline.devices:
-            hops = tuple(hop for hop, segment in enumerate(pipeline.segments) if segment.device == device)
-            told = ops.get(device, ())
-            mine = tuple(_op_view(device, op, own) for op in told)
-            dead = device in lost
-            waited = 0.0 if dead else _waited(told, span_s)
-            found.append(LaneView(device, index, hops, mine, waited, dead))
+        for place in pipeline.devices:
+            hops = tuple(hop for hop, segment in enumerate(pipeline.segments) if segment.device == place)
+            for device in of_devices.devices(place):
+                told = ops.get(device, ())
+                mine = tuple(_op_view(device, op, own) for op in told)
+                dead = device in lost
+                waited = 0.0 if dead else _waited(told, span_s)
+                found.append(LaneView(device, index, hops, mine, waited, dead))
     return tuple(found)
 
 

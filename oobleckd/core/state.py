@@ -283,13 +283,14 @@ class JobRecord(_Remembers):
         return known
 
     def fewest_holders(self) -> int:
-        """Of all layers of the layout in force the fewest live nodes that hold one. Asked at every look, and
-        thousands of devices take a while to count.
+        """Of all layers of the layout in force the fewest live nodes that hold one whole. Asked at every
+        look, and thousands of devices take a while to count.
         """
         who = self._who()
         if self.layout is not None and self._fewest[0] is not who:
             holders: list[set[str]] = [set() for _ in range(self.layout.num_layers)]
-            for device in who.devices:
+            unable = self.layout.unable(self.dead)
+            for device in [device for device in who.devices if device not in unable]:
                 for layer in self.layout.holdings[device].layers():
                     holders[layer].add(node_of(device))
             return self._remember_fewest((who, min(map(len, holders), default=0)))

@@ -31,6 +31,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import Released
 from oobleckd.core.events import Planned
 from oobleckd.core.run import PlannerRequest, Run
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.policy import ROLLING_BACK, Proposal, Situation
 from oobleckd.protocol.changes import PlanRefused
 from oobleckd.protocol.messages import Flag
@@ -376,7 +377,8 @@ def _changes_nothing(run: Run, proposal: Proposal) -> bool:
     if job.unsettled or plan is None or job.layout is None or (job.settled and proposal.ops):
         return False
     held = {device: job.layout.holdings[device] for device in job.survivors()}
-    return plan.pipelines == proposal.plan.pipelines and proposal.plan.holdings() == held
+    wanted = Lanes.laid_out(job.layout).holdings(proposal.plan)
+    return plan.pipelines == proposal.plan.pipelines and wanted == held
 
 
 # ---------------------------------------------------------------------- plans
@@ -468,7 +470,7 @@ def on_planned(core: Core, event: Planned) -> None:
         if event.error:
             jobs.fail(core, run.job, event.error, event.hint, "no-plan")
         else:
-            jobs.on_templates(core, run, asked.setup, event.templates)
+            jobs.on_templates(core, run, event.setup or asked.setup, event.templates)
     elif event.proposal is not None:
         run.proposal = (asked.situation, event.proposal)
     else:

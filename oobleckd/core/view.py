@@ -18,8 +18,10 @@ from oobleckd.core.entries import Noted, noted
 from oobleckd.core.evaluations import EvalResult
 from oobleckd.core.membership import Node
 from oobleckd.core.nodecauses import Use
+from oobleckd.core.pipelineviews import pipelines_of
 from oobleckd.core.progress import newest_batch, progress_of, time_left_s
 from oobleckd.core.state import Expected, JobRecord, Step
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.plan import Layers, node_of
 from oobleckd.planner.policy import ROLLING_BACK
 from oobleckd.protocol.api import LostRecords, Status
@@ -308,20 +310,9 @@ def node_tolerance(job: JobRecord) -> int:
 
 def pipeline_views(job: JobRecord) -> list[PipelineView]:
     """The pipelines of the plan in force; places of the dead are vacant."""
-    if job.plan is None:
+    if job.plan is None or job.setup is None:
         return []
-    gone = {*job.plan.vacant, *job.dead}
-    return [
-        PipelineView(
-            index,
-            pipeline.nodes,
-            tuple(LayerRange(s.device, s.layers.start, s.layers.stop) for s in pipeline.segments),
-            pipeline.micro_batches,
-            tuple(s.device for s in pipeline.segments if s.device in gone),
-            {d: mode for d in pipeline.devices if (mode := job.plan.recompute.get(d)) is not None},
-        )
-        for index, pipeline in enumerate(job.plan.pipelines)
-    ]
+    return list(pipelines_of(job.plan, Lanes.of(job.setup), job.dead))
 
 
 def template_views(job: JobRecord) -> list[TemplateView]:

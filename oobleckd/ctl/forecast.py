@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from oobleckd.core.evaluations import planned_s, planned_share
+from oobleckd.core.pipelineviews import pipeline_view
 from oobleckd.ctl.exchange import exchange_forecast
 from oobleckd.ctl.stagesize import SizedWorld, fastest_world
 from oobleckd.ctl.world import Loss, PlannedWorld
@@ -53,8 +54,6 @@ from oobleckd.protocol.forecast import (
     TemplateForecast,
 )
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.jobviews import PipelineView
-from oobleckd.protocol.nodeviews import LayerRange
 from oobleckd.words import count
 
 SETTINGS: tuple[RecomputeWanted, ...] = (*MODES, "auto")
@@ -119,7 +118,7 @@ def forecast(question: ForecastQuestion) -> Forecast:
         loss = world.lose(plan, frozenset(question.without))
         change = teller.loss(loss, 1)
         plan = world.after(loss)
-    gone = frozenset(question.without)
+    gone, empty = frozenset(question.without), frozenset[str]().union(*map(world.lanes.devices, plan.vacant))
     listed = plan.pipelines if len(plan.pipelines) <= PIPELINES_LISTED else ()
     return Forecast(
         job=job.name,
@@ -132,7 +131,9 @@ def forecast(question: ForecastQuestion) -> Forecast:
         micro_batches=job.num_micro_batches,
         templates=teller.templates(plan),
         plan=teller.plan(plan),
-        pipelines=tuple(_listed(world, index, pipeline, plan) for index, pipeline in enumerate(listed)),
+        pipelines=tuple(
+            pipeline_view(index, pipeline, plan, world.lanes, empty) for index, pipeline in enumerate(listed)
+        ),
         guarantee=teller.guarantee(plan),
         losses=tuple(
             teller.loss(world.lose(plan, frozenset({node}), gone), alike)
@@ -172,23 +173,6 @@ def _with_setting(question: ForecastQuestion, wanted: RecomputeWanted) -> Recomp
     except PlanError:
         return RecomputeForecast(wanted, 0)
     return RecomputeForecast(wanted, world.n0, plan.step_s, world.most_bytes(plan))
-
-
-def _listed(world: PlannedWorld, index: int, pipeline: Pipeline, plan: Plan) -> PipelineView:
-    stages = tuple(
-        LayerRange(device, segment.layers.start, segment.layers.stop)
-        for segment in pipeline.segments
-        for device in world.devices(segment.device)
-    )
-    vacant = frozenset(plan.vacant)
-    empty = tuple(d for s in pipeline.segments if s.device in vacant for d in world.devices(s.device))
-    again = {
-        device: plan.recompute[place]
-        for place in pipeline.devices
-        if place in plan.recompute
-        for device in world.devices(place)
-    }
-    return PipelineView(index, pipeline.nodes, stages, world.micro_batches(pipeline), empty, again)
 
 
 def _possible_losses(world: PlannedWorld, plan: Plan) -> list[tuple[str, int]]:
@@ -331,7 +315,9 @@ class _Teller:
 
 def groups_of(plan: Plan, world: PlannedWorld) -> tuple[Group, ...]:
     """The kinds of pipelines of ``plan``, smallest first."""
-    kinds = sorted((len(each.nodes), len(world.micro_batches(each))) for each in plan.pipelines)
+    kinds = sorted(
+        (len(each.nodes), len(world.lanes.micro_batches(each.micro_batches))) for each in plan.pipelines
+    )
     return tuple(Group(*kind, sum(1 for _ in alike)) for kind, alike in groupby(kinds))
 
 

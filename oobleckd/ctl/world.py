@@ -13,8 +13,9 @@ import msgspec
 from oobleckd.core.jobs import exchange_of
 from oobleckd.core.memory import held_besides
 from oobleckd.planner.costs.sharded import Sharding, sharded, sharded_setup
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.placement.transfer import copy_s, recompute_on, redundant_on, segments_on
-from oobleckd.planner.plan import Pipeline, Plan, Transfer, device_name, node_of
+from oobleckd.planner.plan import Pipeline, Plan, Transfer, node_of
 from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import (
     ROLLING_BACK,
@@ -78,7 +79,6 @@ class PlannedWorld:
         sharding: Sharding | None = None,
     ) -> None:
         self._policy = job.fault_tolerance.policy
-        self._num_micro_batches = job.num_micro_batches
         whole = Setup(
             profile=profile,
             num_micro_batches=job.num_micro_batches,
@@ -97,6 +97,7 @@ class PlannedWorld:
             exchange=exchange_of(job),
         )
         self.setup = sharded_setup(whole, sharding) if sharding else whole
+        self.lanes = Lanes.of(self.setup)
         self.nodes = node_names(num_nodes)
         self.templates = prepare(self._policy, self.setup)
         self.by_size = {template.num_nodes: template for template in self.templates}
@@ -115,22 +116,6 @@ class PlannedWorld:
     def devices_per_stage(self) -> int:
         """How many devices a stage has."""
         return self.setup.profile.devices_per_stage
-
-    def devices(self, place: str) -> tuple[str, ...]:
-        """The devices of a stage, by its place."""
-        each, (node, _, number) = self.devices_per_stage, place.rpartition("/")
-        return tuple(device_name(node, int(number) * each + member) for member in range(each))
-
-    def micro_batches(self, pipeline: Pipeline) -> tuple[int, ...]:
-        """Those of a pipeline: as many a turn as a stage has devices, and in the step's last turn what is
-        left.
-        """
-        each, num = self.devices_per_stage, self._num_micro_batches
-        return tuple(
-            number
-            for turn in pipeline.micro_batches
-            for number in range(turn * each, min((turn + 1) * each, num))
-        )
 
     def most_bytes(self, plan: Plan) -> int:
         """The most that a device of ``plan`` holds."""

@@ -152,10 +152,12 @@ class Planning:
     async def plan(self, request: MakePlan) -> Planned:
         """The answer to ``request``. Never raises: what goes wrong is a sentence in the answer."""
         try:
-            prepared = await self._prepare(request.policy, request.setup)
+            setup = await self._chosen(request) if request.others else request.setup
+            prepared = await self._prepare(request.policy, setup)
             templates = prepared.templates
             if request.situation is None:
-                return Planned(request.ticket, templates=templates)
+                taken = setup if request.others else None
+                return Planned(request.ticket, templates=templates, setup=taken)
             num_nodes = len(set(request.situation.nodes))
             known = prepared.catalogue.look_up(num_nodes)
             sizes = known.sizes if known else ()
@@ -244,6 +246,11 @@ class Planning:
         return tuple(
             sorted(child.pid for child in multiprocessing.active_children() if child.pid is not None)
         )
+
+    async def _chosen(self, request: MakePlan) -> Setup:
+        setups = (request.setup, *request.others)
+        packed = tuple(map(poolwork.pack, setups))
+        return setups[await self._patient.run(poolwork.chosen, request.policy, packed)]
 
     async def _prepare(self, policy: str, setup: Setup) -> _Prepared:
         key = (policy, setup)

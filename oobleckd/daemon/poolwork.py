@@ -41,9 +41,17 @@ def load() -> None:
     """Import everything that the others need."""
     from oobleckd.core import impact, modelled, schedules
     from oobleckd.planner import policies
+    from oobleckd.planner.policies import stagesize
     from oobleckd.planner.sizing import catalogue, exchanged
 
-    assert all((impact, modelled, schedules, catalogue, exchanged, policies))
+    assert all((impact, modelled, schedules, catalogue, exchanged, policies, stagesize))
+
+
+def chosen(policy: str, setups: Sequence[bytes]) -> int:
+    """Which of ``setups`` plans best. Raises PlanError."""
+    from oobleckd.planner.policies import stagesize
+
+    return stagesize.chosen(policy, tuple(map(_setup_of, setups)))
 
 
 def prepare(policy: str, setup: bytes) -> bytes:
@@ -57,8 +65,8 @@ def adapt(policy: str, setup: bytes, templates: bytes, situation: bytes, sizes: 
     """The proposal. Raises PlanError."""
     from oobleckd.planner import policies
 
-    made = policies.adapt(policy, _setup_of(setup), templates_of(templates), _situation_of(situation), sizes)
-    return pack(made)
+    asked, moment = _setup_of(setup), _situation_of(situation)
+    return pack(policies.deployable(policy, asked, templates_of(templates), moment, sizes))
 
 
 def ahead(setup: bytes, templates: bytes, numbers: Sequence[int]) -> tuple[CatalogueEntry, ...]:
@@ -108,6 +116,7 @@ __all__ = [
     "adapt",
     "ahead",
     "best_s",
+    "chosen",
     "impact",
     "impact_of",
     "load",

@@ -15,6 +15,14 @@ import msgspec
 
 from oobleckd.protocol.parts import Vote
 
+
+def shard_number(bucket: int, rank: int, num_buckets: int) -> int:
+    """Under which number a digest of the ``rank``-th shard of ``bucket`` is told, by a device of a stage of
+    several; of the whole bucket that is its own.
+    """
+    return bucket + rank * num_buckets
+
+
 What = Literal["state", "gradients", "means"]
 """Of a bucket: its training state; the figures of its gradients that every holder has; what those who made
 the mean gradients of a slice have made of the same sums.

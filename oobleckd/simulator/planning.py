@@ -13,7 +13,8 @@ import msgspec
 
 from oobleckd.core.events import MakePlan, Planned
 from oobleckd.planner.plan import Template
-from oobleckd.planner.policies import policy, proposed
+from oobleckd.planner.policies import deployable, policy
+from oobleckd.planner.policies.stagesize import chosen
 from oobleckd.planner.policy import PlanError, Setup
 from oobleckd.planner.sizing.exchanged import reduce_s_of
 from oobleckd.planner.sizing.instantiate import instantiate
@@ -40,11 +41,13 @@ class Planner:
         ``precopy`` all copies are made in stops.
         """
         try:
-            templates = self.templates(request.policy, request.setup)
+            setups = (request.setup, *request.others)
+            setup = setups[chosen(request.policy, setups) if request.others else 0]
+            templates = self.templates(request.policy, setup)
             if request.situation is None:
-                return Planned(request.ticket, templates)
+                return Planned(request.ticket, templates, setup=setup if request.others else None)
             sizes = self._sizes_for(request, templates, len(set(request.situation.nodes)))
-            found = proposed(request.policy, request.setup, templates, request.situation, sizes)
+            found = deployable(request.policy, setup, templates, request.situation, sizes, ordered=False)
         except PlanError as error:
             return Planned(request.ticket, error=error.problem, hint=error.hint)
         if not precopy:

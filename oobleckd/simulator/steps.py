@@ -20,10 +20,12 @@ import msgspec
 from oobleckd.core.jobs import exchange_of
 from oobleckd.planner.costs.exchange import device_bytes, layout_shown_s, sent_parts
 from oobleckd.planner.costs.recompute import recomputed
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.plan import (
     BACKWARD,
     FORWARD,
     Detours,
+    Layers,
     Layout,
     Plan,
     Recompute,
@@ -60,7 +62,7 @@ class Steps:
         standing = msgspec.structs.replace(layout, holdings=holdings, routes=routes)
         exchange_s = self.exchange_s(setup, layout, frozenset(dead))
         if sum(len(route.segments) for route in routes) > MAX_HOPS:
-            passes_s = plan.step_s - layout_shown_s(setup, layout.holdings, layout.redundant)
+            passes_s = plan.step_s - _shown_s(setup, layout, frozenset())
             return passes_s * (1 + self.longer) * _slower(layout, routes, setup.profile) + exchange_s
         shape = _shape(routes), _modes(routes, layout.recompute)
         if shape not in self._known:
@@ -72,9 +74,7 @@ class Steps:
         if not setup.exchange.is_known:
             return 0.0
         if self._exchanged[0] != (layout.epoch, dead):
-            holdings = {d: layers for d, layers in layout.holdings.items() if d not in dead}
-            shown_s = layout_shown_s(setup, holdings, layout.redundant)
-            self._exchanged = (layout.epoch, dead), shown_s
+            self._exchanged = (layout.epoch, dead), _shown_s(setup, layout, dead)
         return self._exchanged[1]
 
 
@@ -107,10 +107,20 @@ class Besides:
         return self.commit_s + self._known[1]
 
     def _exchange_s(self, layout: Layout, dead: frozenset[str]) -> float:
-        holdings = {device: held for device, held in layout.holdings.items() if device not in dead}
-        sent = sent_parts(self.setup, holdings, layout.redundant)
+        sent = sent_parts(self.setup, *_exchanged(layout, dead))
         most = max((device_bytes(self.setup.exchange, parts) for parts in sent.values()), default=0.0)
-        return most / self.bytes_per_s
+        return most / layout.devices_per_stage / self.bytes_per_s
+
+
+def _shown_s(setup: Setup, layout: Layout, dead: Collection[str]) -> float:
+    return layout_shown_s(setup, *_exchanged(layout, dead))
+
+
+def _exchanged(layout: Layout, dead: Collection[str]) -> tuple[dict[str, Layers], dict[str, Layers]]:
+    """Who exchanges what, and what of it is held for others: places of stages, as the planner counts them."""
+    lanes = Lanes.laid_out(layout)
+    holdings = {device: held for device, held in layout.holdings.items() if device not in dead}
+    return lanes.at_places(holdings), lanes.at_places(layout.redundant)
 
 
 def _slower(before: Layout, after: Sequence[Route], profile: Profile) -> float:

@@ -85,7 +85,7 @@ class Sums:
         step_s: float,
     ) -> Inherited:
         """What survivors have of the sums of the dead, who died when a ``share`` of the step was done."""
-        if not self.per_step:
+        if not self.per_step or layout.devices_per_stage > 1:  # shards are not copied
             return {}
         routes = [route for route in standing if route.touches(frozenset(dead))]
         ended = ends(layout.routes, routes, step_s, forward_share(layout, self.profile))
@@ -114,7 +114,7 @@ class Sums:
         the step would end holds up the sums that are then exchanged. ``standing``: who computes which
         micro-batch, asked for under another ``epoch`` alone.
         """
-        if not self.per_step:
+        if not self.per_step or layout.devices_per_stage > 1:
             return 0.0
         key = layout.epoch, epoch, step_s
         if self._longer[0] != key:

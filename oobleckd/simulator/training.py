@@ -243,7 +243,8 @@ class Training:
         for device, layers in message.layout.holdings.items():
             num_bytes = sum(copy_bytes(self.profile.layers[n]) for n in layers.layers())
             held[node_of(device)] = held.get(node_of(device), 0) + num_bytes
-        return fixed_s + costs.restart_s, max(held.values()) / costs.load_bytes_per_s
+        most = max(held.values()) / message.layout.devices_per_stage
+        return fixed_s + costs.restart_s, most / costs.load_bytes_per_s
 
     def _copying(self, epoch: int) -> None:
         if self.deployment is not None and self.deployment.told.epoch == epoch:
@@ -321,7 +322,8 @@ class Training:
             return
         kept, nothing = self.spec.schedule.boundary_bytes > 0, self.costs.keeps == "nothing"
         moment = Moment(told, self.share, kept, nothing)
-        standing, survivors, dead = self.standing(), self.survivors(), self.machine.dead
+        standing, survivors = self.standing(), self.survivors()
+        dead = self.layout.unable(self.machine.dead)  # whose fellows have forgotten their sums
         theirs = self.sums.inherited(self.layout, standing, dead, survivors, self.share, self.step_s)
         forward_of = forward_share(self.layout, self.profile)
         found = answers(moment, self.layout.routes, standing, dead, survivors, theirs, forward_of)
@@ -353,7 +355,7 @@ class Training:
                 self.share,
                 standing_routes(self.layout, before, message.round),
                 message.routes,
-                self.machine.dead,
+                self.layout.unable(self.machine.dead),
                 self.profile,
                 self.world.besides_s(),
                 self.layout.recompute,

@@ -252,6 +252,10 @@ class World:
             case PreCopy():
                 training.precopy.prepare(message, training.machine.counters.step, training.step_s)
             case Deploy():
+                job = self._record()
+                assert job is not None
+                assert job.setup is not None
+                training.profile = job.setup.profile  # with what the devices of a stage do for each other
                 training.deploy(message)
             case Resume():
                 training.resume(message)

@@ -103,6 +103,7 @@ def sharded_setup(setup: Setup, sharding: Sharding) -> Setup:
         profile=sharded(setup.profile, sharding),
         num_micro_batches=sharding.turns(setup.num_micro_batches),
         devices_per_node=setup.devices_per_node // g,
+        whole_batch=setup.num_micro_batches,
     )
 
 

@@ -1,5 +1,5 @@
 """Recovery policies behind the Policy protocol: the registry, and its two calls by name, with the schedules
-of what they plan.
+of what they plan, also for devices of which several share a stage.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.placement.precopy import lost_s, pays, precopy_s, still_share
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies.adaptive import Adaptive
 from oobleckd.planner.policies.bamboo import Bamboo
+from oobleckd.planner.policies.bydevice import by_device
 from oobleckd.planner.policies.grid import at_work, grid_of, needed_bytes
 from oobleckd.planner.policies.oobleck import Oobleck
 from oobleckd.planner.policies.slipstream import SlipStream
@@ -76,6 +78,23 @@ def proposed(
         return found
     wait_s = _precopy_s(setup, templates, situation, found, goes_on=asked.reroutes)
     return msgspec.structs.replace(found, precopy_s=wait_s)
+
+
+def deployable(
+    name: str,
+    setup: Setup,
+    templates: tuple[Template, ...],
+    situation: Situation,
+    sizes: tuple[int, ...] = (),
+    *,
+    ordered: bool = True,
+) -> Proposal:
+    """``adapt`` (without ``ordered``: ``proposed``) where holdings are of devices, as they are told: so are
+    its copies and schedules then. Raises PlanError.
+    """
+    seen = Lanes.of(setup).seen(situation)
+    found = (adapt if ordered else proposed)(name, setup, templates, seen, sizes)
+    return by_device(setup, found, situation)
 
 
 def _precopy_s(

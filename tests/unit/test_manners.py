@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from oobleckd.core.impact import pipelines_of
+from oobleckd.core.pipelineviews import pipelines_of
+from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.policies import adapt, prepare
 from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS, Situation
 from oobleckd.protocol.jobviews import PipelineView
@@ -32,7 +33,7 @@ def test_the_depth_of_least_cost_passes_with_two_chunks_or_without(
     nodes = tuple(f"node-{number}" for number in range(1, num_nodes + 1))
     plan = adapt("varuna", setup, prepare("varuna", setup), Situation(nodes, {}, ())).plan
     assert {(len(pipeline.nodes), len(pipeline.segments)) for pipeline in plan.pipelines} == forms
-    TWO.check_pipelines("job", pipelines_of(plan))
+    TWO.check_pipelines("job", pipelines_of(plan, Lanes(1, 0)))
 
 
 def pipeline(devices: str) -> PipelineView:

@@ -122,6 +122,6 @@ def test_what_cannot_be_read_is_an_empty_lane() -> None:
 )
 def test_steps_are_sampled_a_second_apart_but_each_tenth_at_least(step_s: float, wanted: int) -> None:
     job = JobRecord("job-1", make_job(), 0.0, "init", Counters(), Counters())
-    assert every(job, Plan((), step_s=step_s)) == wanted
+    assert every(job, step_s, 4) == wanted
     job.step_s.extend([0.5, 0.5, 9.0])
-    assert every(job, Plan((), step_s=step_s)) == 2
+    assert every(job, step_s, 4) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.protocol.job import Checkpoint, FaultTolerance, Job, Train
@@ -40,12 +40,15 @@ def job_of(
     max_nodes: int = 0,
     schedule: Schedule | None = None,
     limit_bytes: int = 250,
+    devices_per_stage: Literal["auto", 1, 2, 4, 8] = 1,
 ) -> Job:
     return Job(
         name="small",
         train=Train(steps=10, global_batch=num_micro_batches, micro_batch=1, sequence=8),
         fault_tolerance=FaultTolerance(f=f),
-        resources=Resources(device_memory=limit_bytes, max_nodes=max_nodes),
+        resources=Resources(
+            device_memory=limit_bytes, max_nodes=max_nodes, devices_per_stage=devices_per_stage
+        ),
         checkpoint=Checkpoint(every=every),
         schedule=schedule or Schedule(),
     )
@@ -56,8 +59,12 @@ def trace_of(num_nodes: int, *events: TraceEvent, duration_s: float = 20.0) -> T
 
 
 def question(policy: str = "oobleck", trace: Trace | None = None, **changes: Any) -> Question:
-    fields: dict[str, Any] = {"job": job_of(), "profile": even_profile(), "costs": FREE} | changes
+    fields: dict[str, Any] = {
+        "job": job_of(),
+        "profile": even_profile(),
+        "costs": FREE,
+        "devices_per_node": 1,
+    }
+    fields |= changes
     limit_bytes = fields["job"].resources.device_memory
-    return Question(
-        policy=policy, limit_bytes=limit_bytes, devices_per_node=1, trace=trace or trace_of(4), **fields
-    )
+    return Question(policy=policy, limit_bytes=limit_bytes, trace=trace or trace_of(4), **fields)
