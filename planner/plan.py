@@ -366,7 +366,7 @@ class Layout(msgspec.Struct, frozen=True):
         device.
         """
         # Shards of several broken groups may be all of a layer between them, and yet no round can end. So
-        # many devices at once are more losses than copies are kept for. (D-recovery-029)
+        # many devices at once are more losses than copies are kept for. (D-recovery-030)
         return tuple(layer for layer, copies in enumerate(self.copies(self.unable(dead))) if not copies)
 
 

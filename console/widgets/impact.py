@@ -41,8 +41,8 @@ def paint(view: View, now: float, width: int, height: int, nodes: Sequence[str] 
     lines += [((text, ""),) for text in wrapped(impact.reason, width, 3)]
     for pipeline in impact.plan:
         stages = "│".join(
-            f"{stage.device.rpartition('/')[0]} {layers(stage.start, stage.stop)}"
-            for stage in pipeline.stages
+            f"{stage.devices[0].rpartition('/')[0]} {layers(stage.start, stage.stop)}"
+            for stage in pipeline.shown
         )
         lines.append(
             (

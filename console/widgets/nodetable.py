@@ -76,9 +76,9 @@ def _words(node: NodeView) -> str:
 def _places(view: View) -> dict[str, str]:
     """Node -> ``"P3 s1"``."""
     return {
-        stage.device.rpartition("/")[0]: f"P{pipeline.index} s{index}"
+        stage.devices[0].rpartition("/")[0]: f"P{pipeline.index} s{index}"
         for pipeline in view.pipelines
-        for index, stage in enumerate(pipeline.stages)
+        for index, stage in enumerate(pipeline.shown)
     }
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Span, bar, clipped, more
-from oobleckd.protocol.jobviews import PipelineView
-from oobleckd.protocol.nodeviews import LayerRange
+from oobleckd.protocol.jobviews import PipelineView, ShownStage
 from oobleckd.words import count, layers
 
 DEPENDS = ("pipelines", "nodes", "refused")
@@ -36,7 +35,7 @@ def paint(view: View, _now: float, width: int, height: int) -> list[Line]:
 
 def num_rows(view: View) -> int:
     """With a line for each stage."""
-    return sum(1 + len(pipeline.stages) for pipeline in view.pipelines)
+    return sum(1 + len(pipeline.shown) for pipeline in view.pipelines)
 
 
 def node_of(device: str) -> str:
@@ -53,30 +52,29 @@ def _num_layers(pipelines: Sequence[PipelineView]) -> int:
 
 
 def _full(pipeline: PipelineView, total: int, num_layers: int, gone: set[str], width: int) -> list[Line]:
+    shown = pipeline.shown
     head: Line = (
         (f"P{pipeline.index}", "strong"),
-        (f"  {count(len(pipeline.nodes), 'node')}, {count(len(pipeline.stages), 'stage')}   ", "dim"),
+        (f"  {count(len(pipeline.nodes), 'node')}, {count(len(shown), 'stage')}   ", "dim"),
         (f"{len(pipeline.micro_batches)} of {count(total, 'micro-batch')}", ""),
         (f"   {_numbers(pipeline.micro_batches)}", "dim"),
     )
-    name = max((len(stage.device) for stage in pipeline.stages), default=0)
+    name = max((len(stage.name) for stage in shown), default=0)
     stages = [
-        _stage(index, stage, name, num_layers, _absence(pipeline, stage, gone), width)
-        for index, stage in enumerate(pipeline.stages)
+        _stage(index, stage, name, num_layers, _absence(stage, gone), width)
+        for index, stage in enumerate(shown)
     ]
     return [clipped(line, width) for line in (head, *stages)]
 
 
-def _absence(pipeline: PipelineView, stage: LayerRange, gone: set[str]) -> str:
+def _absence(stage: ShownStage, gone: set[str]) -> str:
     """In a word, why nobody computes at a stage; "" where somebody does."""
-    if stage.device in pipeline.vacant:
-        return "vacant"
-    return "lost" if node_of(stage.device) in gone else ""
+    return stage.absence or ("lost" if node_of(stage.devices[0]) in gone else "")
 
 
-def _stage(index: int, stage: LayerRange, name: int, num_layers: int, absence: str, width: int) -> Line:
-    text = f" s{index:<2} {stage.device:<{name}}  layers {layers(stage.start, stage.stop):<7} "
-    room = max(4, width - len(text) - len(" ✗ vacant"))
+def _stage(index: int, stage: ShownStage, name: int, num_layers: int, absence: str, width: int) -> Line:
+    text = f" s{index:<2} {stage.name:<{name}}  layers {layers(stage.start, stage.stop):<7} "
+    room = max(4, width - len(text) - max(len(" ✗ vacant"), len(f" ✗ {absence}")))
     drawn = bar(stage.start / num_layers, stage.stop / num_layers, room)
     if absence:
         return (
@@ -108,10 +106,10 @@ def _short(pipeline: PipelineView, total: int, gone: set[str], width: int) -> Li
         (f"P{pipeline.index:<3} ", "strong"),
         (_share(len(pipeline.micro_batches), total, width), ""),
     ]
-    for stage in pipeline.stages:
-        node = node_of(stage.device)
+    for stage in pipeline.shown:
+        node = node_of(stage.devices[0])
         held = layers(stage.start, stage.stop)
-        absent = bool(_absence(pipeline, stage, gone))
+        absent = bool(_absence(stage, gone))
         spans.append((f" ✗{node} {held}", "bad") if absent else (f" {node} {held}", "dim"))
         spans.append((" │", "dim"))
     return clipped(tuple(spans[:-1]), width)

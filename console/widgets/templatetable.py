@@ -80,7 +80,7 @@ def _shares(view: View) -> dict[int, float]:
     """Number of stages -> micro-batches in a step of such a pipeline, the mean of those there are."""
     found: dict[int, list[int]] = {}
     for pipeline in view.pipelines:
-        found.setdefault(len(pipeline.stages), []).append(len(pipeline.micro_batches))
+        found.setdefault(len(pipeline.shown), []).append(len(pipeline.micro_batches))
     return {stages: mean(numbers) for stages, numbers in found.items()}
 
 

@@ -39,7 +39,11 @@ def layer_views(job: JobRecord) -> list[LayerView]:
     for device in job.survivors():
         for layer in job.layout.holdings[device].layers():
             holders[layer].append(device)
-    return [LayerView(layer, len(devices), tuple(devices)) for layer, devices in enumerate(holders)]
+    copies = job.layout.copies(job.layout.unable(job.dead))
+    return [
+        LayerView(layer, whole, tuple(devices))
+        for layer, (whole, devices) in enumerate(zip(copies, holders, strict=True))
+    ]
 
 
 def goodput_view(core: Core, job: JobRecord) -> GoodputView:

@@ -17,6 +17,7 @@ import msgspec
 from oobleckd.client import Client
 from oobleckd.ctl.connect import client as connect
 from oobleckd.ctl.connect import connected, translated
+from oobleckd.ctl.get.columns import in_brackets
 from oobleckd.ctl.names import bare, incident_names, job_names
 from oobleckd.ctl.options import file_option, named_file, socket_option, wants_json
 from oobleckd.ctl.output import (
@@ -160,9 +161,8 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _pipeline(pipeline: PipelineView) -> tuple[str, str, str, str]:
     stages = ", ".join(
-        f"{stage.device}: "
-        f"{layers(stage.start, stage.stop)}{' (vacant)' if stage.device in pipeline.vacant else ''}"
-        for stage in pipeline.stages
+        f"{stage.name}: {layers(stage.start, stage.stop)}{in_brackets(stage.absence)}"
+        for stage in pipeline.shown
     )
     return str(pipeline.index), ", ".join(pipeline.nodes), stages, str(len(pipeline.micro_batches))
 

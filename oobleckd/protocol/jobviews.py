@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from oobleckd.planner.plan import Recompute
+from oobleckd.planner.plan import Recompute, node_of
 from oobleckd.protocol.deaths import Death
 from oobleckd.protocol.evalviews import EvalSummary
 from oobleckd.protocol.generation import Numbered
@@ -27,9 +28,30 @@ JobState = Literal[
 ]  # fmt: skip
 
 
+class ShownStage(NamedTuple):
+    """Layers ``[start, stop)`` of a pipeline, on ``devices`` of one node that hold their state between them;
+    together they are named ``"node-1/0-3"``. ``missing``: those that nobody has now.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    start: int
+    stop: int
+    missing: tuple[str, ...]
+
+    @property
+    def absence(self) -> str:
+        """In a word, why nobody computes at it; "" where somebody does."""
+        if len(self.missing) == len(self.devices):
+            return "vacant"
+        return f"without {', '.join(self.missing)}" if self.missing else ""
+
+
 class PipelineView(msgspec.Struct, frozen=True):
-    """One pipeline of the running plan. ``vacant``: devices of its stages that nobody has now; peers compute
-    for them. ``recompute``: device -> what its blocks compute again in the backward, where that is anything.
+    """One pipeline of the running plan. ``stages``: device by device; those of one stage follow each other.
+    ``vacant``: devices of its stages that nobody has now; peers compute for them, and while one of several is
+    missing for its whole stage. ``recompute``: device -> what its blocks compute again in the backward, where
+    that is anything.
     """
 
     index: int
@@ -38,6 +60,22 @@ class PipelineView(msgspec.Struct, frozen=True):
     micro_batches: tuple[int, ...]
     vacant: tuple[str, ...] = ()
     recompute: dict[str, Recompute] = {}
+
+    @property
+    def shown(self) -> tuple[ShownStage, ...]:
+        """Its stages, each with all of its devices."""
+        found = []
+        for (node, start, stop), held in groupby(self.stages, key=_stage_of):
+            devices = tuple(each.device for each in held)
+            first, last = devices[0], devices[-1].removeprefix(f"{node}/")
+            name = first if len(devices) == 1 else f"{first}-{last}"
+            missing = tuple(device for device in devices if device in self.vacant)
+            found.append(ShownStage(name, devices, start, stop, missing))
+        return tuple(found)
+
+
+def _stage_of(held: LayerRange) -> tuple[str, int, int]:
+    return node_of(held.device), held.start, held.stop
 
 
 class TemplateView(msgspec.Struct, frozen=True):

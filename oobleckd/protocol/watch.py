@@ -85,7 +85,9 @@ class SampledSteps(msgspec.Struct, frozen=True):
 
 
 class LayerView(msgspec.Struct, frozen=True):
-    """Who holds ``layer`` now. ``copies``: live ones."""
+    """Who holds ``layer`` now. ``copies``: live ones; where several devices share a stage, whole ones, whose
+    shards ``devices`` hold.
+    """
 
     layer: int
     copies: int

@@ -121,6 +121,8 @@ class Checks:
             case Report(device, epoch, layout, dead):
                 self._same("report", epoch, (layout, dead))
             case Deploy(device=device, epoch=epoch) as message:
+                rank = message.layout.rank
+                assert all(rank(copy.source) == rank(copy.target) for copy in message.transfers)
                 self._same("deploy", epoch, (message.layout, message.counters, message.source))
             case Decide(device=device, epoch=epoch) as message:
                 self._same("decide", epoch, msgspec.structs.replace(message, device=""))
@@ -167,7 +169,7 @@ class Checks:
                 self.corruptions += 1
             case RolledBack():
                 before = self.layouts.pop(entry.job, None)
-                lost = before is not None and 0 in before.layout.copies(self.dead[entry.job])
+                lost = before is not None and bool(before.layout.lost(self.dead[entry.job]))
                 excused = lost or self.distrusted or self._rolls_back(entry.job) or self.world.texts.written
                 assert excused, "back although every layer has a copy that can be trusted"
                 self.distrusted = False
@@ -281,7 +283,14 @@ class Checks:
 
     def note_lost_copies(self) -> None:
         """Only where this finds a layer without a copy may the job roll back."""
-        held = {layer for device in self.world.devices() for layer in device.held_layers}
+        stages: dict[tuple[str, ...], set[int]] = {}
+        living = {device.name: device for device in self.world.devices()}
+        for name, device in living.items():
+            group = device.layout.group(name)
+            whole = all(other in living for other in group)
+            found = stages.setdefault(group, set(device.held_layers) if whole else set())
+            found &= set(device.held_layers)
+        held = set().union(*stages.values())
         self.last_copy_lost |= held != set(range(self.world.num_layers))
 
     # ------------------------------------------------------------------ at the end

@@ -187,7 +187,7 @@ class Daemon:
         key = b"" if situation.holdings else msgspec.json.encode((command.policy, command.setup, situation))
         if key in _first_plans:
             return _first_plans[key]
-        found = policies.adapt(command.policy, command.setup, self._templates(command), situation)
+        found = policies.deployable(command.policy, command.setup, self._templates(command), situation)
         assert not found.invalid, found.invalid
         if key:
             _first_plans[key] = found

@@ -40,6 +40,7 @@ from oobleckd.worker.sums.guard import SumsChanged
 from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import Mailbox, TensorMessage
 from tests.helpers.simpasses import SimPasses
+from tests.helpers.simshards import SimShardGroup
 from tests.helpers.simstore import CPU, SimReducer, SimStore, updated
 from tests.helpers.simtext import SimReading
 from tests.helpers.simtransport import Link, SimGroupManager, SimTransport
@@ -383,7 +384,8 @@ class SimExecutor(Executor):
             sim.name, job_id, job, store, corpus, sim.messenger, sim.faults, sim.tell, sim.activity,
             writer=SimWriter(sim), check_inputs=sim.reading.check,
         )  # fmt: skip
-        self.context = replace(self.context, timer=DeviceTimer(lambda: sim.world.now))
+        self.group: SimShardGroup = SimShardGroup.of(sim, self.group)
+        self.context = replace(self.context, group=self.group, timer=DeviceTimer(lambda: sim.world.now))
         self.now = self._passes(self.machine.now)
 
     def _reducer(self, released: Any) -> SimReducer:
@@ -401,6 +403,8 @@ class SimExecutor(Executor):
 
     def _apply(self, counters: Counters, scale: float) -> None:
         assert len(self.reducer.reduced) == len(self.store.buckets), "an update of what is not reduced"
+        for bucket, means in self.reducer.means.items():
+            assert not self.store.shard(bucket).slices & ~means.here, "an update without its means"
         scale += self.sim.world.texts.spoilt(self.job_id, counters.round)
         for state in self.store.buckets.values():
             assert state.exponents[0] == counters.applied, f"updated twice: {state.exponents}"

@@ -48,6 +48,7 @@ def make_job(
     data: Data | None = None,
     evaluation: Eval | None = None,
     batch_ramp: BatchRamp | UnsetType = UNSET,
+    devices_per_stage: Literal["auto", 1, 2, 4, 8] = 1,
 ) -> Job:
     return Job(
         name=name,
@@ -58,6 +59,7 @@ def make_job(
             device_memory=memory * 4 // 3 if every else memory,
             max_nodes=max_nodes,
             min_pipeline_nodes=min_pipeline_nodes,
+            devices_per_stage=devices_per_stage,
         ),
         checkpoint=Checkpoint(every=every, keep=keep),
         schedule=schedule or Schedule(),

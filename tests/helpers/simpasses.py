@@ -8,7 +8,7 @@ state that was taken back, or from another round.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from oobleckd.planner.plan import BACKWARD, FORWARD
 from oobleckd.worker.round.passes import Passes
@@ -16,6 +16,7 @@ from oobleckd.worker.round.round import ComputeContext, Pieces, Work
 from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round_machine.commands import RoundSpec
 from oobleckd.worker.round_machine.tasks import Kind, Task
+from tests.helpers.simshards import SimShardGroup, shared_out
 from tests.helpers.simstore import CPU, Gradient
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class SimPasses(Passes):
         self, sim: SimDevice, context: ComputeContext, spec: RoundSpec, copies: Copies, returned: Any = None
     ) -> None:
         super().__init__(context, spec, copies, returned)
-        self.sim = sim
+        self.sim, self.sim_group = sim, cast("SimShardGroup", context.group)
 
     def run(self, kind: Kind, task: Task) -> None:
         self.sim.followed += bool(self.board.order)
@@ -118,6 +119,7 @@ class SimPasses(Passes):
         """What this device makes of the micro-batch now."""
         weights = self.context.store.weights(task.layers)
         assert weights[0] == self.counters.applied, f"{self.context.device}: {weights} in {self.counters}"
+        self.sim_group.check(task.layers, weights)
         return Token(self.counters.step, task.route.micro_batch, weights)
 
     def _forward(self, work: Work) -> Pieces:
@@ -197,13 +199,14 @@ class SimPasses(Passes):
         world, store, step = self.sim.world, self.context.store, self.counters.step
         micro_batch = task.route.micro_batch
         by_bucket = {
-            bucket: [
-                Gradient(
-                    world.is_nan(step, bucket, micro_batch),
-                    world.overflows_at(step, bucket, micro_batch, store.buckets[bucket].exponents[1]),
-                )
-            ]
+            bucket: Gradient(
+                world.is_nan(step, bucket, micro_batch),
+                world.overflows_at(step, bucket, micro_batch, store.buckets[bucket].exponents[1]),
+            )
             for bucket in store.spec.buckets_of(layer)
         }
-        self.reducer.add(layer, micro_batch, by_bucket)
+        parts: Any = shared_out(by_bucket, micro_batch, store.shards.num_shards)
+        told = [self.reducer._told_of(layer, micro_batch)] if store.spec.num_told(layer) else []
+        self.reducer.add(layer, micro_batch, parts[store.rank])
+        self.sim_group.send_all(self.counters.round, layer, micro_batch, parts, told)
         self.clock.gradients += task.route.again(task.position) >= BACKWARD

@@ -111,6 +111,26 @@ class SimStore(Store):
         self.misadded: set[int] = set()  # buckets whose next total comes out wrong here
         self.world = world
         self._needs: dict[Layers, tuple[int, ...]] = {}
+        self.shards: Any = self._cut_for(1)
+
+    def _cut_for(self, num_shards: int) -> Any:
+        from tests.helpers.simshards import SimShards
+
+        return SimShards(num_shards, self.world.num_slices, len(self.world.buckets))
+
+    def divide(self, num_shards: int, rank: int) -> None:
+        from tests.helpers.simshards import SimMemory
+
+        if (num_shards, rank) != (self.shards.num_shards, self.rank):
+            assert not self.buckets, "state is cut when it comes"
+            self.shards, self.rank = self._cut_for(num_shards), rank
+            memory: Any = SimMemory() if num_shards > 1 else None
+            self.memory = memory
+
+    def shard(self, bucket: int) -> Any:
+        from tests.helpers.simshards import SimShard
+
+        return SimShard(self.shards.of(bucket)[self.rank])
 
     def shape(self, bucket: int) -> StateShape:
         return NOTHING
@@ -194,6 +214,7 @@ class Carried:
 
     what: Any
     device: torch.device = CPU
+    nbytes: int = 1
 
 
 class Said(NamedTuple):
@@ -203,33 +224,52 @@ class Said(NamedTuple):
     overflow: bool
     losses: dict[int, float]
 
+    def and_of(self, other: Said) -> Said:
+        """This, and what is said of other shards."""
+        return Said(self.nan or other.nan, self.overflow or other.overflow, self.losses | other.losses)
+
 
 class SimMeans:
-    """In place of ``Means``: ``norms``: of each slice that is here, a number that stands for it."""
+    """In place of ``Means``: ``norms``: of each slice that is here, a number that stands for it; ``here``: of
+    which means are, and not their figures alone. ``sharded``: each shard has marks of its own.
+    """
 
     marks = torch.zeros(sums.NUM_MARKS)
     broken = ()
 
-    def __init__(self, slicing: SimSlicing) -> None:
-        self.slicing, self.grads = slicing, list[Any]()
+    def __init__(self, slicing: SimSlicing, *, sharded: bool) -> None:
+        self.slicing, self.grads, self.sharded = slicing, list[Any](), sharded
         self.norms: dict[int, float] = {}
+        self.here = 0
         self.said = Said(nan=False, overflow=False, losses={})
 
     def note(self, slices: int, norm: float, said: Said) -> None:
         self.norms |= dict.fromkeys(sums.members(slices), norm)
-        self.said = said
+        self.here |= slices
+        self._say(said)
+
+    def _say(self, said: Said) -> None:
+        self.said = self.said.and_of(said) if self.sharded else said
 
     def seal(self, slices: int) -> None:
         pass
 
-    def take(self, _slices: int, tensors: Sequence[Any]) -> None:
+    def take(self, slices: int, tensors: Sequence[Any]) -> None:
         (carried,) = tensors
-        norms, self.said = carried.what
+        norms, said, whole = carried.what
         self.norms |= norms
+        self.here |= slices if whole else 0
+        self._say(said)
 
     def given(self, slices: int) -> list[Any]:
-        norms = {number: self.norms[number] for number in sums.members(slices)}
-        return [Carried((norms, self.said))]
+        assert not slices & ~self.here, "means are given that are not here"
+        return [Carried((self._of(slices), self.said, True))]
+
+    def told(self, slices: int) -> list[Any]:
+        return [Carried((self._of(slices), self.said, False))]
+
+    def _of(self, slices: int) -> dict[int, float]:
+        return {number: self.norms[number] for number in sums.members(slices)}
 
     def read(self, exponents: tuple[int, ...]) -> ReadFigures:
         """What is known of all slices; a wrong one shows in the norm."""
@@ -267,7 +307,9 @@ class SimReducer(Reducer):
         return Carried((nan, overflow, *losses))
 
     def _means_of(self, bucket: int) -> Any:
-        return self.means.setdefault(bucket, SimMeans(self.store.slicing(bucket)))  # type: ignore[arg-type]
+        sharded = self.store.shards.num_shards > 1
+        made: Any = SimMeans(self.store.slicing(bucket), sharded=sharded)
+        return self.means.setdefault(bucket, made)
 
     def _make(self, bucket: int, gathered: Gathered) -> None:
         carried: Mapping[str, Any] = gathered.beside

@@ -12,8 +12,8 @@ from oobleckd.ctl import progress
 from oobleckd.ctl.output import emit_table, since, tolerance, when
 from oobleckd.protocol.evalviews import EvaluationView
 from oobleckd.protocol.incidentviews import IncidentView
-from oobleckd.protocol.jobviews import JobView, PipelineView, RouterView, StepView, TemplateView
-from oobleckd.protocol.nodeviews import LayerRange, NodeView
+from oobleckd.protocol.jobviews import JobView, PipelineView, RouterView, ShownStage, StepView, TemplateView
+from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.protocol.watch import GoodputView, LayerView
 from oobleckd.words import layers, loss, plain, rate, seconds, short, size
 
@@ -66,12 +66,17 @@ def _held(node: NodeView) -> str:
 
 
 def _stages(pipeline: PipelineView) -> str:
-    def words(stage: LayerRange) -> str:
-        vacant = " (vacant)" if stage.device in pipeline.vacant else ""
-        again = f" ({pipeline.recompute[stage.device]} again)" if stage.device in pipeline.recompute else ""
-        return f"{stage.device}: {layers(stage.start, stage.stop)}{again}{vacant}"
+    def words(stage: ShownStage) -> str:
+        mode = pipeline.recompute.get(stage.devices[0], "")
+        again = in_brackets(f"{mode} again" if mode else "")
+        return f"{stage.name}: {layers(stage.start, stage.stop)}{again}{in_brackets(stage.absence)}"
 
-    return ", ".join(map(words, pipeline.stages))
+    return ", ".join(map(words, pipeline.shown))
+
+
+def in_brackets(text: str) -> str:
+    """``text`` behind something else; "" where there is none."""
+    return f" ({text})" if text else ""
 
 
 def _split(template: TemplateView) -> str:
