@@ -20,7 +20,6 @@ from oobleckd.prepare.objects import is_url
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobdata import FROM_CHECKPOINT, Data
 from oobleckd.protocol.jobparts import is_prepared, parts_of, with_data_of
-from oobleckd.protocol.jobschedule import check_trained
 from oobleckd.protocol.jobtable import JobError
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -47,14 +46,6 @@ def loaded(path: Path, changes: Sequence[str] = ()) -> Job:
     ``train.steps=10``, of which the last of a key counts. Raises Failure with exit code 2.
     """
     return _with_changes(path, changes, lambda values: load_job(path, values))
-
-
-def refuse_untrained(job: Job, label: Path) -> None:
-    """Raise Failure with exit code 2 where ``job``, of a file ``label``, can be planned and not trained."""
-    try:
-        check_trained(job.resources)
-    except JobError as error:
-        raise Failure(f"{label}: {error}", error.hint, USAGE) from error
 
 
 def changed(job: Job, changes: Sequence[str], label: Path) -> Job:

@@ -15,7 +15,7 @@ from oobleckd.client import Client
 from oobleckd.ctl.branch import LATEST, Origin, check, origin_of
 from oobleckd.ctl.connect import connected
 from oobleckd.ctl.evaluations import when_evaluated
-from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job, refuse_untrained, set_option
+from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job, set_option
 from oobleckd.ctl.liveline import followed, live_line, silent
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_argument
@@ -119,7 +119,6 @@ def _asked_for(file: Path | None, origin: Origin | None, changes: Sequence[str])
         job = changed(origin.job, changes, file)
     else:
         job = read_job(file, changes)
-    refuse_untrained(job, file)
     return as_found(job, file), file
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oobleckd.ctl.jobfiles import loaded, refuse_untrained
+from oobleckd.ctl.jobfiles import loaded
 from oobleckd.ctl.look import look
 from oobleckd.ctl.options import output_option, wants_json
 from oobleckd.ctl.output import (
@@ -149,7 +149,6 @@ def simulate(
     from oobleckd.simulator.report import Simulation, lines_of
 
     job = loaded(file)
-    refuse_untrained(job, file)
     if plot is not None:
         _check_plot(plot)
     traces = _traces(trace, num_nodes, mtbf, repair, duration, range(first_seed, first_seed + num_seeds))

@@ -42,7 +42,6 @@ from oobleckd.host.hold import held
 from oobleckd.protocol.api import Problem
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.job import Job, parse_job, reads_the_same
-from oobleckd.protocol.jobschedule import check_trained
 from oobleckd.protocol.jobtable import JobError
 from oobleckd.protocol.nodeviews import NodeLogView, NodeView
 from oobleckd.protocol.requests import (
@@ -304,7 +303,6 @@ class Api:
         """Queue a job."""
         body = await _body(request, SubmitBody)
         job = parse_job(body.job)
-        check_trained(job.resources)
         await asyncio.to_thread(check_allowed, job, self._service.config.sinks)
         if body.resume == "latest":
             return await self._queue(request, job, body.resume, latest(self._service.core, job.name))

@@ -22,7 +22,7 @@ from oobleckd.protocol.evalrounds import EvalRounds
 from oobleckd.protocol.jobdata import Data, check_data, same_data
 from oobleckd.protocol.jobeval import Eval, check_eval
 from oobleckd.protocol.joboptimizer import Optimizer, check_rule
-from oobleckd.protocol.jobschedule import FIRST_NAMES, Resources, Schedule, check_link
+from oobleckd.protocol.jobschedule import FIRST_NAMES, Resources, Schedule, check_link, check_stages
 from oobleckd.protocol.jobsinks import SinkTable, check_sinks
 from oobleckd.protocol.jobtable import SEE, JobError, JobTable
 from oobleckd.protocol.parts import Counters
@@ -454,6 +454,7 @@ def check_job(job: Job) -> None:
         except ValueError as error:
             raise JobError(path, str(error), 'write a number with a unit, such as "48MiB"') from error
     check_link(job.resources)
+    check_stages(job.resources, compiled=job.train.compile)
     _check_chunks(job)
     _check_compile(job)
     _check_experts(job.train)

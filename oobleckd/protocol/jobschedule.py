@@ -148,8 +148,8 @@ class Resources(JobTable, frozen=True):
         Literal["auto", 1, 2, 4, 8],
         Meta(
             description="Devices of a node that hold the state of a stage between them and compute as many "
-            "micro-batches at a time. auto: the fastest of those that fit. `oobleckctl plan` knows them all; "
-            "what is submitted must have 1."
+            "micro-batches at a time. auto: the fastest of those that fit, chosen when the job starts. "
+            "More than 1 is for CPUs alone so far."
         ),
     ] = 1
 
@@ -164,14 +164,14 @@ class Resources(JobTable, frozen=True):
         return parse_size(self.device_memory)
 
 
-def check_trained(resources: Resources) -> None:
-    """Raises JobError for what the planner knows and the engine does not."""
+def check_stages(resources: Resources, *, compiled: bool) -> None:
+    """Raises JobError for stages of several devices that compute with ``compiled`` layers."""
     wanted = resources.devices_per_stage
-    if wanted != 1:
+    if wanted != 1 and compiled:
         raise JobError(
             "resources.devices_per_stage",
-            f"{wanted!r} can be planned, and neither trained nor simulated yet: there a stage has one device",
-            "leave it out, or see with `oobleckctl plan` what it would do",
+            f"{wanted!r} beside train.compile: layers whose weights are gathered cannot be compiled yet",
+            "set train.compile to false, or leave resources.devices_per_stage out",
         )
 
 

@@ -139,15 +139,18 @@ def test_what_cannot_be() -> None:
     assert "resources.devices_per_stage" in said
 
 
-@pytest.mark.parametrize("verb", [("submit", "--dry-run"), ("simulate", "--nodes", "4", "--mtbf", "5m")])
-def test_only_plan_knows_them(verb: tuple[str, ...], job_file: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize(
+    "verb", [("plan", "--nodes", "4"), ("submit", "--dry-run"), ("simulate", "--nodes", "4", "--mtbf", "5m")]
+)
+def test_layers_that_are_gathered_are_not_compiled(
+    verb: tuple[str, ...], job_file: Callable[[str], Path]
+) -> None:
     file = str(job_file("[resources]\ndevices_per_stage = 2\n"))
-    done = CliRunner().invoke(main, [verb[0], file, *verb[1:]], catch_exceptions=False)
+    arguments = [verb[0], file, *verb[1:], "--set", "train.compile=true"]
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert (
-        "resources.devices_per_stage: 2 can be planned, and neither trained nor simulated yet" in done.stderr
-    )
-    assert "hint: leave it out, or see with `oobleckctl plan` what it would do" in done.stderr
+    assert "resources.devices_per_stage: 2 beside train.compile" in done.stderr
+    assert "hint: set train.compile to false, or leave resources.devices_per_stage out" in done.stderr
 
 
 class World(SimpleNamespace):
