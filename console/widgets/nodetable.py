@@ -14,7 +14,7 @@ from oobleckd.console.widgets import figures
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.console.widgets.nodes import STATES, natural
 from oobleckd.draw.lines import Line, Role, Span, cell, clipped, length
-from oobleckd.protocol.nodeviews import LayerRange, NodeState, NodeView
+from oobleckd.protocol.nodeviews import LayerRange, NodeState, NodeView, held_together
 from oobleckd.words import CELLS, layers, seconds, size
 
 Order = Literal["name", "state", "seen"]
@@ -170,7 +170,7 @@ def _seen(node: NodeView) -> str:
 
 
 def _held(ranges: Sequence[LayerRange]) -> str:
-    return ", ".join(layers(each.start, each.stop) for each in ranges)
+    return ", ".join(layers(each.start, each.stop) for each in held_together(ranges))
 
 
 def _spare(node: NodeView) -> str:
