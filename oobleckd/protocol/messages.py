@@ -331,7 +331,8 @@ class Deploy(Message, frozen=True):
     device tells its op times (0: of none). ``folder``: the name of the folder in ``checkpoint.dir`` that
     takes the job's checkpoints ("": the job's id), and ``journal`` that of the journal whose mark it has ("":
     nobody looks for one). ``only_evaluates``: the job began where its training ends, so no checkpoint of its
-    end is written.
+    end is written. ``held_per_stage``: how many devices held a stage so far, where ``layout`` has another
+    number (0: it has the same): of each of their shards a target is sent what it lacks.
     """
 
     device: str
@@ -351,6 +352,7 @@ class Deploy(Message, frozen=True):
     folder: str = ""
     journal: str = ""
     only_evaluates: bool = False
+    held_per_stage: int = 0
 
 
 class Resume(Message, frozen=True):
