@@ -512,7 +512,10 @@ class Executor:
         for key in self.messenger.waiting():
             if key[0] == UPDATED:
                 self.group.hear(key)
-        if not (self.group.is_ready(self.counters.round) and self.machine.computes):
+        if not self.machine.computes:
+            self.checkpoint_due = False  # it has no bucket whole: others write (``writer_of``)
+            return True
+        if not self.group.is_ready(self.counters.round):
             return False
         self.checkpoint_due = False
         self.write_checkpoint()
