@@ -303,7 +303,8 @@ class PreCopy(Message, frozen=True, tag="Prepare"):
     ``number`` names the pre-copy, and is higher than that of the one before, whose place it takes; without
     ``transfers`` there is none any more. A source sends targets the state of the last boundary, and then, for
     so many ``rounds``, what every update is made from. ``peers`` are those that ``device`` does not know from
-    its layout; ``secret`` (hex) opens links to them.
+    its layout; ``secret`` (hex) opens links to them. ``devices_per_stage``: of the job, of whose state each
+    holds its shard.
     """
 
     device: str
@@ -314,6 +315,7 @@ class PreCopy(Message, frozen=True, tag="Prepare"):
     rounds: int
     peers: dict[str, Peer]
     secret: str
+    devices_per_stage: int = 1
 
 
 class Deploy(Message, frozen=True):

@@ -79,7 +79,7 @@ How = Literal[
 Point = Literal[
     "forward", "backward", "weights", "reduce", "means", "reduced", "backup", "validate", "commit", "update",
     "updated", "frozen", "deploy", "copy",
-    "ready", "checkpoint", "checkpoint-write", "ahead", "stage",
+    "ready", "checkpoint", "checkpoint-write", "ahead", "stage", "gather",
 ]  # fmt: skip
 AT_A_POINT: tuple[How, ...] = ("device", "hang")
 """What can wait for a fault point: a device process reaches it, and dies or hangs there by itself. All else

@@ -9,13 +9,15 @@ a round begins and ends (``executor``).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, Recompute
+from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, Range, Recompute
 from oobleckd.worker.models import Batch, Call, Owed, gradients, input_gradients, seed_layer, tensors_of
 from oobleckd.worker.recompute.block import BlockInput, Held, LayerGraph, computed
 from oobleckd.worker.round.batch_ahead import BatchAhead
@@ -172,7 +174,7 @@ class Passes:
             into = None if x is None else x.detach().requires_grad_(layer > low)
             # With a graph also below the lowest layer that is wanted: without one torch may choose another
             # kernel, and whoever computed it the first time had one. (D-recompute-005)
-            with self.context.released(), self.context.group.weights(layer), torch.enable_grad():
+            with self.context.released(), self._weights_of(layer, task.layers, 1), torch.enable_grad():
                 x, held = self._layer_forward(task, layer, into, batch, calls.get(layer), weight)
             if self.context.store.layers[layer].router is not None:
                 self._note_routing(task, layer)
@@ -212,6 +214,11 @@ class Passes:
             x = module(into, batch, call, weight)
         return x, LayerGraph(into, x, owed)
 
+    def _weights_of(self, layer: int, through: Range, step: Literal[1, -1]) -> AbstractContextManager[object]:
+        """While ``layer`` is computed, on the way ``through`` layers, up or down."""
+        following = layer + step
+        return self.context.group.weights(layer, following if following in through else None)
+
     def _seed(self, task: Task, layer: int) -> None:
         # Before each layer, so that dropout is the same wherever the layer runs, the first time and when it
         # is computed again (docs/exactness.md).
@@ -230,7 +237,7 @@ class Passes:
         batch = self._batch(task)
         calls = self._calls(task, batch)
         for layer in task.layers.layers():
-            with self.context.released(), self.context.group.weights(layer):
+            with self.context.released(), self._weights_of(layer, task.layers, 1):
                 x = layers[layer].evaluate(x, batch, calls.get(layer))
             yield
             self.clock.forwards += task.route.again(task.position) >= FORWARD
@@ -320,12 +327,13 @@ class Passes:
         graph = self.graphs.pop(task)
         g: Tensor | None = self._weighed(task, graph[-1]) if task.last else self._input(task, "B")
         debts: Debts = []
-        for layer in reversed(range(max(task.lowest, task.layers.start), task.layers.stop)):
-            with self.context.released(), self.context.group.weights(layer):
+        through = Range(max(task.lowest, task.layers.start), task.layers.stop)
+        for layer in reversed(through.layers()):
+            with self.context.released(), self._weights_of(layer, through, -1):
                 ran, grads = self._layer_backward(work.task, layer, graph.pop(), g)
             yield
-            through, owed = ran.into is not None and ran.into.requires_grad, ran.owed
-            g = grads.pop() if through else None
+            flows, owed = ran.into is not None and ran.into.requires_grad, ran.owed
+            g = grads.pop() if flows else None
             if owed is not None:
                 self._note_told(work.task, layer, ran.out)
                 debts.append((layer, grads, owed))
@@ -437,7 +445,7 @@ class Passes:
         graph: Graph = []
         for index in task.layers.layers():
             into = None if x is None else x.detach().requires_grad_(index > 0)
-            with self.context.released(), self.context.group.weights(index):
+            with self.context.released(), self._weights_of(index, task.layers, 1):
                 x, held = self._redundant_layer(task, index, into, batch, calls.get(index))
             if self.context.store.layers[index].router is not None:
                 self._note_routing(task, index)

@@ -9,7 +9,9 @@ reads what somebody updates. After it nobody computes before all of the group ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -29,7 +31,7 @@ UPDATED, GRADIENTS = "W", "D"
 """Kinds of tensor messages: a device has updated; its gradients of a layer and a micro-batch."""
 
 
-class Windows(msgspec.Struct, frozen=True):
+class ShownBuckets(msgspec.Struct, frozen=True):
     """What travels with the first word of a layout: bucket -> how its window is opened."""
 
     handles: dict[int, Handle]
@@ -39,12 +41,18 @@ Source = tuple[Tensor, Tensor]
 """Where numbers go, and where they come from."""
 
 
+def _copier() -> ThreadPoolExecutor:
+    # A thread that copies while the other computes: where a device has a core besides, or a layer waits for
+    # something else, nothing of it shows but the first layer of a hop. (D-exactness-025)
+    return ThreadPoolExecutor(1, "gathers-weights")
+
+
 @dataclass(slots=True)
 class ShardGroup:
     """Of ``device``. ``others``: the rest of its group, by rank; nobody, where stages have one device.
 
-    ``updated``: the round before which each of them has said that it stands. ``num_gathered``: bytes that
-    were read of the others' since they were last counted.
+    ``reached``: called whenever a layer has its weights. ``num_gathered``: bytes that were read of the
+    others' since they were last counted; ``waited_s``: how long layers were waited for so far (s).
     """
 
     device: str
@@ -52,7 +60,11 @@ class ShardGroup:
     messenger: Messenger
     others: dict[int, str] = field(default_factory=dict)
     epoch: int = 0
+    reached: Callable[[], None] = lambda: None
     num_gathered: int = 0
+    waited_s: float = 0.0
+    _copier: ThreadPoolExecutor = field(default_factory=_copier)
+    _ahead: tuple[GatheredLayer, Future[None]] | None = None
     _updated: dict[str, int] = field(default_factory=dict)
     _memory: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     _sources: dict[int, list[Source]] = field(default_factory=dict)
@@ -61,7 +73,10 @@ class ShardGroup:
         """Be part of the group that ``layout`` has this device in."""
         group = layout.group(self.device)
         self.others = {rank: name for rank, name in enumerate(group) if name != self.device}
-        self.epoch, self._updated, self._memory, self._sources = layout.epoch, {}, {}, {}
+        if self._ahead is not None:
+            self._ahead[1].result()
+        self.epoch, self._ahead = layout.epoch, None
+        self._updated, self._memory, self._sources = {}, {}, {}
         self.messenger.purge(lambda key: key[0] == UPDATED and int(key[1]) < layout.epoch)
 
     # ------------------------------------------------------------------ who stands where
@@ -71,7 +86,7 @@ class ShardGroup:
         if not self.others:
             return
         assert self.store.memory is not None
-        meta = msgspec.msgpack.encode(Windows(self.store.memory.handles))
+        meta = msgspec.msgpack.encode(ShownBuckets(self.store.memory.handles))
         for peer in self.others.values():
             self.messenger.send(peer, (UPDATED, self.epoch, round_, self.device), [], meta)
 
@@ -87,7 +102,7 @@ class ShardGroup:
         self._updated[source] = max(round_, self._updated.get(source, round_))
         rank = next(rank for rank, name in self.others.items() if name == source)
         if not any(place[0] == rank for place in self._memory):
-            windows = msgspec.msgpack.decode(message.meta, type=Windows)
+            windows = msgspec.msgpack.decode(message.meta, type=ShownBuckets)
             for bucket, handle in windows.handles.items():
                 self._memory[rank, bucket] = opened(handle)
         return True
@@ -98,21 +113,45 @@ class ShardGroup:
 
     # ------------------------------------------------------------------ weights
 
-    def weights(self, layer: int) -> AbstractContextManager[object]:
-        """While it is entered ``layer`` has its weights."""
+    def weights(self, layer: int, following: int | None = None) -> AbstractContextManager[object]:
+        """While it is entered ``layer`` has its weights. ``following``: the layer that will be asked for
+        next, whose weights are gathered meanwhile.
+        """
         memory = self.store.memory
-        return nullcontext() if memory is None else self._gathered(memory.layers[layer])
+        return nullcontext() if memory is None else self._with_weights(memory.layers, layer, following)
 
     @contextmanager
-    def _gathered(self, layer: GatheredLayer) -> Iterator[None]:
-        layer.take()
+    def _with_weights(
+        self, layers: Mapping[int, GatheredLayer], number: int, following: int | None
+    ) -> Iterator[None]:
+        layer, began = layers[number], time.perf_counter()
+        self._await(layer)
+        self.waited_s += time.perf_counter() - began
         try:
-            with torch.no_grad():
-                for into, numbers in self._of_layer(layer.layer):
-                    into.copy_(numbers)
+            self.reached()
+            if following is not None:
+                ahead = layers[following]
+                self._ahead = ahead, self._copier.submit(self._gather, ahead)
             yield
         finally:
             layer.drop()
+
+    def _await(self, layer: GatheredLayer) -> None:
+        """Have the weights of ``layer``, whether they are under way or not."""
+        under_way, self._ahead = self._ahead, None
+        if under_way is not None:
+            ahead, gathering = under_way
+            gathering.result()
+            if ahead is layer:
+                return
+            ahead.drop()  # the hop that it was for has halted
+        self._gather(layer)
+
+    def _gather(self, layer: GatheredLayer) -> None:
+        layer.take()
+        with torch.no_grad():
+            for into, numbers in self._of_layer(layer.layer):
+                into.copy_(numbers)
 
     def _of_layer(self, layer: int) -> Sequence[Source]:
         if layer not in self._sources:

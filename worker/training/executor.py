@@ -128,7 +128,9 @@ class Executor:
         self.copies = Copies(self.machine.copies, messenger, self.reducer)
         self.checkpoint_due = False
         self.sample_every = 0  # op times are told of rounds whose number it divides
-        self.group = ShardGroup(device, store, self.gradients)
+        self.group = ShardGroup(
+            device, store, self.gradients, reached=lambda: self.faults.reach("gather", self.counters.round)
+        )
         self.context = ComputeContext(
             device,
             job,

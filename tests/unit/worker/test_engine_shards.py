@@ -25,7 +25,7 @@ UNEQUAL: dict[str, Cuts] = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]
 
 
 FOUR: dict[str, Cuts] = {"a": [(0, 2), (2, 4)], "b": [(0, 2), (2, 4)], "c": [(0, 4)]}
-POINTS = ("forward", "backward", "reduce", "means", "reduced", "commit", "update", "updated")
+POINTS = ("gather", "forward", "backward", "reduce", "means", "reduced", "commit", "update", "updated")
 RECIPES: dict[str, dict[str, Any]] = {"muon": {"name": "muon"}, "adafactor": {"name": "adafactor"}}
 
 
