@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -10,6 +11,7 @@ from oobleckd.protocol.parts import (
     KeptOutCause,
     NodeCause,
 )
+from oobleckd.words import layers
 
 NodeState = Literal["joining", "standby", "active", "draining", "drained", "disconnected", "lost", "left"]
 
@@ -20,6 +22,11 @@ class LayerRange(msgspec.Struct, frozen=True):
     device: str
     start: int
     stop: int
+
+
+def ranges(held: Iterable[LayerRange]) -> str:
+    """The layers of a node's devices for people; those that several of them share once."""
+    return ", ".join(dict.fromkeys(layers(each.start, each.stop) for each in held))
 
 
 class DeviceFigures(msgspec.Struct, frozen=True):
