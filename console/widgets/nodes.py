@@ -13,7 +13,7 @@ from functools import lru_cache
 from oobleckd.console.model import View
 from oobleckd.console.widgets.listing import missing
 from oobleckd.draw.lines import Line, Role, Span, clipped, cut
-from oobleckd.protocol.nodeviews import NodeState, NodeView, held_together
+from oobleckd.protocol.nodeviews import NodeState, NodeView, ranges
 from oobleckd.words import CELLS, layers, seconds
 
 DEPENDS = ("nodes", "refused")
@@ -57,7 +57,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 def _row(node: NodeView, name: int, state: int, width: int) -> Line:
     glyph, role = STATES[node.state]
-    held = ", ".join(layers(held.start, held.stop) for held in held_together(node.layers))
+    held = ranges(node.layers)
     redundant = ", ".join(layers(each.start, each.stop) for each in node.redundant)
     what = node.reason or (f"layers {held}" if held else "") + (
         f", redundant layers {redundant}" if redundant else ""

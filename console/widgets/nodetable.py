@@ -14,8 +14,8 @@ from oobleckd.console.widgets import figures
 from oobleckd.console.widgets.listing import clamped, counted, matches, missing, nothing, rows
 from oobleckd.console.widgets.nodes import STATES, natural
 from oobleckd.draw.lines import Line, Role, Span, cell, clipped, length
-from oobleckd.protocol.nodeviews import LayerRange, NodeState, NodeView, held_together
-from oobleckd.words import CELLS, layers, seconds, size
+from oobleckd.protocol.nodeviews import NodeState, NodeView, ranges
+from oobleckd.words import CELLS, seconds, size
 
 Order = Literal["name", "state", "seen"]
 ORDERS: tuple[Order, ...] = ("name", "state", "seen")
@@ -108,7 +108,7 @@ def _columns(view: View, width: int) -> list[NodeColumn]:
         NodeColumn("node", name, 0, _text(lambda node: node.name)),
         NodeColumn("state", 12, 0, _text(lambda node: node.state)),
         NodeColumn("place", 9, 1, _text(lambda node: places.get(node.name, ""))),
-        NodeColumn("layers", held, 2, _text(lambda node: _held(node.layers))),
+        NodeColumn("layers", held, 2, _text(lambda node: ranges(node.layers))),
         NodeColumn("copies", 6, 1, lambda node: (_copies(min_copies(node, copies)),), right=True),
         NodeColumn("seen", CELLS, 5, _text(_seen), right=True),
     ]
@@ -123,7 +123,7 @@ def _columns(view: View, width: int) -> list[NodeColumn]:
     found.append(NodeColumn("host", 14, 13, _text(lambda node: node.host)))
     if any(node.spare or node.redundant for node in view.nodes):
         found.append(NodeColumn("spare", 16, 14, _text(_spare)))
-        found.append(NodeColumn("redundant", 12, 14, _text(lambda node: _held(node.redundant))))
+        found.append(NodeColumn("redundant", 12, 14, _text(lambda node: ranges(node.redundant))))
     return found
 
 
@@ -167,10 +167,6 @@ def _copies(least: int | None) -> Span:
 
 def _seen(node: NodeView) -> str:
     return seconds(node.heartbeat_age_s) if node.state not in {"lost", "left"} else "-"
-
-
-def _held(ranges: Sequence[LayerRange]) -> str:
-    return ", ".join(layers(each.start, each.stop) for each in held_together(ranges))
 
 
 def _spare(node: NodeView) -> str:

@@ -96,6 +96,7 @@ def _begin(core: Core, run: Run, proposal: Proposal, incarnations: dict[str, str
             rounds=steps + LAST_ROUNDS,
             peers=core.peers(strange),
             secret=core.secret(job.layout.epoch),
+            devices_per_stage=job.layout.devices_per_stage,
         )
         core.tell(device, message)
 

@@ -303,7 +303,8 @@ class PreCopy(Message, frozen=True, tag="Prepare"):
     ``number`` names the pre-copy, and is higher than that of the one before, whose place it takes; without
     ``transfers`` there is none any more. A source sends targets the state of the last boundary, and then, for
     so many ``rounds``, what every update is made from. ``peers`` are those that ``device`` does not know from
-    its layout; ``secret`` (hex) opens links to them.
+    its layout; ``secret`` (hex) opens links to them. ``devices_per_stage``: of the job, of whose state each
+    holds its shard.
     """
 
     device: str
@@ -314,6 +315,7 @@ class PreCopy(Message, frozen=True, tag="Prepare"):
     rounds: int
     peers: dict[str, Peer]
     secret: str
+    devices_per_stage: int = 1
 
 
 class Deploy(Message, frozen=True):
@@ -329,7 +331,8 @@ class Deploy(Message, frozen=True):
     device tells its op times (0: of none). ``folder``: the name of the folder in ``checkpoint.dir`` that
     takes the job's checkpoints ("": the job's id), and ``journal`` that of the journal whose mark it has ("":
     nobody looks for one). ``only_evaluates``: the job began where its training ends, so no checkpoint of its
-    end is written.
+    end is written. ``held_per_stage``: how many devices held a stage so far, where ``layout`` has another
+    number (0: it has the same): of each of their shards a target is sent what it lacks.
     """
 
     device: str
@@ -349,6 +352,7 @@ class Deploy(Message, frozen=True):
     folder: str = ""
     journal: str = ""
     only_evaluates: bool = False
+    held_per_stage: int = 0
 
 
 class Resume(Message, frozen=True):

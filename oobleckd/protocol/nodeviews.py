@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -11,6 +11,7 @@ from oobleckd.protocol.parts import (
     KeptOutCause,
     NodeCause,
 )
+from oobleckd.words import layers
 
 NodeState = Literal["joining", "standby", "active", "draining", "drained", "disconnected", "lost", "left"]
 
@@ -21,6 +22,11 @@ class LayerRange(msgspec.Struct, frozen=True):
     device: str
     start: int
     stop: int
+
+
+def ranges(held: Iterable[LayerRange]) -> str:
+    """The layers of a node's devices for people; those that several of them share once."""
+    return ", ".join(dict.fromkeys(layers(each.start, each.stop) for each in held))
 
 
 def together(devices: Sequence[str]) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from oobleckd.core.machine import Machine
 from oobleckd.core.snapshot import encode
 from oobleckd.planner import policies
 from oobleckd.planner.plan import Template
+from oobleckd.planner.policies.stagesize import chosen
 from oobleckd.planner.policy import PlanError, Proposal, Situation
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.requests import Response
@@ -174,7 +175,12 @@ class Daemon:
     def plan(self, incarnation: int, command: MakePlan) -> None:
         """The planner's answer."""
         try:
-            if command.situation is None:
+            if command.others:
+                setups = (command.setup, *command.others)
+                setup = setups[chosen(command.policy, setups)]
+                made = self._templates(msgspec.structs.replace(command, setup=setup))
+                found = Planned(command.ticket, made, setup=setup)
+            elif command.situation is None:
                 found = Planned(command.ticket, self._templates(command))
             else:
                 found = Planned(command.ticket, proposal=self._proposal(command, command.situation))

@@ -59,6 +59,10 @@ class Fault:
     kind: str
 
 
+DEVICES_PER_STAGE = (1, 1, 1, 1, 2, 4)
+"""Of which each run has one, most of them alone."""
+
+
 @dataclass(frozen=True)
 class Weather:
     """A run. ``copies``: so many nodes at least are left alive by kills."""
@@ -73,10 +77,12 @@ class Weather:
     faults: tuple[Fault, ...]
     evaluation: Eval
     batch_ramp: BatchRamp | UnsetType
+    devices_per_stage: int = 1
 
     def __str__(self) -> str:
         faults = ", ".join(f"{fault.kind} at {fault.at_s:.2f}" for fault in self.faults)
-        return f"{self.manner.name}, {self.num_nodes} x {self.num_devices}, f = {self.f}: {faults}"
+        each = f" ({self.devices_per_stage} a stage)" if self.devices_per_stage > 1 else ""
+        return f"{self.manner.name}, {self.num_nodes} x {self.num_devices}{each}, f = {self.f}: {faults}"
 
 
 @dataclass
@@ -126,9 +132,10 @@ def forecast(seed: int) -> Weather:
         faults += [
             Fault(more.uniform(0.3, 0.3 + last_s), more.choice(_LATER)) for _ in range(more.choice([1, 2]))
         ]
+    each = random.Random(f"stages {seed}").choice(DEVICES_PER_STAGE)
     return Weather(
-        seed, manner, num_nodes, num_devices, f, dice.choice([0, 4]), dice.choice([0, 1, 3]),
-        tuple(faults), _evaluation(seed), _ramp(seed),
+        seed, manner, num_nodes, num_devices * each, f, dice.choice([0, 4]), dice.choice([0, 1, 3]),
+        tuple(faults), _evaluation(seed), _ramp(seed), each,
     )  # fmt: skip
 
 
@@ -186,7 +193,7 @@ def run(weather: Weather, without: Collection[int] = ()) -> Seen:
     more = weather.manner.simulated(kept)
     world.submit(
         steps=STEPS, f=weather.f, every=weather.every, evaluation=weather.evaluation,
-        batch_ramp=weather.batch_ramp, **more,
+        batch_ramp=weather.batch_ramp, devices_per_stage=weather.devices_per_stage, **more,
     )  # fmt: skip
     for number, fault in enumerate(weather.faults):
         if number not in without:

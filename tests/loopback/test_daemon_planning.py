@@ -23,6 +23,7 @@ from oobleckd.daemon import planning as daemon_planning
 from oobleckd.daemon import poolwork
 from oobleckd.daemon.planning import Planning
 from oobleckd.host import urgency
+from oobleckd.planner.costs.sharded import UNKNOWN, Sharding, sharded_setup
 from oobleckd.planner.policy import PlanError, Setup, Situation
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.planner.schedules import decoupled
@@ -41,6 +42,17 @@ def planning() -> Iterator[Planning]:
     made = Planning()
     yield made
     made.close()
+
+
+@pytest.mark.asyncio
+async def test_of_several_set_ups_the_best_is_prepared(planning: Planning) -> None:
+    """A layer of 400 bytes has no room on one device, and on two of them it has."""
+    whole = msgspec.structs.replace(setup_of(device_memory_bytes=600), devices_per_node=2, nodes_now=4, f=0)
+    first, other = (sharded_setup(whole, Sharding(number, UNKNOWN)) for number in (1, 2))
+    found = await planning.plan(MakePlan(1, "oobleck", first, others=(other,)))
+    assert found.setup in {first, other}
+    alone = await planning.plan(MakePlan(2, "oobleck", found.setup or first))
+    assert (found.templates, alone.setup) == (alone.templates, None)
 
 
 @pytest.mark.asyncio

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from oobleckd.core import view, watching
+from oobleckd.core.impact import impact_view
+from oobleckd.core.modelled import modelled_view
+from oobleckd.planner.plan import standing_routes
+from tests.helpers.simjobs import make_job
 from tests.helpers.world import World
 
 
@@ -88,3 +92,58 @@ def test_who_lacks_a_device_is_seen_until_it_is_back() -> None:
     assert "n02/0" in layers[less[0]].devices
     assert view.node_tolerance(world.job()) == 0
     finish(world)
+
+
+def test_devices_that_do_not_divide_into_stages_are_an_error() -> None:
+    world = World(1, 4, num_devices=3)
+    world.run_for(1.0)
+    world.submit(make_job(devices_per_stage=2))
+    world.run(lambda: world.state() == "failed")
+    assert world.job().cause == "no-plan"
+
+
+def test_a_number_that_is_left_open_is_chosen_once() -> None:
+    """A device has no room for a layer of its own."""
+    world = World(1, 6, num_devices=4)
+    world.run_for(1.0)
+    world.submit(make_job(devices_per_stage="auto", steps=20, memory=100, f=0))
+    world.until_step(3)
+    setup, layout = world.job().setup, world.job().layout
+    assert setup.profile.devices_per_stage == layout.devices_per_stage > 1
+    assert (setup.whole_batch, setup.whole_node) == (world.num_micro_batches, 4)
+    world.spare_takes_place("n02", 3)  # of the only copy: the job goes back, and is planned anew
+    finish(world)
+    assert world.job().setup == setup
+
+
+@pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
+def test_what_a_loss_would_lead_to_is_what_it_leads_to(policy: str) -> None:
+    world = running(num_nodes=6, policy=policy)
+    core = world.machine.core
+    found = impact_view(watching.loss_of(core, core.run, ["n02"]), world.job().setup, world.job().templates)
+    assert (found.stops, found.lost_layers, found.steps_back) == (False, (), 0)
+    assert 0 < found.throughput < 1
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()) and not world.incidents()[0].open)
+    shown = world.view().pipelines
+    assert [p.nodes for p in shown] == [p.nodes for p in found.plan]
+    assert [p.micro_batches for p in shown] == [p.micro_batches for p in found.plan]
+    assert [p.vacant for p in shown] == [p.vacant for p in found.plan]
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_modelled_step_has_every_op_of_every_device(dead: bool) -> None:
+    world = running(num_nodes=6, policy="slipstream", steps=60)
+    if dead:
+        world.spare_takes_place("n02", 1, up_s=5.0)
+        world.run(lambda: bool(world.job().settled))
+    core = world.machine.core
+    step = modelled_view(watching.step_question(core, world.job(), None))
+    layout = world.job().layout
+    assert {lane.device for lane in step.lanes} == set(layout.holdings)
+    forward = [(op.micro_batch, op.stage) for lane in step.lanes for op in lane.ops if op.kind == "F"]
+    standing = standing_routes(layout, world.job().detours, world.job().counters.round + 2)
+    assert sorted(forward) == [(r.micro_batch, at) for r in standing for at in range(len(r.segments))]
+    assert [lane.device for lane in step.lanes if lane.dead] == (["n02/1"] if dead else [])
+    moved = {op.origin for lane in step.lanes for op in lane.ops if op.origin}
+    assert moved == ({"n02/0", "n02/1"} if dead else set())

@@ -1,7 +1,7 @@
 """One flipped bit on demand, as bad memory flips it: what ``kill-node --how flip-…`` does to a device.
 
-Owns which one: of the first bucket that the device holds, in the mantissa, so that nothing becomes infinite
-and only a comparison can find it.
+Owns which one: of the first bucket of which the device has numbers, in the mantissa, so that nothing becomes
+infinite and only a comparison can find it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def flip(how: How, reducer: Reducer) -> bool:
     """Flip a bit of a weight, of an optimizer moment, of a gradient sum that is to be contributed, or of the
     next mean gradient that the device makes; False: there is nothing yet.
     """
-    buckets = reducer.store.buckets
+    # The shards of one rank of small buckets may be empty.
+    buckets = {bucket: state for bucket, state in reducer.store.buckets.items() if state.params}
     if not buckets:
         return False
     first = min(buckets)

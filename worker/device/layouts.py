@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from oobleckd.planner.plan import shard_rank
 from oobleckd.protocol.datamessages import Identified
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.messages import (
@@ -163,6 +164,7 @@ class JobHolder(ABC):
         executor = self.executor or self._begin_job(message.job, message.spec)
         self.transport.configure(message.peers, bytes.fromhex(message.secret), self._strangers(message.peers))
         store, device = executor.store, self.context.device
+        store.divide(message.devices_per_stage, shard_rank(device, message.devices_per_stage))
         targets = outgoing(store, message.transfers, device)
         if targets:
             executor.begin_precopy(
@@ -239,7 +241,7 @@ class JobHolder(ABC):
         self.messenger.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
         if deployment.message.epoch != layout_epoch:
             return
-        self.executor.store.adopt(deployment.layers, deployment.incoming)
+        deployment.adopt()
         gone = self.transport.peers() - deployment.message.layout.holdings.keys()
         self._forget(gone)
         if deployment.layers is None:

@@ -150,7 +150,7 @@ class PreCopyTarget:
         assert update.before == stream.counters, f"{update.before} after {stream.counters}"
         stream.update, tensors = update, list(message.tensors)
         for bucket in update.exponents:
-            count = len(self._store.spec.buckets[bucket].shapes) if update.applied else 0
+            count = len(self._store.shard(bucket).parts) if update.applied else 0
             grads, tensors = tensors[:count], tensors[count:]
             if (
                 bucket in stream.wanted

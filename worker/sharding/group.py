@@ -222,9 +222,6 @@ class ShardGroup:
         store = self.store
         shape = store.shards.whole_shape(bucket)
         state = BucketState(shape, shape.zeros(store.device), store.buckets[bucket].exponents)
-        with torch.no_grad():
-            for rank in range(store.shards.num_shards):
-                views = self._storages(bucket, rank)
-                for whole, part in store.shards.pieces(bucket, rank, views, state):
-                    whole.copy_(part)
+        for rank in range(store.shards.num_shards):
+            store.shards.fill(bucket, rank, self._storages(bucket, rank), state)
         return state

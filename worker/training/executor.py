@@ -514,7 +514,9 @@ class Executor:
         for key in self.messenger.waiting():
             if key[0] == UPDATED:
                 self.group.hear(key)
-        if not (self.group.is_ready(self.counters.round) and self.machine.computes):
+        # Where the group has lost a device there is nobody to wait for: no bucket falls to this one
+        # (``writer_of``), and what it reads is looked at as ever.
+        if self.machine.computes and not self.group.is_ready(self.counters.round):
             return False
         self.checkpoint_due = False
         self.write_checkpoint()

@@ -13,7 +13,7 @@ from oobleckd.ctl.output import emit_table, since, tolerance, when
 from oobleckd.protocol.evalviews import EvaluationView
 from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.jobviews import JobView, PipelineView, RouterView, ShownStage, StepView, TemplateView
-from oobleckd.protocol.nodeviews import NodeView, held_together, together
+from oobleckd.protocol.nodeviews import NodeView, ranges, together
 from oobleckd.protocol.watch import GoodputView, LayerView
 from oobleckd.words import layers, loss, plain, rate, seconds, short, size
 
@@ -58,10 +58,7 @@ def _figure(value: float | None) -> str:
 
 def _held(node: NodeView) -> str:
     """What it computes, and in brackets what it holds for others."""
-    computed, redundant = (
-        ", ".join(layers(held.start, held.stop) for held in held_together(ranges))
-        for ranges in (node.layers, node.redundant)
-    )
+    computed, redundant = ranges(node.layers), ranges(node.redundant)
     return f"{computed or '-'} ({redundant})" if redundant else computed or "-"
 
 

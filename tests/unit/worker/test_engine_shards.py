@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from oobleckd.host.checkpoint import complete
+from oobleckd.planner.plan import Range
 from oobleckd.protocol.checkpoint import manifest_of
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.jobschedule import Schedule
-from oobleckd.protocol.parts import Counters
-from tests.helpers.engine import Cuts, World
+from oobleckd.protocol.parts import Counters, Flags
+from tests.helpers.engine import Cuts, World, flag_all
 from tests.helpers.engine_jobs import GOAL, SCHEDULES, Reference, check, job, random_deaths
 
 ONE: dict[str, Cuts] = {"a": [(0, 4)]}
@@ -117,3 +118,31 @@ def test_a_checkpoint_is_what_it_is_without_groups(alone: Reference, tmp_path: P
         resumed = World(spec, TWO, 0, tmp_path, start=start, devices_per_stage=each)
         resumed.run()
         check(resumed, (spec, {step: alone[1][step] for step in range(middle, GOAL)}, alone[2]))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
+def test_another_number_of_devices_a_stage_after_a_loss(tmp_path: Path, name: str) -> None:
+    """Of two nodes of four devices, with a stage each, one is left: two pipelines of two, then one of one."""
+    spec = recipe(tmp_path, name, global_batch=24)
+    world = World(spec, ONE, 0, tmp_path)
+    world.run()
+    reference = spec, world.losses, world.weights()
+    world = World(spec, {"a": [(0, 4)], "b": [(0, 4)]}, 1, tmp_path, devices_per_stage=4, go_on=True)
+    for rank in range(4):
+        world.nodes[f"b0/{rank}"].faults.arm("means", 1)
+    stops_at(world, 2)
+    every = Range(0, 4)
+    world.regroup([[("a0/0", every)], [("a0/2", every)]], 2)
+    stops_at(world, 3)
+    world.regroup([[("a0/0", Range(0, 2)), ("a0/3", Range(2, 4))]], 1)
+    world.run()
+    check(world, reference)
+
+
+def stops_at(world: World, round_: int) -> None:
+    """Run to a boundary from round ``round_`` on."""
+    while min(world.nodes[device].executor.counters.round for device in world.live()) < round_:
+        world.step()
+    flag_all(world, Flags(hold=True))
+    while not all(world.nodes[device].executor.holding for device in world.live()):
+        world.step()
