@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 from oobleckd import __version__
 from oobleckd.core import view, watching
 from oobleckd.core.context import Core
+from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import busy, devicemetrics
 from oobleckd.daemon.service import Service
@@ -205,6 +206,30 @@ def _of_gradients(core: Core) -> Iterator[Metric]:
     text = "Sums and means of gradients that a device sent to others in committed steps."
     yield _counter("oobleck_job_gradient_bytes_total", text, sent, "job", "device")
     yield _counter("oobleck_job_gradient_messages_total", "Messages with them.", messages, "job", "device")
+    yield from _in_stages(run)
+
+
+def _in_stages(run: Run | None) -> Iterator[Metric]:
+    """What devices that share a stage had of each other; no samples where no stage has several."""
+    of = {(run.job.id, device): each for device, each in run.in_stage.items()} if run is not None else {}
+    for name, text, values in (
+        (
+            "oobleck_job_gathered_bytes_total",
+            "Weights that a device read of the others of its stage.",
+            {key: float(each.gathered_bytes) for key, each in of.items()},
+        ),
+        (
+            "oobleck_job_shard_gradient_bytes_total",
+            "Gradients that a device sent to the others of its stage.",
+            {key: float(each.gradient_bytes) for key, each in of.items()},
+        ),
+        (
+            "oobleck_job_gather_wait_seconds_total",
+            "Time in which a device waited for weights of the others of its stage.",
+            {key: each.waited_s for key, each in of.items()},
+        ),
+    ):
+        yield _counter(name, text, values, "job", "device")
 
 
 def _of_progress(core: Core, jobs: Mapping[str, ProgressView]) -> Iterator[Metric]:
