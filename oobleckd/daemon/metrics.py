@@ -211,24 +211,26 @@ def _of_gradients(core: Core) -> Iterator[Metric]:
 
 def _in_stages(run: Run | None) -> Iterator[Metric]:
     """What devices that share a stage had of each other; no samples where no stage has several."""
-    of = {(run.job.id, device): each for device, each in run.in_stage.items()} if run is not None else {}
-    for name, text, values in (
+    of = run.in_stage if run is not None else {}
+    job = run.job.id if run is not None else ""
+    found: tuple[tuple[str, str, Labelled], ...] = (
         (
             "oobleck_job_gathered_bytes_total",
             "Weights that a device read of the others of its stage.",
-            {key: float(each.gathered_bytes) for key, each in of.items()},
+            {(job, device): float(each.gathered_bytes) for device, each in of.items()},
         ),
         (
             "oobleck_job_shard_gradient_bytes_total",
             "Gradients that a device sent to the others of its stage.",
-            {key: float(each.gradient_bytes) for key, each in of.items()},
+            {(job, device): float(each.gradient_bytes) for device, each in of.items()},
         ),
         (
             "oobleck_job_gather_wait_seconds_total",
             "Time in which a device waited for weights of the others of its stage.",
-            {key: each.waited_s for key, each in of.items()},
+            {(job, device): each.waited_s for device, each in of.items()},
         ),
-    ):
+    )
+    for name, text, values in found:
         yield _counter(name, text, values, "job", "device")
 
 
