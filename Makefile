@@ -74,6 +74,7 @@ bench: setup ## the planner against brute force and the optimum; recovery and th
 	$(BIN)/python benchmarks/modelled.py
 	$(BIN)/python benchmarks/backward.py
 	$(BIN)/python benchmarks/bubbles.py
+	$(BIN)/python benchmarks/shared_stages.py
 	$(BIN)/python benchmarks/rerouted.py --live
 	$(BIN)/python benchmarks/console.py
 	$(BIN)/python benchmarks/million.py

@@ -177,7 +177,10 @@ class StepDone(Message, frozen=True):
     ``evaluated``: of a round that evaluates, what it found; the rest of a step is 0 there. ``cause``: why it
     was skipped. ``routers``: of every layer with a router, what that came to; ``experts``: of those layers
     that the device speaks for, the tokens of each expert. ``gradient_messages`` of ``gradient_bytes`` are the
-    sums and means of gradients that it sent to other devices since the round before.
+    sums and means of gradients that it sent to other devices since the round before. Where a stage has
+    several devices: ``gathered_bytes`` of weights that it read of the others of its stage,
+    ``shard_gradient_bytes`` of gradients that it sent them, and ``gather_wait_s`` in which it waited for such
+    weights.
     """
 
     device: str
@@ -205,6 +208,9 @@ class StepDone(Message, frozen=True):
     experts: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     gradient_messages: int = 0
     gradient_bytes: int = 0
+    gathered_bytes: int = 0
+    shard_gradient_bytes: int = 0
+    gather_wait_s: float = 0.0
 
 
 class OpTimes(Message, frozen=True):

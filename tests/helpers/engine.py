@@ -154,6 +154,7 @@ class World:
         self.evaluations: dict[tuple[int, int], tuple[EvalSum, ...]] = {}
         self.redone = self.forwards_again = 0
         self.gradients: dict[str, list[tuple[int, int]]] = {}
+        self.in_stage: dict[str, list[tuple[int, int]]] = {}
         self.progress: dict[str, Progress] = {}
         self.controls: list[tuple[str, Callable[[Executor], None]]] = []
         self.reports: list[tuple[str, Callable[[Executor], None]]] = []
@@ -423,6 +424,8 @@ class World:
             case StepDone():
                 sent = message.gradient_messages, message.gradient_bytes
                 self.gradients.setdefault(device, []).append(sent)
+                shared = message.gathered_bytes, message.shard_gradient_bytes
+                self.in_stage.setdefault(device, []).append(shared)
                 if message.outcome == "evaluated":
                     at = (message.counters.step, message.counters.evaluated)
                     assert self.evaluations.setdefault(at, message.evaluated) == message.evaluated
