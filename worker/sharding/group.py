@@ -102,7 +102,11 @@ class ShardGroup:
     # ------------------------------------------------------------------ who stands where
 
     def say(self, round_: int) -> None:
-        """Say that this device has updated, and has the weights of ``round_``."""
+        """Say that this device has updated, and has the weights of ``round_``. What was gathered ahead is of
+        the round before, for a hop that has halted and went elsewhere.
+        """
+        if (ahead := self._settled()) is not None:
+            ahead.drop()
         if not self.others:
             return
         assert self.store.memory is not None
@@ -158,16 +162,23 @@ class ShardGroup:
 
     def _await(self, layer: GatheredLayer) -> None:
         """Have the weights of ``layer``, whether they are under way or not."""
-        under_way, self._ahead = self._ahead, None
-        if under_way is not None:
-            ahead, gathering = under_way
-            gathering.result()
-            self.gathered_bytes += self._of_layer(ahead.layer).num_bytes
-            if ahead is layer:
-                return
+        ahead = self._settled()
+        if ahead is layer:
+            return
+        if ahead is not None:
             ahead.drop()  # the hop that it was for has halted
         self._gather(layer)
         self.gathered_bytes += self._of_layer(layer.layer).num_bytes
+
+    def _settled(self) -> GatheredLayer | None:
+        """The layer whose weights were gathered ahead, now that they are there; nothing is under way then."""
+        under_way, self._ahead = self._ahead, None
+        if under_way is None:
+            return None
+        ahead, gathering = under_way
+        gathering.result()
+        self.gathered_bytes += self._of_layer(ahead.layer).num_bytes
+        return ahead
 
     def _gather(self, layer: GatheredLayer) -> None:
         layer.take()
