@@ -47,6 +47,9 @@ class SimShards:
             return numbers, []
         return numbers, [self.of(bucket) for bucket in range(self.num_buckets)]
 
+    def rounded(self, _bucket: int, _rank: int, _layers: object) -> list[int]:
+        return []
+
     def of(self, bucket: int) -> tuple[int, ...]:
         """Of each rank its slices."""
         cut: Any = SimCut((1 << 20,) * self.num_slices)
