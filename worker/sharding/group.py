@@ -93,9 +93,8 @@ class ShardGroup:
         """Be part of the group that ``layout`` has this device in."""
         group = layout.group(self.device)
         self.others = {rank: name for rank, name in enumerate(group) if name != self.device}
-        if self._ahead is not None:
-            self._ahead[1].result()
-        self.epoch, self._ahead = layout.epoch, None
+        self._forget_ahead()
+        self.epoch = layout.epoch
         self._updated, self._memory, self._sources = {}, {}, {}
         self.messenger.purge(lambda key: key[0] == UPDATED and int(key[1]) < layout.epoch)
 
@@ -105,6 +104,8 @@ class ShardGroup:
         """Say that this device has updated, and has the weights of ``round_``."""
         if not self.others:
             return
+        # A hop that halted may have left a layer as it was before the update.
+        self._forget_ahead()
         assert self.store.memory is not None
         meta = msgspec.msgpack.encode(ShownBuckets(self.store.memory.handles))
         for peer in self.others.values():
@@ -168,6 +169,14 @@ class ShardGroup:
             ahead.drop()  # the hop that it was for has halted
         self._gather(layer)
         self.gathered_bytes += self._of_layer(layer.layer).num_bytes
+
+    def _forget_ahead(self) -> None:
+        """Whatever is under way, or here for who asks next, is not wanted any more."""
+        under_way, self._ahead = self._ahead, None
+        if under_way is not None:
+            layer, gathering = under_way
+            gathering.result()
+            layer.drop()
 
     def _gather(self, layer: GatheredLayer) -> None:
         layer.take()

@@ -5,6 +5,8 @@ what is promised and what the planner counts on.
 from __future__ import annotations
 
 import math
+import queue
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from oobleckd.planner.policy import GradientExchange
 from oobleckd.planner.profile import FLOAT_BYTES, Profile
 from oobleckd.protocol.job import Job, parse_job
 from oobleckd.worker.device.measure import measure
+from oobleckd.worker.state.gathered import GatheredLayer
 from tests.helpers.engine import Cuts, World
 from tests.helpers.models import CPU
 from tests.helpers.resident import GatheredNow, ResidentWorld
@@ -139,3 +142,53 @@ def test_a_device_counts_how_long_it_waits_for_each_layer(tmp_path: Path) -> Non
     others = planned(world).layers[1].gathered_bytes - FLOAT_BYTES * sum(map(math.prod, shard.shapes))
     assert count.gathered_bytes == others
     assert group.take_count() == (0, 0, 0.0)
+
+
+def test_the_next_layer_comes_while_one_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is dropped where somebody goes on with another one."""
+    world = World(spec(tmp_path), ONE, 0, tmp_path, devices_per_stage=2)
+    world.run()
+    executor = world.nodes["a0/0"].executor
+    group, memory = executor.group, executor.store.memory
+    assert memory is not None
+    taken: queue.Queue[tuple[int, bool]] = queue.Queue()
+    take = GatheredLayer.take
+
+    def noted(layer: GatheredLayer) -> None:
+        take(layer)
+        taken.put((layer.layer, threading.current_thread() is threading.main_thread()))
+
+    monkeypatch.setattr(GatheredLayer, "take", noted)
+    with group.weights(1, following=2):
+        assert [taken.get(timeout=60), taken.get(timeout=60)] == [(1, True), (2, False)]
+    with group.weights(2, following=3):
+        assert taken.get(timeout=60) == (3, False)
+    with group.weights(1, following=2):
+        assert sorted([taken.get(timeout=60), taken.get(timeout=60)]) == [(1, True), (2, False)]
+        assert not has_memory(memory.layers[3])
+    group.adopt(world.layout)
+    assert not any(map(has_memory, memory.layers.values()))
+
+
+def test_what_came_in_vain_in_a_round_is_not_taken_for_the_next_one_s(tmp_path: Path) -> None:
+    """A hop halts between two layers, and after the update the first layer asked for is the second one."""
+    world = World(spec(tmp_path), ONE, 0, tmp_path, devices_per_stage=2)
+    world.run()
+    executor = world.nodes["a0/0"].executor
+    group, store = executor.group, executor.store
+    memory = store.memory
+    assert memory is not None
+    with group.weights(1, following=0):
+        pass
+    for param in store.buckets[0].params:
+        param.detach().fill_(7.0)
+    group.say(executor.counters.round)
+    with group.weights(0):
+        (leaf,) = memory.layers[0].leaves.values()
+        mine = sum(param.numel() for param in store.buckets[0].params)
+        assert mine
+        assert int((leaf == 7.0).sum()) == mine
+
+
+def has_memory(layer: GatheredLayer) -> bool:
+    return any(leaf.untyped_storage().nbytes() for leaf in layer.leaves.values())
