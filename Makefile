@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # The programs started here are many, and compiling our modules anew is a tenth of what each imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-gpu check fmt docs snapshots pictures bench chaos chaos-matrix chaos-points chaos-torn thorough quiet lossy soak
+.PHONY: help setup demo test test-gpu check fmt docs snapshots pictures bench chaos chaos-matrix chaos-shared chaos-points chaos-torn thorough quiet lossy soak
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -74,6 +74,7 @@ bench: setup ## the planner against brute force and the optimum; recovery and th
 	$(BIN)/python benchmarks/modelled.py
 	$(BIN)/python benchmarks/backward.py
 	$(BIN)/python benchmarks/bubbles.py
+	$(BIN)/python benchmarks/shared_stages.py
 	$(BIN)/python benchmarks/rerouted.py --live
 	$(BIN)/python benchmarks/console.py
 	$(BIN)/python benchmarks/million.py
@@ -84,6 +85,10 @@ chaos: setup ## kills at random times; SEEDS=50 for fifty of them
 
 chaos-matrix: setup ## a kill in every phase of a step, of every kind of victim
 	$(BIN)/python benchmarks/chaos.py --matrix
+
+chaos-shared: setup ## the same in jobs whose stages have two devices, or four
+	$(BIN)/python benchmarks/chaos.py --matrix --devices-per-stage 2
+	$(BIN)/python benchmarks/chaos.py --matrix --devices-per-stage 4
 
 chaos-points: setup ## a kill inside a backup, a validation or a copy; POINT_SEEDS=60 for sixty of them
 	$(BIN)/python benchmarks/chaos.py --points --seeds $(POINT_SEEDS)

@@ -36,8 +36,8 @@ class ClusterFailed(Exception):
 
 
 class Cluster:
-    """``nodes`` nodes of one device of ``kind`` each, with a warm spare or without, and their state under
-    ``state``.
+    """``nodes`` nodes of so many ``devices`` of ``kind`` each, with a warm spare or without, and their state
+    under ``state``.
 
     ``environment`` is set for its programs besides this one's.
     """
@@ -47,11 +47,13 @@ class Cluster:
         state: Path,
         nodes: int = shape.NUM_PROCESSES,
         *,
+        devices: int = 1,
         spare: bool = False,
         kind: str = "cpu",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.nodes, self.spare, self.kind, self._home = nodes, spare, kind, Home(state)
+        self.nodes, self.devices, self.spare, self.kind = nodes, devices, spare, kind
+        self._home = Home(state)
         self._environment = {**os.environ, **(environment or {}), "OOBLECK_STATE": str(state)}
         self._pids: tuple[int, ...] = ()
         self.client = Client("")
@@ -59,10 +61,8 @@ class Cluster:
     def __enter__(self) -> Self:
         spare = "--spare" if self.spare else "--no-spare"
         try:
-            kind = ("--kind", self.kind)
-            said = self._ctl(
-                "up", "--nodes", str(self.nodes), *kind, spare, "--allow-injection", "--output", "json"
-            )
+            size = ("--nodes", str(self.nodes), "--devices", str(self.devices), "--kind", self.kind)
+            said = self._ctl("up", *size, spare, "--allow-injection", "--output", "json")
         except KeyboardInterrupt:  # it ended the command, too, but not what that had started
             with contextlib.suppress(ClusterFailed):
                 self._ctl("down")

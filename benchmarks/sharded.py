@@ -1,8 +1,8 @@
 """Large models on nodes of eight devices, planned with 1, 2, 4 and 8 devices a stage: results as JSON, and
-docs/sharded-stages.md made of them.
+tables of docs/sharded-stages.md made of them.
 
     python benchmarks/sharded.py run > benchmarks/sharded-results.json
-    python benchmarks/sharded.py page > docs/sharded-stages.md
+    python benchmarks/sharded.py page
 
 Nothing is run: costs follow from shapes and data sheets, as in ``oobleckctl plan``. Jobs are those of
 ``examples/``.
@@ -34,6 +34,7 @@ from oobleckd.words import count, seconds, size
 
 HERE = Path(__file__).resolve().parent
 RESULTS, EXAMPLES = HERE / "sharded-results.json", HERE.parent / "examples"
+PAGE = HERE.parent / "docs" / "sharded-stages.md"
 DEVICES_PER_NODE = 8
 
 
@@ -152,14 +153,15 @@ def _parts(sized: SizedWorld, stage: Stage) -> Held:
 
 # ---------------------------------------------------------------------- the page
 
+_HEADING = "## What fits, and how fast"
+"""Of the part of the page that is made here: what stands before it is written by hand."""
 _ABOUT = """\
-`benchmarks/sharded.py` makes this page of what `oobleckctl plan` says of jobs in `examples/` with
-`resources.devices_per_stage = "auto"`. **Nothing of it was run**: there are [costs from shapes and data
-sheets](planner.md#without-a-cluster-oobleckctl-plan), and the engine trains stages of one device only.
-What a stage of several devices is, and what it costs: [Planner](planner.md#stages-of-several-devices).
-All nodes have eight devices of 80 GB, precision is bf16, micro-batches have one sequence of 4,096 tokens,
-and blocks are computed again where memory asks for it (`schedule.recompute = "auto"`). Steps are modelled
-without the exchange of sums between pipelines and without the update."""
+`benchmarks/sharded.py` makes this part of what `oobleckctl plan` says of jobs in `examples/` with
+`resources.devices_per_stage = "auto"`. **None of these models was run**: there are [costs from shapes and
+data sheets](planner.md#without-a-cluster-oobleckctl-plan), of GPUs, on which the engine does not share
+stages yet. All nodes have eight devices of 80 GB, precision is bf16, micro-batches have one sequence of
+4,096 tokens, and blocks are computed again where memory asks for it (`schedule.recompute = "auto"`). Steps
+are modelled without the exchange of sums between pipelines and without the update."""
 
 _HELD = """\
 The fullest device of each plan, in parts. *One layer at a time*: weights of two layers and the gradients
@@ -176,16 +178,17 @@ model takes so many nodes."""
 _OPTIONS = "| devices a stage | fewest nodes | step | memory of a device | nodes it can lose |"
 
 
-def page(found: Sequence[Row]) -> str:
-    """docs/sharded-stages.md."""
-    parts = ["# Stages of several devices: what fits, and how fast", _ABOUT]
+def page(found: Sequence[Row], written: str) -> str:
+    """docs/sharded-stages.md, which is ``written`` so far."""
+    before, _, _ = written.partition(_HEADING)
+    parts = [before + _HEADING, _ABOUT]
     parts += [_section(each) for each in found]
-    parts += ["## What a device holds", _HELD, _table_of_held(found), _BOUND]
+    parts += ["### Where the memory goes", _HELD, _table_of_held(found), _BOUND]
     return "\n\n".join(parts) + "\n"
 
 
 def _section(found: Row) -> str:
-    title = f"## {found.title} on {_where(found)}"
+    title = f"### {found.title} on {_where(found)}"
     sizes = " and ".join(
         f"{count(number, 'pipeline')} of {count(nodes, 'node')}"
         for nodes, number in sorted(Counter(found.pipelines).items())
@@ -232,7 +235,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("what", choices=("run", "page"))
     if parser.parse_args(words).what == "page":
-        print(page(read()), end="")
+        PAGE.write_text(page(read(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:
         print(msgspec.json.format(msgspec.json.encode(tuple(rows())), indent=1).decode())
     return 0

@@ -282,9 +282,13 @@ class Client:
         round: int = -1,  # noqa: A002 - the API's word
         seconds: float = 0.0,
         times: float = 1.0,
+        device: int = 0,
     ) -> Accepted:
-        """Inject a failure; ApiProblem 403 unless the daemon allows injection."""
+        """Inject a failure; ApiProblem 403 unless the daemon allows injection. ``device``: the number of the
+        node's device whose it is, where it is one's.
+        """
         body = {"how": how, "at": at, "round": round, "seconds": seconds, "times": times}
+        body |= {"device": device} if device else {}
         return self._post(f"/v1/nodes/{quote(node, safe='')}/kill", body)
 
     # ------------------------------------------------------------------- below

@@ -42,9 +42,10 @@ from oobleckd.protocol.requests import (
 )
 from oobleckd.protocol.spikes import resumed
 from oobleckd.protocol.traits import COMPILER_HINT, lacking
-from oobleckd.words import being, short
+from oobleckd.words import being, count, short
 
 _ENDING = ("sigstop", "net-drop", "slow")
+_OF_NODES = ("sigkill", "sigterm", "sigstop", "net-drop", "agent-only", "host")
 _SLOW = 3.0  # times as long, where nobody says how slow
 
 
@@ -302,23 +303,35 @@ def _kill(core: Core, request: Kill) -> Response:
     if not (node.alive and node.connected):
         hint = f"`oobleckctl describe node {request.node}` says since when and why"
         return Denied("conflict", f"{request.node} is not connected", hint)
-    nonsense = _nonsense(request)
+    nonsense = _nonsense(request, node)
     if nonsense is not None:
         return nonsense
     times = request.times if request.how != "slow" or request.times > 1 else _SLOW
     victims = [node] if request.how != "host" else _on_host(core, node.host)
     names = tuple(victim.name for victim in victims)
-    at = f" at {request.at}" if request.at else ""
+    which = f" of device {request.device}" if request.how != "device" else f" {request.device}"
+    at = which if request.device else ""
+    at += f" at {request.at}" if request.at else ""
     at += f", {short(times)} times as long" if request.how == "slow" else ""
     said = Audited(request.who, "kill", nodes=names, how=request.how)
     _audit(core, f"kill {', '.join(names)}: {request.how}{at}", said, level="warn")
     for victim in victims:
-        device = victim.devices[0].device if victim.devices else ""
+        numbered = victim.devices[request.device :][:1]
+        device = numbered[0].device if numbered else ""
         core.tell(victim.name, Inject(request.how, device, request.at, request.round, request.seconds, times))
     return Accepted(request.node, f"fault {request.how} is on its way to {', '.join(names)}")
 
 
-def _nonsense(request: Kill) -> Denied | None:
+def _no_such_device(request: Kill, node: Node) -> Denied | None:
+    if request.how in _OF_NODES:
+        return Denied("invalid", f"{request.how} is not of one device", f"leave out device {request.device}")
+    if request.device < len(node.devices):
+        return None
+    has = f"{node.name} has {count(len(node.devices), 'device')}, numbered from 0"
+    return Denied("invalid", f"no device {request.device}", has)
+
+
+def _nonsense(request: Kill, node: Node) -> Denied | None:
     """Why a fault would not strike as it was asked for, if it would not."""
     if request.seconds and request.how not in _ENDING:
         return Denied("invalid", f"{request.how} does not end after a time", f"{', '.join(_ENDING)} do")
@@ -330,7 +343,7 @@ def _nonsense(request: Kill) -> Denied | None:
         )
     if request.times != 1 and request.how != "slow":
         return Denied("invalid", f"{request.how} is not done several times", "slow is: --how slow=3")
-    return None
+    return _no_such_device(request, node) if request.device else None
 
 
 def _on_host(core: Core, host: str) -> list[Node]:

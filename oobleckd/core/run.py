@@ -146,6 +146,16 @@ class Preparation:
     able: str = ""
 
 
+class StageTraffic(NamedTuple):
+    """What a device that shares a stage with others has had of them: bytes of weights that it read, bytes of
+    gradients that it sent them, and seconds in which it waited for such weights.
+    """
+
+    gathered_bytes: int = 0
+    gradient_bytes: int = 0
+    waited_s: float = 0.0
+
+
 @dataclass(slots=True)
 class KeptOut:
     """A node that no plan uses. ``wrong``: device -> what is wrong with what it would read; last
@@ -167,7 +177,8 @@ class Run:
     told. ``early``: round -> a step told before the ones in front of it. ``told``: device -> the last round
     that it told of. ``updates_early``: rounds of devices that were updated before all votes were in,
     ``updates_taken_back`` those in vain. ``gradients``: device -> messages with sums or means of gradients
-    that it has sent, and their bytes. ``flags``: what was last put into the votes. ``stumbled``: joining
+    that it has sent, and their bytes; ``in_stage``: what it had of the others of its stage, where there are
+    any. ``flags``: what was last put into the votes. ``stumbled``: joining
     devices a link of which broke in the deployment before this one. ``guests``: devices that were ever told
     to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps
     the policy made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its
@@ -214,6 +225,7 @@ class Run:
     updates_early: int = 0
     updates_taken_back: int = 0
     gradients: dict[str, tuple[int, int]] = field(default_factory=dict)
+    in_stage: dict[str, StageTraffic] = field(default_factory=dict)
     forgotten: bool = False
     told_of: tuple[Difference, ...] = ()
     seen_alive: tuple[object, ...] = ()

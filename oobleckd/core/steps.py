@@ -17,7 +17,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import Evaluated, StepEntry
 from oobleckd.core.events import Announce
 from oobleckd.core.pace import Paces
-from oobleckd.core.run import Run
+from oobleckd.core.run import Run, StageTraffic
 from oobleckd.core.samples import Sample
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.plan import node_of, standing_routes
@@ -58,6 +58,13 @@ def _count(core: Core, run: Run, message: StepDone) -> None:
     run.updates_taken_back += message.taken_back
     messages, num_bytes = run.gradients.get(message.device, (0, 0))
     run.gradients[message.device] = messages + message.gradient_messages, num_bytes + message.gradient_bytes
+    if message.gathered_bytes or message.shard_gradient_bytes:
+        was = run.in_stage.get(message.device, StageTraffic())
+        run.in_stage[message.device] = StageTraffic(
+            was.gathered_bytes + message.gathered_bytes,
+            was.gradient_bytes + message.shard_gradient_bytes,
+            was.waited_s + message.gather_wait_s,
+        )
     run.told[message.device] = max(run.told.get(message.device, -1), message.counters.round)
     if incident is not None and message.counters.round >= incident.round:
         incident.layer_gradients += message.layer_gradients

@@ -70,11 +70,19 @@ class _Failure(click.ParamType[tuple[How, float]]):
     "of every node on the host of NODE; slow=K: a device takes K times as long for every layer.",
 )
 @click.option(
+    "--device",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="Where it is one device's: the number of that among its node's.",
+)
+@click.option(
     "--at",
     type=click.Choice(get_args(Point)),
     default=None,
     metavar="POINT",
-    help="Not now, but when the node's first device reaches this fault point; with "
+    help="Not now, but when the device reaches this fault point; with "
     f"{' or '.join(AT_A_POINT)}. "
     f"POINT: {', '.join(get_args(Point))}.",
 )
@@ -98,6 +106,7 @@ def kill_node(
     client: Client,
     nodes: tuple[str, ...],
     failure: tuple[How, float] | None,
+    device: int,
     at: Point | None,
     round_: int,
     seconds: float,
@@ -111,7 +120,7 @@ def kill_node(
             f"--at goes with --how {' or '.join(AT_A_POINT)}: {how} waits for no fault point"
         )
     for node in nodes:
-        told(client.kill(node, how, at=at or "", round=round_, seconds=seconds, times=times))
+        told(client.kill(node, how, at=at or "", round=round_, seconds=seconds, times=times, device=device))
 
 
 @click.command()

@@ -36,7 +36,7 @@ from oobleckd.protocol.api import LostRecords
 from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.inputs import Input
 from oobleckd.protocol.jobviews import JobView
-from oobleckd.protocol.nodeviews import NodeView
+from oobleckd.protocol.nodeviews import LayerRange, NodeView, held_together
 from oobleckd.protocol.traits import NONE, between, words
 from oobleckd.words import count, layers, noun, seconds, size, why_skipped
 
@@ -271,8 +271,8 @@ def _describe_node(node: NodeView) -> None:
             for device, kind, pid in zip(node.devices, node.bits or node.kinds, node.pids, strict=False)
         ),
         "spare": _spare(node),
-        "layers": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.layers),
-        "redundant": ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in node.redundant),
+        "layers": _held(node.layers),
+        "redundant": _held(node.redundant),
     })  # fmt: skip
     devicefigures.show(node.figures)
     names = {name: None for traits in node.traits for name in traits}
@@ -280,6 +280,10 @@ def _describe_node(node: NodeView) -> None:
         emit_line("what decides bits:")
         rows = [(name, *(traits.get(name, NONE) for traits in node.traits)) for name in names]
         emit_table(("TRAIT", *node.devices), rows)
+
+
+def _held(ranges: Sequence[LayerRange]) -> str:
+    return ", ".join(f"{held.device}: {layers(held.start, held.stop)}" for held in held_together(ranges))
 
 
 def _spare(node: NodeView) -> str:

@@ -35,3 +35,4 @@ class KillBody(msgspec.Struct, forbid_unknown_fields=True):
     round: Annotated[int, Meta(ge=-1, lt=2**62)] = -1
     seconds: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     times: Annotated[float, Meta(ge=1, le=1000)] = 1.0
+    device: Annotated[int, Meta(ge=0, lt=2**16, description="The number of the device.")] = 0

@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 from oobleckd import __version__
 from oobleckd.core import view, watching
 from oobleckd.core.context import Core
+from oobleckd.core.run import Run
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import busy, devicemetrics
 from oobleckd.daemon.service import Service
@@ -205,6 +206,32 @@ def _of_gradients(core: Core) -> Iterator[Metric]:
     text = "Sums and means of gradients that a device sent to others in committed steps."
     yield _counter("oobleck_job_gradient_bytes_total", text, sent, "job", "device")
     yield _counter("oobleck_job_gradient_messages_total", "Messages with them.", messages, "job", "device")
+    yield from _in_stages(run)
+
+
+def _in_stages(run: Run | None) -> Iterator[Metric]:
+    """What devices that share a stage had of each other; no samples where no stage has several."""
+    of = run.in_stage if run is not None else {}
+    job = run.job.id if run is not None else ""
+    found: tuple[tuple[str, str, Labelled], ...] = (
+        (
+            "oobleck_job_gathered_bytes_total",
+            "Weights that a device read of the others of its stage.",
+            {(job, device): float(each.gathered_bytes) for device, each in of.items()},
+        ),
+        (
+            "oobleck_job_shard_gradient_bytes_total",
+            "Gradients that a device sent to the others of its stage.",
+            {(job, device): float(each.gradient_bytes) for device, each in of.items()},
+        ),
+        (
+            "oobleck_job_gather_wait_seconds_total",
+            "Time in which a device waited for weights of the others of its stage.",
+            {(job, device): each.waited_s for device, each in of.items()},
+        ),
+    )
+    for name, text, values in found:
+        yield _counter(name, text, values, "job", "device")
 
 
 def _of_progress(core: Core, jobs: Mapping[str, ProgressView]) -> Iterator[Metric]:

@@ -177,7 +177,10 @@ class StepDone(Message, frozen=True):
     ``evaluated``: of a round that evaluates, what it found; the rest of a step is 0 there. ``cause``: why it
     was skipped. ``routers``: of every layer with a router, what that came to; ``experts``: of those layers
     that the device speaks for, the tokens of each expert. ``gradient_messages`` of ``gradient_bytes`` are the
-    sums and means of gradients that it sent to other devices since the round before.
+    sums and means of gradients that it sent to other devices since the round before. Where a stage has
+    several devices: ``gathered_bytes`` of weights that it read of the others of its stage,
+    ``shard_gradient_bytes`` of gradients that it sent them, and ``gather_wait_s`` in which it waited for such
+    weights.
     """
 
     device: str
@@ -205,6 +208,9 @@ class StepDone(Message, frozen=True):
     experts: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     gradient_messages: int = 0
     gradient_bytes: int = 0
+    gathered_bytes: int = 0
+    shard_gradient_bytes: int = 0
+    gather_wait_s: float = 0.0
 
 
 class OpTimes(Message, frozen=True):
@@ -331,7 +337,8 @@ class Deploy(Message, frozen=True):
     device tells its op times (0: of none). ``folder``: the name of the folder in ``checkpoint.dir`` that
     takes the job's checkpoints ("": the job's id), and ``journal`` that of the journal whose mark it has ("":
     nobody looks for one). ``only_evaluates``: the job began where its training ends, so no checkpoint of its
-    end is written.
+    end is written. ``held_per_stage``: how many devices held a stage so far, where ``layout`` has another
+    number (0: it has the same): of each of their shards a target is sent what it lacks.
     """
 
     device: str
@@ -351,6 +358,7 @@ class Deploy(Message, frozen=True):
     folder: str = ""
     journal: str = ""
     only_evaluates: bool = False
+    held_per_stage: int = 0
 
 
 class Resume(Message, frozen=True):

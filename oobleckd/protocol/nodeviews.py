@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -27,6 +27,26 @@ class LayerRange(msgspec.Struct, frozen=True):
 def ranges(held: Iterable[LayerRange]) -> str:
     """The layers of a node's devices for people; those that several of them share once."""
     return ", ".join(dict.fromkeys(layers(each.start, each.stop) for each in held))
+
+
+def together(devices: Sequence[str]) -> tuple[str, ...]:
+    """``devices`` in their order, neighbours of one node under one name: "node-1/0-3"."""
+    runs: list[list[str]] = []
+    for device in devices:
+        node, _, index = device.rpartition("/")
+        if runs and index.isdigit() and runs[-1][-1] == f"{node}/{int(index) - 1}":
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return tuple(run[0] if len(run) == 1 else f"{run[0]}-{run[-1].rpartition('/')[2]}" for run in runs)
+
+
+def held_together(held: Sequence[LayerRange]) -> tuple[LayerRange, ...]:
+    """``held`` of one node, each range of layers once: what several devices hold, they hold between them."""
+    devices: dict[tuple[int, int], list[str]] = {}
+    for each in held:
+        devices.setdefault((each.start, each.stop), []).append(each.device)
+    return tuple(LayerRange(", ".join(together(names)), *range_) for range_, names in devices.items())
 
 
 class DeviceFigures(msgspec.Struct, frozen=True):

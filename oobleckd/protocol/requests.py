@@ -73,7 +73,7 @@ class Forget(Request, frozen=True):
 
 
 class Kill(Request, frozen=True):
-    """Failure injection on a node; see ``agentmessages.Inject``."""
+    """Failure injection on a node; see ``agentmessages.Inject``. ``device``: the device's number."""
 
     node: str
     how: How = "sigkill"
@@ -82,6 +82,7 @@ class Kill(Request, frozen=True):
     seconds: float = 0.0
     times: float = 1.0
     who: str = ""
+    device: int = 0
 
 
 AnyRequest = Submit | Control | Delete | Drain | Forget | Kill

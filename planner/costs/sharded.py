@@ -13,8 +13,9 @@ within a node: Jang et al. 2023 (Oobleck, section 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil
+from typing import NamedTuple
 
 import msgspec
 
@@ -110,6 +111,26 @@ def sharded_setup(setup: Setup, sharding: Sharding) -> Setup:
 def possible(devices_per_node: int) -> tuple[int, ...]:
     """The numbers of devices that stages of a node with so many may have."""
     return tuple(g for g in DEVICES_PER_STAGE if devices_per_node % g == 0)
+
+
+class StageBytes(NamedTuple):
+    """What a device of a stage has of the others in a step: bytes of weights that it ``gathered``, and of
+    ``gradients`` that it sends them.
+    """
+
+    gathered: float
+    gradients: float
+
+
+def stage_bytes(profile: Profile, layers: Iterable[int], num_micro_batches: int) -> StageBytes:
+    """Of a stage of ``layers`` of a ``sharded`` profile, through which so many micro-batches of a step go: on
+    average over its devices.
+    """
+    g = profile.devices_per_stage
+    of_layers = sum(profile.layers[layer].gathered_bytes for layer in layers)
+    # Gradients are of the numbers that it is computed with. Each device computes 1/g of the micro-batches.
+    each = of_layers * (g - 1) / g * num_micro_batches / g
+    return StageBytes(2 * each, each)  # in the forward, and once more in the backward
 
 
 class StageOption(msgspec.Struct, frozen=True):

@@ -63,7 +63,7 @@ def _giving_back(found: Proposal, copies: tuple[Transfer, ...]) -> Proposal:
     nodes = tuple(sorted({node_of(copy.target) for copy in copies}))
     action = Action("copy-back", nodes)
     text = f"{phrase(action)}, shards of {size_of(copies)}"
-    reason = f"{text}; {found.reason}"
+    reason = f"{text}; {_without_keep(found.reason)}"
     return msgspec.structs.replace(
         found,
         plan=msgspec.structs.replace(found.plan, reason=reason),
@@ -72,3 +72,8 @@ def _giving_back(found: Proposal, copies: tuple[Transfer, ...]) -> Proposal:
         way="fill" if found.way == "stay" else found.way,
         summary=f"{text}; {found.summary}" if found.summary else "",
     )
+
+
+def _without_keep(reason: str) -> str:
+    """``reason``, which does not say any more that nothing happens."""
+    return reason.removeprefix("stay: ").replace(f"{phrase(Action('keep'))}; ", "", 1)

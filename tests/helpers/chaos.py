@@ -8,17 +8,19 @@ import random
 import signal
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from oobleckd.planner.plan import node_of
+from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS
 from oobleckd.protocol.jobviews import JobView
 from oobleckd.protocol.parts import How
 from oobleckd.unixhttp import ClientError
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.manners import KEEPING, Manner, manner_of
 from tests.helpers.matrix import MOVING_TRAIN, survivable
+from tests.helpers.sharedmatrix import shared_resources
 from tests.helpers.smalldisk import SmallDisk
 
 OF_NODES = ("device", "one-device", "sigkill", "agent-only", "sigterm", "sigstop", "hang", "net-drop")
@@ -32,14 +34,22 @@ _AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given 
 _DAEMON_EVERY = 3  # in every third run the daemon dies, too
 
 
-def random_seed(cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, manner: Manner | None = None) -> str:
-    """A job during which one or two nodes fail at random times, in one of ``hows``. Returns what was done."""
+def random_seed(
+    cluster: Cluster, seed: int, hows: Sequence[str] = HOWS, manner: Manner | None = None, each: int = 1
+) -> str:
+    """A job during which one or two nodes fail at random times, in one of ``hows``. Returns what was done.
+    Its stages have ``each`` devices, which a node has.
+    """
     rng = random.Random(seed)
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     manner = manner or manner_of(seed)
+    tables = manner.tables(cluster.num_devices)
+    if each > 1:
+        nodes = 2 if manner.policy in WITH_REDUNDANT_LAYERS else 1 + seed % 2
+        tables |= {"resources": shared_resources(each, nodes)}
     with contextlib.ExitStack() as stack:
-        return _seed(Scene(cluster, stack), rng, seed, hows, manner)
+        return _seed(Scene(cluster, stack), rng, seed, hows, manner, tables)
 
 
 class Scene:
@@ -119,9 +129,16 @@ class Scene:
         return None if view.checkpoint_trouble is None else f"{view.checkpoint_trouble.tries} tries in vain"
 
 
-def _seed(scene: Scene, rng: random.Random, seed: int, hows: Sequence[str], manner: Manner) -> str:
+def _seed(
+    scene: Scene,
+    rng: random.Random,
+    seed: int,
+    hows: Sequence[str],
+    manner: Manner,
+    tables: dict[str, dict[str, Any]],
+) -> str:
     cluster = scene.cluster
-    tables = manner.tables(cluster.num_devices) | scene.tables()
+    tables = tables | scene.tables()
     job = cluster.client.submit(tiny_job(f"chaos-{seed}", train={"steps": 40}, **tables)).id
     story: list[str] = []
     struck: set[str] = set()

@@ -19,7 +19,18 @@ from torch import Tensor
 
 from oobleckd.core.decide import LostLayers, Standing, decide
 from oobleckd.planner.costs.work import StageWork
-from oobleckd.planner.plan import Detours, Layers, Layout, Pipeline, Range, Route, Segment, holdings_of
+from oobleckd.planner.plan import (
+    Detours,
+    Layers,
+    Layout,
+    Pipeline,
+    Range,
+    Route,
+    Segment,
+    Transfer,
+    holdings_of,
+    shard_group,
+)
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import LayerCost, Profile
 from oobleckd.planner.reroute.reroute import reroute
@@ -143,6 +154,7 @@ class World:
         self.evaluations: dict[tuple[int, int], tuple[EvalSum, ...]] = {}
         self.redone = self.forwards_again = 0
         self.gradients: dict[str, list[tuple[int, int]]] = {}
+        self.in_stage: dict[str, list[tuple[int, int]]] = {}
         self.progress: dict[str, Progress] = {}
         self.controls: list[tuple[str, Callable[[Executor], None]]] = []
         self.reports: list[tuple[str, Callable[[Executor], None]]] = []
@@ -199,7 +211,7 @@ class World:
         deploy = Deploy(device, 1, "job", self.job, self.layout, counters, source, (), {}, "", "")
         deployment = Deployment(deploy, store, messenger, faults)
         deployment.start()
-        store.adopt(deployment.layers, deployment.incoming)
+        deployment.adopt()
         self.nodes[device] = Node(messenger, executor, faults, told)
 
     def _order(self, device: str) -> Order:
@@ -248,14 +260,7 @@ class World:
         """Until every live device holds; asserts that nothing is stuck."""
         idle = 0
         for _ in range(limit):
-            if self.controls and self.random.random() < 0.3:
-                device, act = self.controls.pop(0)
-                self._in(device, act)
-            elif self.random.random() < 0.3:
-                self.deliver_late()
-            device = self.random.choice(self.live())
-            worked = self._in(device, Executor.advance)
-            self._listen()
+            worked = self.step()
             idle = 0 if worked or self.late or self.controls else idle + 1
             if idle > 20 * len(self.live()):
                 if not self._held_early():
@@ -267,6 +272,18 @@ class World:
                 idle = 0
         holding = [self.nodes[device].executor.holding for device in self.live()]
         assert all(holding), f"stuck: {dict(zip(self.live(), holding, strict=True))}"
+
+    def step(self) -> bool:
+        """One thing that happens; whether a device did something."""
+        if self.controls and self.random.random() < 0.3:
+            device, act = self.controls.pop(0)
+            self._in(device, act)
+        elif self.random.random() < 0.3:
+            self.deliver_late()
+        device = self.random.choice(self.live())
+        worked = self._in(device, Executor.advance)
+        self._listen()
+        return worked
 
     def _held_early(self) -> bool:
         executors = [self.nodes[device].executor for device in self.live()]
@@ -304,6 +321,59 @@ class World:
             executor = self.nodes[device].executor
             executor.adopt(self.layout, executor.counters, orders.get(device, ()))
             executor.resume()
+
+    def regroup(self, stages: Sequence[Sequence[tuple[str, Range]]], devices_per_stage: int) -> None:
+        """Lay out anew at this boundary, with copies: pipelines of these hops, each named by the first device
+        of its stage, of which there are so many.
+        """
+        self.epoch += 1
+        before, each = self.layout, devices_per_stage
+        lanes = [
+            tuple(Segment(shard_group(device, each)[rank], layers) for device, layers in hops)
+            for hops in stages
+            for rank in range(each)
+        ]
+        routes = [Route(mb, self.epoch, lanes[mb % len(lanes)]) for mb in range(self.job.num_micro_batches)]
+        holdings = holdings_of(segment for lane in lanes for segment in lane)
+        self.layout = Layout(
+            self.epoch, self.spec.num_layers, holdings, tuple(routes), devices_per_stage=each
+        )
+        transfers = tuple(
+            Transfer(layer, source, target, 1)
+            for target, layers in sorted(holdings.items())
+            for layer in layers.layers()
+            for source in self._a_copy(before, layer)
+            if source != target
+        )
+        counters = next(iter(self.nodes.values())).executor.counters
+        deployments = {}
+        for device in self.live():
+            node = self.nodes[device]
+            message = Deploy(
+                device, self.epoch, "job", self.job, self.layout, counters, "copy", transfers, {}, "", "",
+                held_per_stage=before.devices_per_stage,
+            )  # fmt: skip
+            deployments[device] = Deployment(message, node.executor.store, node.messenger, node.faults)
+            deployments[device].start()
+        while any(deployment.awaited for deployment in deployments.values()):
+            self.deliver_late()
+            for deployment in deployments.values():
+                deployment.advance()
+        self.devices_per_stage, self.gone, self.dead = each, self.gone | self.dead, set()
+        for device, deployment in deployments.items():
+            deployment.adopt()
+            if deployment.layers is None:
+                self.gone.add(device)
+            else:
+                self.nodes[device].executor.adopt(self.layout, counters)
+        for device in self.live():
+            self.nodes[device].executor.resume()
+
+    def _a_copy(self, layout: Layout, layer: int) -> list[str]:
+        """A live holder of every shard of ``layer``."""
+        found = {layout.rank(device): device for device in layout.holders(layer) if device in self.live()}
+        assert len(found) == layout.devices_per_stage
+        return [found[rank] for rank in sorted(found)]
 
     def _orders(self) -> dict[str, Order]:
         """Where routes cross, as the planner has it for equal layers."""
@@ -354,6 +424,8 @@ class World:
             case StepDone():
                 sent = message.gradient_messages, message.gradient_bytes
                 self.gradients.setdefault(device, []).append(sent)
+                shared = message.gathered_bytes, message.shard_gradient_bytes
+                self.in_stage.setdefault(device, []).append(shared)
                 if message.outcome == "evaluated":
                     at = (message.counters.step, message.counters.evaluated)
                     assert self.evaluations.setdefault(at, message.evaluated) == message.evaluated

@@ -241,7 +241,7 @@ class JobHolder(ABC):
         self.messenger.purge(lambda key: key[0] in KINDS and int(key[1]) <= deployment.message.epoch)
         if deployment.message.epoch != layout_epoch:
             return
-        self.executor.store.adopt(deployment.layers, deployment.incoming)
+        deployment.adopt()
         gone = self.transport.peers() - deployment.message.layout.holdings.keys()
         self._forget(gone)
         if deployment.layers is None:

@@ -14,17 +14,19 @@ from pathlib import Path
 
 import msgspec
 
-from oobleckd.planner.plan import Layers, Range, Transfer
+from oobleckd.planner.plan import Layers, Range, Transfer, shard_rank
 from oobleckd.protocol.messages import Deploy
 from oobleckd.words import count
 from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.models import Layer
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
+from oobleckd.worker.reconfigure.recut import Recut
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.store import Store
+from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 STATE, SENT, WANTED = "T", "P", "Q"
 """Kinds of tensor messages: state; buckets that were pre-copied; those of them that are wanted
@@ -34,22 +36,35 @@ KINDS = frozenset({STATE, SENT, WANTED})
 
 
 def expected(store: Store, transfers: tuple[Transfer, ...], target: str) -> dict[int, str]:
-    """Bucket -> the device that sends it to ``target``. Source and target compute the same."""
-    sources: dict[int, str] = {}
-    for transfer in transfers:
-        if transfer.target == target:
-            for bucket in store.spec.buckets_of(transfer.layer):
-                sources.setdefault(bucket, transfer.source)
-    return sources
+    """Bucket -> the device that sends its shard to ``target``. Source and target compute the same."""
+    return {bucket: source for (bucket, _), source in _senders(store, transfers, target, 1).items()}
 
 
-def outgoing(store: Store, transfers: tuple[Transfer, ...], source: str) -> dict[str, list[int]]:
-    """Target -> the buckets that ``source`` sends to it."""
+def outgoing(
+    store: Store, transfers: tuple[Transfer, ...], source: str, held_per_stage: int = 1
+) -> dict[str, list[int]]:
+    """Target -> the buckets that ``source`` sends to it. ``held_per_stage``: where stages are to have another
+    number of devices, how many they had.
+    """
     targets = sorted({transfer.target for transfer in transfers if transfer.source == source})
+    senders = {target: _senders(store, transfers, target, held_per_stage) for target in targets}
     return {
-        target: [bucket for bucket, sender in expected(store, transfers, target).items() if sender == source]
+        target: [bucket for (bucket, _), sender in senders[target].items() if sender == source]
         for target in targets
     }
+
+
+def _senders(
+    store: Store, transfers: tuple[Transfer, ...], target: str, num_shards: int
+) -> dict[tuple[int, int], str]:
+    """(Bucket, rank) -> who sends ``target`` that shard of it, of so many."""
+    found: dict[tuple[int, int], str] = {}
+    for transfer in transfers:
+        if transfer.target == target:
+            rank = shard_rank(transfer.source, num_shards)
+            for bucket in store.spec.buckets_of(transfer.layer):
+                found.setdefault((bucket, rank), transfer.source)
+    return found
 
 
 @dataclass(slots=True)
@@ -74,6 +89,12 @@ class Deployment:
     staged: set[int] = field(default_factory=set)
     copied_bytes: int = 0
     staged_bytes: int = 0
+    recut: Recut | None = None
+
+    @property
+    def rank(self) -> int:
+        """Whose shards this device will hold."""
+        return self.message.layout.rank(self.message.device)
 
     @property
     def layers(self) -> Layers | None:
@@ -97,11 +118,18 @@ class Deployment:
     def start(self) -> None:
         """Send what others need, then load, initialise or await what is missing. Raises UserError."""
         self._check_model()
-        layout, device = self.message.layout, self.message.device
-        self.store.divide(layout.devices_per_stage, layout.rank(device))
+        num_shards = self.message.layout.devices_per_stage
+        if self.message.held_per_stage:
+            self.recut = Recut.of(self.store, self.message.held_per_stage, num_shards, self.rank)
+        else:
+            self.store.divide(num_shards, self.rank)
         self._send()
         needed = self.store.needed(self.layers) if self.layers else ()
-        if self.message.source == "copy":
+        if self.recut is not None:
+            self.awaited = set(needed)
+            for bucket in self.recut.begin(needed, self.store):
+                self._has_all(bucket)
+        elif self.message.source == "copy":
             missing = {bucket for bucket in needed if bucket not in self.store.buckets}
             self.coming = expected(self.store, self.message.transfers, self.message.device)
             unsent = missing - self.coming.keys()
@@ -111,6 +139,11 @@ class Deployment:
             self.incoming = {bucket: self.store.fresh(bucket) for bucket in needed}
         else:
             self.incoming = self.store.loaded(Path(self.message.source), needed)
+
+    def adopt(self) -> None:
+        """Bring what was prepared into force: the store holds it, and nothing else."""
+        self.store.divide(self.message.layout.devices_per_stage, self.rank)
+        self.store.adopt(self.layers, self.incoming)
 
     def _check_model(self) -> None:
         """Whether the model is here what it was where it was measured: it is looked up in a folder anew."""
@@ -132,7 +165,8 @@ class Deployment:
 
     def _send(self) -> None:
         message = self.message
-        for target, buckets in outgoing(self.store, message.transfers, message.device).items():
+        sends = outgoing(self.store, message.transfers, message.device, message.held_per_stage or 1)
+        for target, buckets in sends.items():
             sent = (
                 self.precopy_source.sent_to(target) & set(buckets)
                 if self.precopy_source is not None
@@ -151,8 +185,12 @@ class Deployment:
     def _send_state(self, target: str, bucket: int) -> None:
         state = self.store.buckets[bucket]
         meta = msgspec.msgpack.encode(state.exponents)
-        self.messenger.send(target, (STATE, self.message.epoch, bucket), state.storages(), meta)
+        self.messenger.send(target, self._key(bucket, self.store.rank), state.storages(), meta)
         self.faults.reach("copy", self.message.counters.round)
+
+    def _key(self, bucket: int, rank: int) -> Key:
+        """Of the state of ``bucket`` from a device of ``rank``."""
+        return (STATE, self.message.epoch, bucket, rank)
 
     def _say(self, peer: str, kind: str, buckets: frozenset[int]) -> None:
         meta = msgspec.msgpack.encode(sorted(buckets))
@@ -177,7 +215,7 @@ class Deployment:
     def _hear_what_was_sent(self) -> bool:
         """Take what was pre-copied, as a source says that no more of it comes, and ask for the rest."""
         heard = False
-        for source in sorted({self.coming[bucket] for bucket in self.awaited}):
+        for source in sorted({self.coming[bucket] for bucket in self.awaited & self.coming.keys()}):
             sent = self._heard(SENT, source)
             if sent is None:
                 continue
@@ -209,13 +247,29 @@ class Deployment:
         """Take in state that was sent."""
         received = False
         for bucket in sorted(self.awaited):
-            message = self.messenger.take((STATE, self.message.epoch, bucket))
-            if message is None:
-                continue
-            exponents = msgspec.msgpack.decode(message.meta, type=tuple[int, ...])
-            self.incoming[bucket] = BucketState.received(self.store.shape(bucket), message.tensors, exponents)
-            self.copied_bytes += self.incoming[bucket].num_bytes
-            self.awaited.discard(bucket)
-            received = True
-            self.faults.reach("copy", self.message.counters.round)
+            ranks = (self.rank,) if self.recut is None else tuple(sorted(self.recut.missing[bucket]))
+            for rank in ranks:
+                message = self.messenger.take(self._key(bucket, rank))
+                if message is not None:
+                    self._take(bucket, rank, message)
+                    received = True
+                    self.faults.reach("copy", self.message.counters.round)
         return received
+
+    def _take(self, bucket: int, rank: int, message: TensorMessage) -> None:
+        """The state of ``bucket`` from a device of ``rank``."""
+        exponents = msgspec.msgpack.decode(message.meta, type=tuple[int, ...])
+        if self.recut is not None:
+            self.copied_bytes += sum(tensor.nbytes for tensor in message.tensors)
+            if self.recut.take(bucket, rank, message.tensors, exponents):
+                self._has_all(bucket)
+            return
+        self.incoming[bucket] = BucketState.received(self.store.shape(bucket), message.tensors, exponents)
+        self.copied_bytes += self.incoming[bucket].num_bytes
+        self.awaited.discard(bucket)
+
+    def _has_all(self, bucket: int) -> None:
+        """Every shard of ``bucket`` is here, of which this device keeps its new one."""
+        assert self.recut is not None
+        self.incoming[bucket] = self.recut.made(bucket)
+        self.awaited.discard(bucket)

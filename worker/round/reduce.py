@@ -120,6 +120,7 @@ class Reducer:
         self.upset: Callable[[Tensor], object] | None = None
         self.exact, self.guarded, self.released, self.reached = exact, guarded, released, reached
         self.parts: dict[tuple[int, int], sums.Sum] = {}
+        self._cut_as = store.shards
         self.nan: set[int] = set()
         self.overflow: set[int] = set()
         self.losses: dict[int, float | Tensor] = {}
@@ -133,6 +134,8 @@ class Reducer:
         """The layers held have changed: keep a sum for each (bucket, use) of them, 8 bytes a parameter (4
         where not exact), and free the others.
         """
+        if self._cut_as is not self.store.shards:
+            self._cut_as, self.parts = self.store.shards, {}
         # Of the store and not of the exchange, which has no bucket of the model in a round that evaluates.
         wanted = sorted((bucket, use) for bucket in self.store.buckets for use in self.store.uses(bucket))
         self.parts = {key: self.parts.get(key) or self._sum(key[0]) for key in wanted}

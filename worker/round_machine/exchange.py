@@ -81,8 +81,6 @@ class Exchange:
     device: str
     of_model: Sequence[tuple[int, ...]]
     numbers: Sequence[Sequence[int]]
-    shards: Sequence[Sequence[int]] = ()
-    rank_of: Callable[[str], int] = _alone
     per_step: int = 0
     per_next: int = 0
     ledger: Ledger = field(default_factory=Ledger)
@@ -105,6 +103,8 @@ class Exchange:
     reduced: dict[int, Given] = field(default_factory=dict)
     among: tuple[int, frozenset[str], bool] = (-1, frozenset(), False)
     looked_at: int = -1
+    shards: Sequence[Sequence[int]] = ()
+    rank_of: Callable[[str], int] = _alone
 
     def cut(self, numbers: Sequence[Sequence[int]], shards: Sequence[Sequence[int]]) -> None:
         """Buckets are cut otherwise from the next layout on."""
@@ -171,8 +171,10 @@ class Exchange:
     def _enter(self, bucket: int) -> None:
         """What of ``bucket`` is here and what is to come, under a new epoch."""
         self.sources[bucket] = ()
-        if bucket not in self.donors and self.made_here(bucket):
-            # Also where it is reduced: the means of another shard may have died with whoever had them.
+        # Means of another shard may have died with whoever had them: then all of them are made anew, here as
+        # well, for those to whom they were not given.
+        is_made = bucket not in self.reduced or self._is_sharded
+        if is_made and bucket not in self.donors and self.made_here(bucket):
             self.sources[bucket] = tuple(filter(self.is_alike, self.holders[bucket]))
         if bucket in self.reduced:
             return

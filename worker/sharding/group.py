@@ -10,10 +10,12 @@ reads what somebody updates. After it nobody computes before all of the group ha
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -37,8 +39,24 @@ class ShownBuckets(msgspec.Struct, frozen=True):
     handles: dict[int, Handle]
 
 
-Source = tuple[Tensor, Tensor]
-"""Where numbers go, and where they come from."""
+class GroupCount(NamedTuple):
+    """What a device got of its group, and gave: bytes of weights that it read of the others', and of
+    gradients that it sent them; seconds in which it computed nothing, as weights were not here yet.
+    """
+
+    gathered_bytes: int = 0
+    gradient_bytes: int = 0
+    waited_s: float = 0.0
+
+
+NOTHING_SHARED = GroupCount()
+
+
+class Sources(NamedTuple):
+    """Of a layer's weights: where numbers go and where they come from, and bytes that others have of it."""
+
+    pairs: Sequence[tuple[Tensor, Tensor]]
+    num_bytes: int
 
 
 def _copier() -> ThreadPoolExecutor:
@@ -51,8 +69,9 @@ def _copier() -> ThreadPoolExecutor:
 class ShardGroup:
     """Of ``device``. ``others``: the rest of its group, by rank; nobody, where stages have one device.
 
-    ``reached``: called whenever a layer has its weights. ``num_gathered``: bytes that were read of the
-    others' since they were last counted; ``waited_s``: how long layers were waited for so far (s).
+    ``reached``: called whenever a layer has its weights. ``waited_s``: for those of each layer;
+    ``gathered_bytes``, that were read of the others', and ``gradient_bytes`` that were sent them, as
+    ``waited_s`` since they were last counted.
     """
 
     device: str
@@ -61,21 +80,21 @@ class ShardGroup:
     others: dict[int, str] = field(default_factory=dict)
     epoch: int = 0
     reached: Callable[[], None] = lambda: None
-    num_gathered: int = 0
-    waited_s: float = 0.0
+    gathered_bytes: int = 0
+    gradient_bytes: int = 0
+    waited_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     _copier: ThreadPoolExecutor = field(default_factory=_copier)
     _ahead: tuple[GatheredLayer, Future[None]] | None = None
     _updated: dict[str, int] = field(default_factory=dict)
     _memory: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    _sources: dict[int, list[Source]] = field(default_factory=dict)
+    _sources: dict[int, Sources] = field(default_factory=dict)
 
     def adopt(self, layout: Layout) -> None:
         """Be part of the group that ``layout`` has this device in."""
         group = layout.group(self.device)
         self.others = {rank: name for rank, name in enumerate(group) if name != self.device}
-        if self._ahead is not None:
-            self._ahead[1].result()
-        self.epoch, self._ahead = layout.epoch, None
+        self._forget_ahead()
+        self.epoch = layout.epoch
         self._updated, self._memory, self._sources = {}, {}, {}
         self.messenger.purge(lambda key: key[0] == UPDATED and int(key[1]) < layout.epoch)
 
@@ -85,6 +104,8 @@ class ShardGroup:
         """Say that this device has updated, and has the weights of ``round_``."""
         if not self.others:
             return
+        # A hop that halted may have left a layer as it was before the update.
+        self._forget_ahead()
         assert self.store.memory is not None
         meta = msgspec.msgpack.encode(ShownBuckets(self.store.memory.handles))
         for peer in self.others.values():
@@ -124,9 +145,9 @@ class ShardGroup:
     def _with_weights(
         self, layers: Mapping[int, GatheredLayer], number: int, following: int | None
     ) -> Iterator[None]:
-        layer, began = layers[number], time.perf_counter()
+        layer, began_s = layers[number], time.perf_counter()
         self._await(layer)
-        self.waited_s += time.perf_counter() - began
+        self.waited_s[number] += time.perf_counter() - began_s
         try:
             self.reached()
             if following is not None:
@@ -142,23 +163,35 @@ class ShardGroup:
         if under_way is not None:
             ahead, gathering = under_way
             gathering.result()
+            self.gathered_bytes += self._of_layer(ahead.layer).num_bytes
             if ahead is layer:
                 return
             ahead.drop()  # the hop that it was for has halted
         self._gather(layer)
+        self.gathered_bytes += self._of_layer(layer.layer).num_bytes
+
+    def _forget_ahead(self) -> None:
+        """Whatever is under way, or here for who asks next, is not wanted any more."""
+        under_way, self._ahead = self._ahead, None
+        if under_way is not None:
+            layer, gathering = under_way
+            gathering.result()
+            layer.drop()
 
     def _gather(self, layer: GatheredLayer) -> None:
         layer.take()
         with torch.no_grad():
-            for into, numbers in self._of_layer(layer.layer):
+            for into, numbers in self._of_layer(layer.layer).pairs:
                 into.copy_(numbers)
 
-    def _of_layer(self, layer: int) -> Sequence[Source]:
+    def _of_layer(self, layer: int) -> Sources:
         if layer not in self._sources:
-            self._sources[layer] = list(self._found(layer))
+            found = list(self._found(layer))
+            others = sum(into.nbytes for rank, into, _ in found if rank != self.store.rank)
+            self._sources[layer] = Sources([(into, place) for _, into, place in found], others)
         return self._sources[layer]
 
-    def _found(self, layer: int) -> Iterator[Source]:
+    def _found(self, layer: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         store, spec = self.store, self.store.spec
         assert store.memory is not None
         numbers = store.memory.layers[layer].numbers
@@ -168,7 +201,7 @@ class ShardGroup:
                 for part, (key, begin, end) in enumerate(store.shards.shard(bucket, rank).parts):
                     slot, into = numbers[bucket, key]
                     place = storages[slot][part]
-                    yield into[begin:end], place.view(-1)
+                    yield rank, into[begin:end], place.view(-1)
 
     def _storages(self, bucket: int, rank: int) -> Mapping[str, Mapping[int, Tensor]]:
         """By slot and part the numbers of the device of ``rank``, detached."""
@@ -200,7 +233,9 @@ class ShardGroup:
                 for bucket in grads
                 for part in self.store.shards.shard(bucket, rank).of_keys(grads[bucket])
             ]
-            self.messenger.send(peer, key, [*(part.contiguous() for part in mine), *told])
+            tensors = [*(part.contiguous() for part in mine), *told]
+            self.gradient_bytes += sum(tensor.nbytes for tensor in tensors)
+            self.messenger.send(peer, key, tensors)
 
     def parts(self, grads: Mapping[int, Sequence[Tensor]]) -> Mapping[int, Sequence[Tensor]]:
         """Of ``grads``, by bucket a tensor for each key, this device's part."""
@@ -215,6 +250,15 @@ class ShardGroup:
             found[bucket] = [next(rest) for _ in self.store.shard(bucket).parts]
         return found, list(rest)
 
+    # ------------------------------------------------------------------ counts
+
+    def take_count(self) -> GroupCount:
+        """What there was since the last call."""
+        count = GroupCount(self.gathered_bytes, self.gradient_bytes, sum(self.waited_s.values(), 0.0))
+        self.gathered_bytes = self.gradient_bytes = 0
+        self.waited_s.clear()
+        return count
+
     # ------------------------------------------------------------------ whole states
 
     def whole(self, bucket: int) -> BucketState:
@@ -222,9 +266,6 @@ class ShardGroup:
         store = self.store
         shape = store.shards.whole_shape(bucket)
         state = BucketState(shape, shape.zeros(store.device), store.buckets[bucket].exponents)
-        with torch.no_grad():
-            for rank in range(store.shards.num_shards):
-                views = self._storages(bucket, rank)
-                for whole, part in store.shards.pieces(bucket, rank, views, state):
-                    whole.copy_(part)
+        for rank in range(store.shards.num_shards):
+            store.shards.fill(bucket, rank, self._storages(bucket, rank), state)
         return state

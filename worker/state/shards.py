@@ -97,6 +97,20 @@ class Shards:
                 mine.copy_(its)
         return state
 
+    def fill(
+        self,
+        bucket: int,
+        rank: int,
+        views: Mapping[str, Mapping[int, Tensor]],
+        whole: BucketState,
+    ) -> None:
+        """Put the shard of ``rank``, whose ``views`` are by slot and part, into the ``whole`` state of
+        ``bucket``.
+        """
+        with torch.no_grad():
+            for its, mine in self.pieces(bucket, rank, views, whole):
+                its.copy_(mine)
+
     def pieces(
         self,
         bucket: int,

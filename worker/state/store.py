@@ -98,11 +98,11 @@ class Store:
         return dict(zip(buckets, found, strict=True))
 
     def divide(self, num_shards: int, rank: int) -> None:
-        """From now on hold of every bucket the shard of ``rank``, of so many. Only while nothing is here, or
-        as before.
+        """From now on hold of every bucket the shard of ``rank``, of so many. Where that is another one than
+        so far, nothing of what was here is.
         """
         if (num_shards, rank) != (self.shards.num_shards, self.rank):
-            assert not self.buckets, "state is cut when it comes"
+            self.buckets, self.layers = {}, {}
             self.shards, self.rank = Shards(self.spec, self.device, num_shards), rank
             self.memory = ShardMemory(self.shards, rank) if num_shards > 1 else None
 

@@ -129,7 +129,7 @@ class Executor:
         self.checkpoint_due = False
         self.sample_every = 0  # op times are told of rounds whose number it divides
         self.group = ShardGroup(
-            device, store, self.gradients, reached=lambda: self.faults.reach("gather", self.counters.round)
+            device, store, messenger, reached=lambda: self.faults.reach("gather", self.counters.round)
         )
         self.context = ComputeContext(
             device,
@@ -450,7 +450,7 @@ class Executor:
                 self.corpus, self.weights_of(was.step), self.now.clock, self.context.timer, self.saving.due,
                 taken_back=self.now.clock.early and not command.early, cause=command.cause,
                 fingerprints=self.check.told(was.step, vote), experts=self._expert_tokens(),
-                sent=self.gradients.take_count(),
+                sent=self.gradients.take_count(), group=self.group.take_count(),
             )
         )  # fmt: skip
         self.faults.reach("updated", was.round)

@@ -18,6 +18,7 @@ from oobleckd.worker.messaging.messenger import NOTHING_SENT, SentCount
 from oobleckd.worker.round.round import RoundClock
 from oobleckd.worker.round.weights import Weights
 from oobleckd.worker.runtime.timing import DeviceTimer
+from oobleckd.worker.sharding.group import NOTHING_SHARED, GroupCount
 
 
 def step_done(
@@ -39,11 +40,13 @@ def step_done(
     fingerprints: Fingerprints | None = None,
     experts: Mapping[int, tuple[int, ...]] | None = None,
     sent: SentCount = NOTHING_SENT,
+    group: GroupCount = NOTHING_SHARED,
 ) -> StepDone:
     """Of the round that ``counters`` begin, committed with ``vote``. ``rates``: gradient norm and learning
     rate; ``weights``: of the step's micro-batches; ``due``: what follows of checkpoints; ``taken_back``: an
     early update was in vain; ``fingerprints``: where they were asked for; ``experts``: tokens of each, of the
-    layers that the device speaks for; ``sent``: of gradients, since the round before.
+    layers that the device speaks for; ``sent``: of sums and means of gradients, and ``group``: within the
+    shard group, since the round before.
     """
     samples, ledger = ledger_digest(corpus, counters.step, vote.losses)
     return StepDone(
@@ -70,6 +73,9 @@ def step_done(
         experts=dict(experts or {}),
         gradient_messages=sent.messages,
         gradient_bytes=sent.num_bytes,
+        gathered_bytes=group.gathered_bytes,
+        shard_gradient_bytes=group.gradient_bytes,
+        gather_wait_s=group.waited_s,
     )
 
 

@@ -13,7 +13,7 @@ from oobleckd.ctl.output import emit_table, since, tolerance, when
 from oobleckd.protocol.evalviews import EvaluationView
 from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.jobviews import JobView, PipelineView, RouterView, ShownStage, StepView, TemplateView
-from oobleckd.protocol.nodeviews import NodeView, ranges
+from oobleckd.protocol.nodeviews import NodeView, ranges, together
 from oobleckd.protocol.watch import GoodputView, LayerView
 from oobleckd.words import layers, loss, plain, rate, seconds, short, size
 
@@ -60,6 +60,11 @@ def _held(node: NodeView) -> str:
     """What it computes, and in brackets what it holds for others."""
     computed, redundant = ranges(node.layers), ranges(node.redundant)
     return f"{computed or '-'} ({redundant})" if redundant else computed or "-"
+
+
+def _holders(layer: LayerView) -> Sequence[str]:
+    """Those with a copy; several that have one between them under one name."""
+    return layer.devices if layer.copies == len(layer.devices) else together(layer.devices)
 
 
 def _stages(pipeline: PipelineView) -> str:
@@ -199,7 +204,7 @@ INCIDENT: tuple[Column[IncidentView], ...] = (
 LAYER: tuple[Column[LayerView], ...] = (
     Column("LAYER", lambda layer: str(layer.layer)),
     Column("COPIES", lambda layer: str(layer.copies)),
-    Column("DEVICES", lambda layer: ", ".join(layer.devices) or "-"),
+    Column("DEVICES", lambda layer: ", ".join(_holders(layer)) or "-"),
 )
 
 ROUTER: tuple[Column[RouterView], ...] = (

@@ -144,6 +144,16 @@ def test_gradients_sent_are_added_up_by_device(world):
         hear(world, msgspec.structs.replace(done, gradient_messages=3, gradient_bytes=1000), node)
     assert run.gradients["n01/0"] == (6, 2000)
     assert run.gradients["n02/0"] == (3, 1000)
+    assert run.in_stage == {}
+
+
+def test_what_devices_of_a_stage_have_of_each_other_is_added_up(world):
+    run = world.machine.core.run
+    for _ in range(2):
+        done = step_done(world, "n01/0", loss=world.job().losses[1])
+        done = msgspec.structs.replace(done, gathered_bytes=400, shard_gradient_bytes=200, gather_wait_s=0.25)
+        hear(world, done, "n01")
+    assert run.in_stage == {"n01/0": (800, 400, 0.5)}
 
 
 def test_what_nobody_waits_for_is_acknowledged(world):

@@ -147,6 +147,21 @@ def test_kill_only_where_it_is_allowed(world):
     denied(guarded, Kill("n01"), "forbidden")
 
 
+def test_one_device_of_several_by_its_number():
+    world = World(1, 2, num_devices=2)
+    world.run_for(1.0)
+    told = []
+    world.network.tell = told.append
+    answer = world.ask(Kill("n02", "device", "reduce", device=1))
+    assert answer.message == "fault device is on its way to n02"
+    assert Inject("device", "n02/1", "reduce") in [tell.message for tell in told]
+    assert "kill n02: device 1 at reduce" in world.daemon.changes[-1].text
+    world.ask(Kill("n02", "hang", device=1))
+    assert "kill n02: hang of device 1" in world.daemon.changes[-1].text
+    assert "2 devices, numbered from 0" in denied(world, Kill("n02", "device", device=2), "invalid").hint
+    denied(world, Kill("n02", "sigkill", device=1), "invalid")
+
+
 def test_a_host_is_all_nodes_on_it_and_only_what_can_end_has_a_time(world):
     told = []
     world.network.tell = told.append

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from oobleckd import __version__
 from oobleckd.core.entries import StepEntry
 from oobleckd.core.events import Heard
-from oobleckd.core.run import Run
+from oobleckd.core.run import Run, StageTraffic
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import metrics
 from oobleckd.daemon.config import Config
@@ -145,6 +145,21 @@ async def test_gradients_sent_by_device(tmp_path: Path) -> None:
     families = await rendered(service)
     assert value(families["oobleck_job_gradient_bytes"], job="job-1", device="n1/0") == 5600
     assert value(families["oobleck_job_gradient_messages"], job="job-1", device="n2/0") == 7
+    assert families["oobleck_job_gathered_bytes"].samples == []
+    await service.close()
+
+
+@pytest.mark.asyncio
+async def test_what_devices_of_a_stage_have_of_each_other(tmp_path: Path) -> None:
+    service = open_service(
+        Config(state_dir=str(tmp_path), curve=False, endpoint="tcp://127.0.0.1:0", replay_mb=0)
+    )
+    service.machine.core.run = Run(train(service), in_stage={"n1/0": StageTraffic(800, 400, 0.5)})
+    families = await rendered(service)
+    of = {"job": "job-1", "device": "n1/0"}
+    assert value(families["oobleck_job_gathered_bytes"], **of) == 800
+    assert value(families["oobleck_job_shard_gradient_bytes"], **of) == 400
+    assert value(families["oobleck_job_gather_wait_seconds"], **of) == 0.5
     await service.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oobleckd.protocol.jobviews import PipelineView
-from oobleckd.protocol.nodeviews import LayerRange
+from oobleckd.protocol.nodeviews import LayerRange, held_together, together
 
 
 def pipeline(*held: tuple[str, int, int], vacant: tuple[str, ...] = ()) -> PipelineView:
@@ -29,3 +29,16 @@ def test_a_stage_that_lacks_one_device_is_not_vacant() -> None:
     held = [("a/0", 0, 2), ("a/1", 0, 2), ("b/0", 2, 4), ("b/1", 2, 4)]
     broken, gone = pipeline(*held, vacant=("a/1", "b/0", "b/1")).shown
     assert (broken.absence, gone.absence) == ("without a/1", "vacant")
+
+
+def test_what_several_devices_hold_between_them_is_said_once() -> None:
+    held = [("a/0", 0, 2), ("a/1", 0, 2), ("a/2", 2, 4), ("a/3", 2, 4), ("a/5", 2, 4)]
+    found = held_together([LayerRange(*each) for each in held])
+    assert found == (LayerRange("a/0-1", 0, 2), LayerRange("a/2-3, a/5", 2, 4))
+    alone = [LayerRange("a/0", 0, 2), LayerRange("a/1", 2, 4)]
+    assert held_together(alone) == tuple(alone)
+
+
+def test_neighbours_of_one_node_have_one_name() -> None:
+    assert together(["a/9", "a/10", "a/11", "b/12", "c", "c/0"]) == ("a/9-11", "b/12", "c", "c/0")
+    assert together([]) == ()

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch import Tensor
 
 from oobleckd.host.checkpoint import complete
+from oobleckd.planner.plan import Range
 from oobleckd.protocol.checkpoint import manifest_of
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.jobschedule import Schedule
-from oobleckd.protocol.parts import Counters
-from tests.helpers.engine import Cuts, World
+from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.worker.round_machine.commands import BeginRound
+from oobleckd.worker.sharding.group import ShardGroup
+from oobleckd.worker.training.executor import Executor
+from tests.helpers.engine import Cuts, World, flag_all
 from tests.helpers.engine_jobs import GOAL, SCHEDULES, Reference, check, job, random_deaths
 
 ONE: dict[str, Cuts] = {"a": [(0, 4)]}
@@ -117,3 +124,83 @@ def test_a_checkpoint_is_what_it_is_without_groups(alone: Reference, tmp_path: P
         resumed = World(spec, TWO, 0, tmp_path, start=start, devices_per_stage=each)
         resumed.run()
         check(resumed, (spec, {step: alone[1][step] for step in range(middle, GOAL)}, alone[2]))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
+def test_another_number_of_devices_a_stage_after_a_loss(tmp_path: Path, name: str) -> None:
+    """Of two nodes of four devices, with a stage each, one is left: two pipelines of two, then one of one."""
+    spec = recipe(tmp_path, name, global_batch=24)
+    world = World(spec, ONE, 0, tmp_path)
+    world.run()
+    reference = spec, world.losses, world.weights()
+    world = World(spec, {"a": [(0, 4)], "b": [(0, 4)]}, 1, tmp_path, devices_per_stage=4, go_on=True)
+    for rank in range(4):
+        world.nodes[f"b0/{rank}"].faults.arm("means", 1)
+    stops_at(world, 2)
+    every = Range(0, 4)
+    world.regroup([[("a0/0", every)], [("a0/2", every)]], 2)
+    stops_at(world, 3)
+    world.regroup([[("a0/0", Range(0, 2)), ("a0/3", Range(2, 4))]], 1)
+    world.run()
+    check(world, reference)
+
+
+def stops_at(world: World, round_: int) -> None:
+    """Run to a boundary from round ``round_`` on."""
+    while min(world.nodes[device].executor.counters.round for device in world.live()) < round_:
+        world.step()
+    flag_all(world, Flags(hold=True))
+    while not all(world.nodes[device].executor.holding for device in world.live()):
+        world.step()
+
+
+@pytest.mark.parametrize("each", [2, 4])
+def test_what_overflows_in_one_shard_is_made_again_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
+) -> None:
+    """A step whose sums have no room is repeated with smaller scales, which all ranks agree on."""
+    monkeypatch.setattr("oobleckd.worker.sums.START_EXPONENT", 56)
+    spec = job(tmp_path, global_batch=24)
+    alone = World(spec, ONE, 0, tmp_path)
+    alone.run()
+    repeated = alone.nodes["a0/0"].executor.counters.round - GOAL
+    assert repeated > 0
+    world = World(spec, UNEQUAL, each, tmp_path, devices_per_stage=each)
+    world.run()
+    check(world, (spec, alone.losses, alone.weights()))
+    assert {node.executor.counters.round - GOAL for node in world.nodes.values()} == {repeated}
+    exponents = {
+        (bucket, state.exponents)
+        for node in (*world.nodes.values(), *alone.nodes.values())
+        for bucket, state in node.executor.store.buckets.items()
+    }
+    assert len(exponents) == len(world.spec.buckets)
+
+
+def test_a_nan_in_one_shard_is_seen_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is skipped, and nobody's weights or scales change."""
+    spec = job(tmp_path, global_batch=24)
+    poisoned = ShardGroup.parts
+
+    def with_nan(self: ShardGroup, grads: Mapping[int, Sequence[Tensor]]) -> Mapping[int, Sequence[Tensor]]:
+        if step_of[0] == 2:
+            grads[max(grads)][-1].view(-1)[-1] = torch.nan
+        return poisoned(self, grads)
+
+    step_of = [0]
+    apply = Executor._begin
+
+    def begin(self: Executor, command: BeginRound) -> None:
+        step_of[0] = command.spec.counters.step
+        apply(self, command)
+
+    monkeypatch.setattr(ShardGroup, "parts", with_nan)
+    monkeypatch.setattr(Executor, "_begin", begin)
+    found = []
+    for stages, each in ((ONE, 1), (TWO, 2)):
+        world = World(spec, stages, each, tmp_path, devices_per_stage=each)
+        world.run()
+        counters = {node.executor.counters.applied for node in world.nodes.values()}
+        found.append((counters, world.losses.keys(), {k: w.tolist() for k, w in world.weights().items()}))
+    assert found[0] == found[1]
+    assert found[0][0] == {GOAL - 1}
