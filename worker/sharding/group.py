@@ -4,7 +4,7 @@ A device reads the windows of the others itself, so nobody has to take part: who
 or waits, keeps nobody waiting. What may be read when follows from rounds. Weights change where a round is
 committed, for which the votes of all are needed, and who has voted computes nothing more in it; so nobody
 reads what somebody updates. After it nobody computes before all of the group have said that they have updated
-(``said``), and where their windows are. Owns these messages ("W") and those with gradients ("D").
+(``is_ready``), and where their windows are. Owns these messages ("W") and those with gradients ("D").
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from oobleckd.planner.plan import Layout
 from oobleckd.worker.messaging.messenger import Messenger
+from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.gathered import GatheredLayer
 from oobleckd.worker.state.store import Store
@@ -34,7 +35,7 @@ UPDATED, GRADIENTS = "W", "D"
 
 
 class ShownBuckets(msgspec.Struct, frozen=True):
-    """What travels with the first word of a layout: bucket -> how its window is opened."""
+    """What travels with the word that a device has updated: bucket -> how its window is opened."""
 
     handles: dict[int, Handle]
 
@@ -120,12 +121,28 @@ class ShardGroup:
         assert message is not None
         if epoch < self.epoch or source not in self.others.values():
             return True
-        self._updated[source] = max(round_, self._updated.get(source, round_))
         rank = next(rank for rank, name in self.others.items() if name == source)
-        if not any(place[0] == rank for place in self._memory):
-            windows = msgspec.msgpack.decode(message.meta, type=ShownBuckets)
-            for bucket, handle in windows.handles.items():
-                self._memory[rank, bucket] = opened(handle)
+        if source in self._updated or self._opened(rank, message.meta):
+            self._updated[source] = max(round_, self._updated.get(source, round_))
+        return True
+
+    def _opened(self, rank: int, meta: bytes) -> bool:
+        """Open the windows of the device of ``rank``; False: it is dead, which this one will be told. Raises
+        UserError where the system does not allow it.
+        """
+        handles = msgspec.msgpack.decode(meta, type=ShownBuckets).handles
+        try:
+            found = {(rank, bucket): opened(handle) for bucket, handle in handles.items()}
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise UserError(
+                f"resources.devices_per_stage: {self.device} may not read the memory of {self.others[rank]}: "
+                f"{error.strerror}",
+                "have all devices of a node run as one user who may open what his processes have under /proc, "
+                "or set resources.devices_per_stage to 1",
+            ) from error
+        self._memory |= found
         return True
 
     def is_ready(self, round_: int) -> bool:
