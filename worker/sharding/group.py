@@ -70,7 +70,8 @@ def _copier() -> ThreadPoolExecutor:
 class ShardGroup:
     """Of ``device``. ``others``: the rest of its group, by rank; nobody, where stages have one device.
 
-    ``reached``: called whenever a layer has its weights. ``waited_s``: for those of each layer;
+    ``reached``: called whenever a layer has its weights; ``hear_gradients``: takes in what the others have
+    computed of this one's shard. ``waited_s``: for those of each layer;
     ``gathered_bytes``, that were read of the others', and ``gradient_bytes`` that were sent them, as
     ``waited_s`` since they were last counted.
     """
@@ -81,6 +82,7 @@ class ShardGroup:
     others: dict[int, str] = field(default_factory=dict)
     epoch: int = 0
     reached: Callable[[], None] = lambda: None
+    hear_gradients: Callable[[], object] = lambda: None
     gathered_bytes: int = 0
     gradient_bytes: int = 0
     waited_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))

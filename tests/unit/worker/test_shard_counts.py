@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ from oobleckd.planner.costs.sharded import NodeLink, Sharding, sharded, stage_by
 from oobleckd.planner.policy import GradientExchange
 from oobleckd.planner.profile import FLOAT_BYTES, Profile
 from oobleckd.protocol.job import Job, parse_job
-from oobleckd.worker.device.measure import measure
+from oobleckd.worker.device.measure import measure, profile_key
+from oobleckd.worker.sharding.group import GRADIENTS
 from oobleckd.worker.state.gathered import GatheredLayer
+from oobleckd.worker.training.executor import Executor
 from tests.helpers.engine import Cuts, World
+from tests.helpers.engine_jobs import check
 from tests.helpers.models import CPU
 from tests.helpers.resident import GatheredNow, ResidentWorld
 
@@ -32,6 +36,7 @@ ONE: dict[str, Cuts] = {"a": [(0, 4)]}
 TWO_STAGES: dict[str, Cuts] = {"a": [(0, 2), (2, 4)]}
 TWO_PIPELINES: dict[str, Cuts] = {"a": [(0, 4)], "b": [(0, 4)]}
 MICRO_BATCHES = 8
+_MEASURED: dict[str, Profile] = {}
 BESIDE = 1.02
 """Figures and marks, which go with means to all holders, over the bytes of sums and means."""
 
@@ -59,8 +64,10 @@ def num_params(world: World) -> int:
 
 
 def planned(world: World) -> Profile:
-    profile = measure(world.spec, world.job, CPU)
-    return sharded(profile, Sharding(world.devices_per_stage, NodeLink(1e9)))
+    key = profile_key(world.job, CPU)
+    if key not in _MEASURED:  # which takes a second
+        _MEASURED[key] = measure(world.spec, world.job, CPU)
+    return sharded(_MEASURED[key], Sharding(world.devices_per_stage, NodeLink(1e9)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -187,6 +194,47 @@ def test_what_came_in_vain_in_a_round_is_not_taken_for_the_next_one_s(tmp_path: 
     with group.weights(1):
         found = sum(int((leaf == 7.0).sum()) for leaf in memory.layers[1].leaves.values())
     assert found == sum(param.numel() for param in store.buckets[bucket].params) > 0
+
+
+class Interleaved(World):
+    """While a device computes a layer, another one of its group computes a piece of work. ``waiting``: the
+    most gradients of others that waited where a device had just been through a layer.
+    """
+
+    inside = False
+    waiting = 0
+
+    def between(self, device: str) -> None:
+        """``device`` has the weights of its next layer."""
+        node = self.nodes[device]
+        keys = [
+            key for key in node.messenger.waiting() if key[:2] == (GRADIENTS, node.executor.counters.round)
+        ]
+        self.waiting = max(self.waiting, len(keys))
+        if not self.inside:
+            self.inside = True
+            for fellow in node.executor.group.others.values():
+                self._in(fellow, Executor.advance)
+            self.inside = False
+
+
+@pytest.mark.parametrize("g", [2, 4])
+def test_gradients_of_others_wait_for_no_more_than_a_layer(tmp_path: Path, g: int) -> None:
+    """Those of a stage's whole backward pass would be as much as the state itself."""
+    alone = World(spec(tmp_path), ONE, 0, tmp_path)
+    alone.run()
+    world = Interleaved(spec(tmp_path), ONE, 0, tmp_path, devices_per_stage=g)
+    for device, node in world.nodes.items():
+        reached = node.executor.group.reached
+
+        def between(device: str = device, reached: Callable[[], None] = reached) -> None:
+            reached()
+            world.between(device)
+
+        node.executor.group.reached = between
+    world.run()
+    check(world, (world.job, alone.losses, alone.weights()))
+    assert world.waiting == 0
 
 
 def has_memory(layer: GatheredLayer) -> bool:
