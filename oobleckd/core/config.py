@@ -17,7 +17,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     process itself is told (``Membership.attend``); inf: it never sleeps. ``snapshot_every``: after so many
     entries of the journal it gets a snapshot of the state (0: never). ``figures_s``: how often agents tell of
     their devices, where nodes are not very many (0: never). ``artifacts``: the daemon keeps what nodes
-    compile, and sends it to others.
+    compile, and sends it to others. ``simulated``: there is no engine behind it, and so nothing that one
+    cannot do.
     """
 
     daemon: str = ""
@@ -37,3 +38,4 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_every: int = 8_000
     figures_s: float = 5.0
     artifacts: bool = False
+    simulated: bool = False

@@ -160,18 +160,19 @@ def _setups(core: Core, job: JobRecord, profile: Profile) -> list[Setup]:
         exchange=exchange_of(spec),
     )
     on_cpus = all(device.kind == "cpu" for node in nodes for device in node.devices)
-    return [_of_stages(setup, spec, number) for number in _numbers(setup, spec, on_cpus=on_cpus)]
+    numbers = _numbers(setup, spec, trained=on_cpus or core.config.simulated)
+    return [_of_stages(setup, spec, number) for number in numbers]
 
 
-def _numbers(setup: Setup, spec: Job, *, on_cpus: bool) -> tuple[int, ...]:
+def _numbers(setup: Setup, spec: Job, *, trained: bool) -> tuple[int, ...]:
     """How many devices the stages of ``spec`` may have. Raises PlanError."""
     wanted = spec.resources.devices_per_stage
     if wanted == "auto":
         # How a device reads the memory of others is tried for CPUs alone. (D-exactness-025)
-        return possible(setup.devices_per_node) if on_cpus else (1,)
-    if wanted > 1 and not on_cpus:
+        return possible(setup.devices_per_node) if trained else (1,)
+    if wanted > 1 and not trained:
         raise PlanError(
-            f"stages of {wanted} devices are for CPUs alone so far, and there are nodes with others",
+            f"stages of {count(wanted, 'device')} are for CPUs alone so far, and there are nodes with others",
             'leave resources.devices_per_stage out, or set it to "auto"',
         )
     return (wanted,)

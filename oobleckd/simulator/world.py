@@ -105,7 +105,9 @@ class World:
         self.planner = planner or Planner()
         # The daemon's own core, told of deaths by who knows: leases learned from heartbeats would be
         # thousands of events a second for what is one number, silence_s. (D-simulator-001, D-simulator-003)
-        config = CoreConfig(daemon="simulator", state_dir="/", lease_s=inf, look_s=inf, snapshot_every=0)
+        config = CoreConfig(
+            daemon="simulator", state_dir="/", lease_s=inf, look_s=inf, snapshot_every=0, simulated=True
+        )
         self.machine = Machine(config)
         self.steps = Steps(self.costs.longer)
         self.job = job = _endless(question)

@@ -107,8 +107,12 @@ class Passes:
     def _run(self, work: Work) -> None:
         """Compute layer by layer, to the end or until it halts."""
         self.under_way = work
-        while self._computed(work) and not self._halts(work):
-            pass
+        while self._computed(work):
+            # Others of the group send as much as the gradients of all layers here in a backward pass: it
+            # must not wait until this device is through with its own.
+            self.context.group.hear_gradients()
+            if self._halts(work):
+                break
         self.under_way = None
 
     def _computed(self, work: Work) -> bool:

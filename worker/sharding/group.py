@@ -4,7 +4,7 @@ A device reads the windows of the others itself, so nobody has to take part: who
 or waits, keeps nobody waiting. What may be read when follows from rounds. Weights change where a round is
 committed, for which the votes of all are needed, and who has voted computes nothing more in it; so nobody
 reads what somebody updates. After it nobody computes before all of the group have said that they have updated
-(``said``), and where their windows are. Owns these messages ("W") and those with gradients ("D").
+(``is_ready``), and where their windows are. Owns these messages ("W") and those with gradients ("D").
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from oobleckd.planner.plan import Layout
 from oobleckd.worker.messaging.messenger import Messenger
+from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.gathered import GatheredLayer
 from oobleckd.worker.state.store import Store
@@ -34,7 +35,7 @@ UPDATED, GRADIENTS = "W", "D"
 
 
 class ShownBuckets(msgspec.Struct, frozen=True):
-    """What travels with the first word of a layout: bucket -> how its window is opened."""
+    """What travels with the word that a device has updated: bucket -> how its window is opened."""
 
     handles: dict[int, Handle]
 
@@ -69,7 +70,8 @@ def _copier() -> ThreadPoolExecutor:
 class ShardGroup:
     """Of ``device``. ``others``: the rest of its group, by rank; nobody, where stages have one device.
 
-    ``reached``: called whenever a layer has its weights. ``waited_s``: for those of each layer;
+    ``reached``: called whenever a layer has its weights; ``hear_gradients``: takes in what the others have
+    computed of this one's shard. ``waited_s``: for those of each layer;
     ``gathered_bytes``, that were read of the others', and ``gradient_bytes`` that were sent them, as
     ``waited_s`` since they were last counted.
     """
@@ -80,6 +82,7 @@ class ShardGroup:
     others: dict[int, str] = field(default_factory=dict)
     epoch: int = 0
     reached: Callable[[], None] = lambda: None
+    hear_gradients: Callable[[], object] = lambda: None
     gathered_bytes: int = 0
     gradient_bytes: int = 0
     waited_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -93,22 +96,19 @@ class ShardGroup:
         """Be part of the group that ``layout`` has this device in."""
         group = layout.group(self.device)
         self.others = {rank: name for rank, name in enumerate(group) if name != self.device}
-        if self._ahead is not None:
-            self._ahead[1].result()
-        self.epoch, self._ahead = layout.epoch, None
+        self._forget_ahead()
+        self.epoch = layout.epoch
         self._updated, self._memory, self._sources = {}, {}, {}
         self.messenger.purge(lambda key: key[0] == UPDATED and int(key[1]) < layout.epoch)
 
     # ------------------------------------------------------------------ who stands where
 
     def say(self, round_: int) -> None:
-        """Say that this device has updated, and has the weights of ``round_``. What was gathered ahead is of
-        the round before, for a hop that has halted and went elsewhere.
-        """
-        if (ahead := self._settled()) is not None:
-            ahead.drop()
+        """Say that this device has updated, and has the weights of ``round_``."""
         if not self.others:
             return
+        # A hop that halted may have left a layer as it was before the update.
+        self._forget_ahead()
         assert self.store.memory is not None
         meta = msgspec.msgpack.encode(ShownBuckets(self.store.memory.handles))
         for peer in self.others.values():
@@ -123,12 +123,28 @@ class ShardGroup:
         assert message is not None
         if epoch < self.epoch or source not in self.others.values():
             return True
-        self._updated[source] = max(round_, self._updated.get(source, round_))
         rank = next(rank for rank, name in self.others.items() if name == source)
-        if not any(place[0] == rank for place in self._memory):
-            windows = msgspec.msgpack.decode(message.meta, type=ShownBuckets)
-            for bucket, handle in windows.handles.items():
-                self._memory[rank, bucket] = opened(handle)
+        if source in self._updated or self._opened(rank, message.meta):
+            self._updated[source] = max(round_, self._updated.get(source, round_))
+        return True
+
+    def _opened(self, rank: int, meta: bytes) -> bool:
+        """Open the windows of the device of ``rank``; False: it is dead, which this one will be told. Raises
+        UserError where the system does not allow it.
+        """
+        handles = msgspec.msgpack.decode(meta, type=ShownBuckets).handles
+        try:
+            found = {(rank, bucket): opened(handle) for bucket, handle in handles.items()}
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise UserError(
+                f"resources.devices_per_stage: {self.device} may not read the memory of {self.others[rank]}: "
+                f"{error.strerror}",
+                "have all devices of a node run as one user who may open what his processes have under /proc, "
+                "or set resources.devices_per_stage to 1",
+            ) from error
+        self._memory |= found
         return True
 
     def is_ready(self, round_: int) -> bool:
@@ -162,23 +178,24 @@ class ShardGroup:
 
     def _await(self, layer: GatheredLayer) -> None:
         """Have the weights of ``layer``, whether they are under way or not."""
-        ahead = self._settled()
-        if ahead is layer:
-            return
-        if ahead is not None:
+        under_way, self._ahead = self._ahead, None
+        if under_way is not None:
+            ahead, gathering = under_way
+            gathering.result()
+            self.gathered_bytes += self._of_layer(ahead.layer).num_bytes
+            if ahead is layer:
+                return
             ahead.drop()  # the hop that it was for has halted
         self._gather(layer)
         self.gathered_bytes += self._of_layer(layer.layer).num_bytes
 
-    def _settled(self) -> GatheredLayer | None:
-        """The layer whose weights were gathered ahead, now that they are there; nothing is under way then."""
+    def _forget_ahead(self) -> None:
+        """Whatever is under way, or here for who asks next, is not wanted any more."""
         under_way, self._ahead = self._ahead, None
-        if under_way is None:
-            return None
-        ahead, gathering = under_way
-        gathering.result()
-        self.gathered_bytes += self._of_layer(ahead.layer).num_bytes
-        return ahead
+        if under_way is not None:
+            layer, gathering = under_way
+            gathering.result()
+            layer.drop()
 
     def _gather(self, layer: GatheredLayer) -> None:
         layer.take()

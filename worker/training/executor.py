@@ -129,7 +129,11 @@ class Executor:
         self.checkpoint_due = False
         self.sample_every = 0  # op times are told of rounds whose number it divides
         self.group = ShardGroup(
-            device, store, messenger, reached=lambda: self.faults.reach("gather", self.counters.round)
+            device,
+            store,
+            messenger,
+            reached=lambda: self.faults.reach("gather", self.counters.round),
+            hear_gradients=self._hear_all_gradients,
         )
         self.context = ComputeContext(
             device,
@@ -274,6 +278,12 @@ class Executor:
             elif key[0] == GRADIENTS:
                 heard |= self._hear_gradients(key)
         return heard
+
+    def _hear_all_gradients(self) -> None:
+        """Between two layers: what has come by now of the others of the shard group."""
+        for key in self.messenger.waiting() if self.group.others else ():
+            if key[0] == GRADIENTS:
+                self._hear_gradients(key)
 
     def _hear_gradients(self, key: Key) -> bool:
         """What another one of the shard group has computed, of this one's shard."""

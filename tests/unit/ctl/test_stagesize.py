@@ -145,8 +145,8 @@ def test_what_cannot_be() -> None:
 def test_layers_that_are_gathered_are_not_compiled(
     verb: tuple[str, ...], job_file: Callable[[str], Path]
 ) -> None:
-    file = str(job_file("[resources]\ndevices_per_stage = 2\n"))
-    arguments = [verb[0], file, *verb[1:], "--set", "train.compile=true"]
+    file = str(job_file("compile = true\n[resources]\ndevices_per_stage = 2\n"))
+    arguments = [verb[0], file, *verb[1:]]
     done = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "resources.devices_per_stage: 2 beside train.compile" in done.stderr

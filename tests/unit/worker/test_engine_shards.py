@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
 from oobleckd.host.checkpoint import complete
 from oobleckd.planner.plan import Range
@@ -17,6 +19,9 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.parts import Counters, Flags
+from oobleckd.worker.round_machine.commands import BeginRound
+from oobleckd.worker.sharding.group import ShardGroup
+from oobleckd.worker.training.executor import Executor
 from tests.helpers.engine import Cuts, World, flag_all
 from tests.helpers.engine_jobs import GOAL, SCHEDULES, Reference, check, job, random_deaths
 
@@ -168,3 +173,55 @@ def test_what_was_gathered_for_a_hop_that_halted_is_not_taken_in_the_next_round(
     group.say(executor.counters.round)
     with group.weights(0):
         assert all(bool((leaf == 7.0).all()) for leaf in memory.layers[0].leaves.values())
+
+
+@pytest.mark.parametrize("each", [2, 4])
+def test_what_overflows_in_one_shard_is_made_again_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
+) -> None:
+    """A step whose sums have no room is repeated with smaller scales, which all ranks agree on."""
+    monkeypatch.setattr("oobleckd.worker.sums.START_EXPONENT", 56)
+    spec = job(tmp_path, global_batch=24)
+    alone = World(spec, ONE, 0, tmp_path)
+    alone.run()
+    repeated = alone.nodes["a0/0"].executor.counters.round - GOAL
+    assert repeated > 0
+    world = World(spec, UNEQUAL, each, tmp_path, devices_per_stage=each)
+    world.run()
+    check(world, (spec, alone.losses, alone.weights()))
+    assert {node.executor.counters.round - GOAL for node in world.nodes.values()} == {repeated}
+    exponents = {
+        (bucket, state.exponents)
+        for node in (*world.nodes.values(), *alone.nodes.values())
+        for bucket, state in node.executor.store.buckets.items()
+    }
+    assert len(exponents) == len(world.spec.buckets)
+
+
+def test_a_nan_in_one_shard_is_seen_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is skipped, and nobody's weights or scales change."""
+    spec = job(tmp_path, global_batch=24)
+    poisoned = ShardGroup.parts
+
+    def with_nan(self: ShardGroup, grads: Mapping[int, Sequence[Tensor]]) -> Mapping[int, Sequence[Tensor]]:
+        if step_of[0] == 2:
+            grads[max(grads)][-1].view(-1)[-1] = torch.nan
+        return poisoned(self, grads)
+
+    step_of = [0]
+    apply = Executor._begin
+
+    def begin(self: Executor, command: BeginRound) -> None:
+        step_of[0] = command.spec.counters.step
+        apply(self, command)
+
+    monkeypatch.setattr(ShardGroup, "parts", with_nan)
+    monkeypatch.setattr(Executor, "_begin", begin)
+    found = []
+    for stages, each in ((ONE, 1), (TWO, 2)):
+        world = World(spec, stages, each, tmp_path, devices_per_stage=each)
+        world.run()
+        counters = {node.executor.counters.applied for node in world.nodes.values()}
+        found.append((counters, world.losses.keys(), {k: w.tolist() for k, w in world.weights().items()}))
+    assert found[0] == found[1]
+    assert found[0][0] == {GOAL - 1}

@@ -5,6 +5,9 @@ what is promised and what the planner counts on.
 from __future__ import annotations
 
 import math
+import queue
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,12 @@ from oobleckd.planner.costs.sharded import NodeLink, Sharding, sharded, stage_by
 from oobleckd.planner.policy import GradientExchange
 from oobleckd.planner.profile import FLOAT_BYTES, Profile
 from oobleckd.protocol.job import Job, parse_job
-from oobleckd.worker.device.measure import measure
+from oobleckd.worker.device.measure import measure, profile_key
+from oobleckd.worker.sharding.group import GRADIENTS
+from oobleckd.worker.state.gathered import GatheredLayer
+from oobleckd.worker.training.executor import Executor
 from tests.helpers.engine import Cuts, World
+from tests.helpers.engine_jobs import check
 from tests.helpers.models import CPU
 from tests.helpers.resident import GatheredNow, ResidentWorld
 
@@ -29,6 +36,7 @@ ONE: dict[str, Cuts] = {"a": [(0, 4)]}
 TWO_STAGES: dict[str, Cuts] = {"a": [(0, 2), (2, 4)]}
 TWO_PIPELINES: dict[str, Cuts] = {"a": [(0, 4)], "b": [(0, 4)]}
 MICRO_BATCHES = 8
+_MEASURED: dict[str, Profile] = {}
 BESIDE = 1.02
 """Figures and marks, which go with means to all holders, over the bytes of sums and means."""
 
@@ -56,8 +64,10 @@ def num_params(world: World) -> int:
 
 
 def planned(world: World) -> Profile:
-    profile = measure(world.spec, world.job, CPU)
-    return sharded(profile, Sharding(world.devices_per_stage, NodeLink(1e9)))
+    key = profile_key(world.job, CPU)
+    if key not in _MEASURED:  # which takes a second
+        _MEASURED[key] = measure(world.spec, world.job, CPU)
+    return sharded(_MEASURED[key], Sharding(world.devices_per_stage, NodeLink(1e9)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -139,3 +149,93 @@ def test_a_device_counts_how_long_it_waits_for_each_layer(tmp_path: Path) -> Non
     others = planned(world).layers[1].gathered_bytes - FLOAT_BYTES * sum(map(math.prod, shard.shapes))
     assert count.gathered_bytes == others
     assert group.take_count() == (0, 0, 0.0)
+
+
+def test_the_next_layer_comes_while_one_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is dropped where somebody goes on with another one."""
+    world = World(spec(tmp_path), ONE, 0, tmp_path, devices_per_stage=2)
+    world.run()
+    executor = world.nodes["a0/0"].executor
+    group, memory = executor.group, executor.store.memory
+    assert memory is not None
+    taken: queue.Queue[tuple[int, bool]] = queue.Queue()
+    take = GatheredLayer.take
+
+    def noted(layer: GatheredLayer) -> None:
+        take(layer)
+        taken.put((layer.layer, threading.current_thread() is threading.main_thread()))
+
+    monkeypatch.setattr(GatheredLayer, "take", noted)
+    with group.weights(1, following=2):
+        assert [taken.get(timeout=60), taken.get(timeout=60)] == [(1, True), (2, False)]
+    with group.weights(2, following=3):
+        assert taken.get(timeout=60) == (3, False)
+    with group.weights(1, following=2):
+        assert sorted([taken.get(timeout=60), taken.get(timeout=60)]) == [(1, True), (2, False)]
+        assert not has_memory(memory.layers[3])
+    group.adopt(world.layout)
+    assert not any(map(has_memory, memory.layers.values()))
+
+
+def test_what_came_in_vain_in_a_round_is_not_taken_for_the_next_one_s(tmp_path: Path) -> None:
+    """A hop halts between two layers, and after the update the first layer asked for is the second one."""
+    world = World(spec(tmp_path), ONE, 0, tmp_path, devices_per_stage=2)
+    world.run()
+    executor = world.nodes["a0/0"].executor
+    group, store = executor.group, executor.store
+    memory = store.memory
+    assert memory is not None
+    with group.weights(2, following=1):
+        pass
+    (bucket,) = world.spec.buckets_of(1)
+    for param in store.buckets[bucket].params:
+        param.detach().fill_(7.0)
+    group.say(executor.counters.round)
+    with group.weights(1):
+        found = sum(int((leaf == 7.0).sum()) for leaf in memory.layers[1].leaves.values())
+    assert found == sum(param.numel() for param in store.buckets[bucket].params) > 0
+
+
+class Interleaved(World):
+    """While a device computes a layer, another one of its group computes a piece of work. ``waiting``: the
+    most gradients of others that waited where a device had just been through a layer.
+    """
+
+    inside = False
+    waiting = 0
+
+    def between(self, device: str) -> None:
+        """``device`` has the weights of its next layer."""
+        node = self.nodes[device]
+        keys = [
+            key for key in node.messenger.waiting() if key[:2] == (GRADIENTS, node.executor.counters.round)
+        ]
+        self.waiting = max(self.waiting, len(keys))
+        if not self.inside:
+            self.inside = True
+            for fellow in node.executor.group.others.values():
+                self._in(fellow, Executor.advance)
+            self.inside = False
+
+
+@pytest.mark.parametrize("g", [2, 4])
+def test_gradients_of_others_wait_for_no_more_than_a_layer(tmp_path: Path, g: int) -> None:
+    """Those of a stage's whole backward pass would be as much as the state itself."""
+    alone = World(spec(tmp_path), ONE, 0, tmp_path)
+    alone.run()
+    world = Interleaved(spec(tmp_path), ONE, 0, tmp_path, devices_per_stage=g)
+    for device, node in world.nodes.items():
+        reached = node.executor.group.reached
+
+        def between(device: str = device, reached: Callable[[], None] = reached) -> None:
+            reached()
+            world.between(device)
+
+        node.executor.group.reached = between
+    world.run()
+    check(world, (world.job, alone.losses, alone.weights()))
+    assert world.waiting == 0
+
+
+def has_memory(layer: GatheredLayer) -> bool:
+    return any(leaf.untyped_storage().nbytes() for leaf in layer.leaves.values())
