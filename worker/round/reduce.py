@@ -296,7 +296,9 @@ class Reducer:
         if give is None:
             return
         gathered, self.gathered[bucket] = self.gathered[bucket], Gathered((), self.exact)
-        if not self.evaluates:
+        # Who lost means of a shard asks for them anew, also from those who have them all: what is here has the
+        # same bits, and was read before this device voted, maybe under this very epoch.
+        if not self.evaluates and bucket not in self.reduced:
             self._make(bucket, gathered)
             self._made(give)
         self._settle(bucket)
@@ -344,7 +346,7 @@ class Reducer:
 
     def _settle(self, bucket: int) -> None:
         """With its last means a bucket is reduced."""
-        if bucket in self.exchange.reduced:
+        if bucket in self.exchange.reduced and bucket not in self.reduced:
             evaluated = Reduced(NO_MEANS, ReadFigures(_NOTHING, {}))
             self.reduced[bucket] = evaluated if self.evaluates else Reduced(self.means[bucket])
 

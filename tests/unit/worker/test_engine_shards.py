@@ -33,6 +33,15 @@ UNEQUAL: dict[str, Cuts] = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]
 
 FOUR: dict[str, Cuts] = {"a": [(0, 2), (2, 4)], "b": [(0, 2), (2, 4)], "c": [(0, 4)]}
 POINTS = ("gather", "forward", "backward", "reduce", "means", "reduced", "commit", "update", "updated")
+DYING_REDUCED = {
+    "c0/0": "reduced",
+    "c0/1": "reduced",
+    "c0/2": "reduced",
+    "a0/0": "reduced",
+    "a0/1": "reduced",
+    "a0/2": "means",
+    "a0/3": "reduced",
+}
 RECIPES: dict[str, dict[str, Any]] = {"muon": {"name": "muon"}, "adafactor": {"name": "adafactor"}}
 
 
@@ -225,3 +234,15 @@ def test_a_nan_in_one_shard_is_seen_by_all(tmp_path: Path, monkeypatch: pytest.M
         found.append((counters, world.losses.keys(), {k: w.tolist() for k, w in world.weights().items()}))
     assert found[0] == found[1]
     assert found[0][0] == {GOAL - 1}
+
+
+def test_a_shard_that_was_voted_on_is_not_made_anew_for_others(alone: Reference, tmp_path: Path) -> None:
+    """Two stages lose all of their devices when some have reduced: whoever has voted gives what it has to
+    those whose means died with somebody.
+    """
+    world = World(alone[0], FOUR, 7, tmp_path, go_on=True, devices_per_stage=4)
+    for victim, point in DYING_REDUCED.items():
+        world.nodes[victim].faults.arm(point, 2)
+    world.run()
+    assert {victim for victim, _ in world.fired} == set(DYING_REDUCED)
+    check(world, alone)
