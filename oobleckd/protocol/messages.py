@@ -74,7 +74,7 @@ from oobleckd.protocol.parts import (
     Vote,
 )
 
-PROTOCOL = 13
+PROTOCOL = 14
 
 
 class LinkDown(Message, frozen=True):

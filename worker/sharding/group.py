@@ -141,7 +141,7 @@ class ShardGroup:
             raise UserError(
                 f"resources.devices_per_stage: {self.device} may not read the memory of {self.others[rank]}: "
                 f"{error.strerror}",
-                "have all devices of a node run as one user who may open what his processes have under /proc, "
+                "have all devices of a node run as one user who may open what his processes have in /proc, "
                 "or set resources.devices_per_stage to 1",
             ) from error
         self._memory |= found

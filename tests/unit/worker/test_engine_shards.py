@@ -163,27 +163,6 @@ def stops_at(world: World, round_: int) -> None:
         world.step()
 
 
-def test_what_was_gathered_for_a_hop_that_halted_is_not_taken_in_the_next_round(
-    alone: Reference, tmp_path: Path
-) -> None:
-    """It went to another device after its second layer, and the next round begins with its first."""
-    world = World(alone[0], ONE, 0, tmp_path, devices_per_stage=2)
-    world.run()
-    executor = world.nodes["a0/0"].executor
-    group, memory = executor.group, executor.store.memory
-    assert memory is not None
-    with group.weights(1, following=0):
-        pass
-    with torch.no_grad():
-        for node in world.nodes.values():
-            for state in node.executor.store.buckets.values():
-                for param in state.params:
-                    param.fill_(7.0)
-    group.say(executor.counters.round)
-    with group.weights(0):
-        assert all(bool((leaf == 7.0).all()) for leaf in memory.layers[0].leaves.values())
-
-
 @pytest.mark.parametrize("each", [2, 4])
 def test_what_overflows_in_one_shard_is_made_again_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
@@ -246,3 +225,24 @@ def test_a_shard_that_was_voted_on_is_not_made_anew_for_others(alone: Reference,
     world.run()
     assert {victim for victim, _ in world.fired} == set(DYING_REDUCED)
     check(world, alone)
+
+
+def test_what_was_gathered_for_a_hop_that_halted_is_not_taken_in_the_next_round(
+    alone: Reference, tmp_path: Path
+) -> None:
+    """It went to another device after its second layer, and the next round begins with its first."""
+    world = World(alone[0], ONE, 0, tmp_path, devices_per_stage=2)
+    world.run()
+    executor = world.nodes["a0/0"].executor
+    group, memory = executor.group, executor.store.memory
+    assert memory is not None
+    with group.weights(1, following=0):
+        pass
+    with torch.no_grad():
+        for node in world.nodes.values():
+            for state in node.executor.store.buckets.values():
+                for param in state.params:
+                    param.fill_(7.0)
+    group.say(executor.counters.round)
+    with group.weights(0):
+        assert all(bool((leaf == 7.0).all()) for leaf in memory.layers[0].leaves.values())
