@@ -206,16 +206,19 @@ def victims(job: JobView, cell: SharedCell) -> list[Place]:
         return [(node, number)]
     if cell.victim == "node":
         return [(node, index) for index in range(cell.each)]
-    if cell.victim == "copies":
+    if cell.victim == "copies" and len(job.pipelines) > 1:
         others = [stage for p in job.pipelines if node not in p.nodes for stage in p.shown]
-        twin = next(stage for stage in others if stage.start <= first.start < stage.stop)
+        twin = next((stage for stage in others if stage.start <= first.start < stage.stop), None)
+        assert twin is not None, f"one copy alone of layer {first.start}: {job.pipelines}"
         return [(node, number), (node_of(twin.devices[0]), (number + 1) % cell.each)]
     home = next(p for p in job.pipelines if node in p.nodes)
     rest = sorted(
         (n for p in job.pipelines for n in p.nodes if n != node), key=lambda n: (n in home.nodes, n)
     )
-    second = next(n for n in rest if survivable(job, {node, n}))
-    if cell.victim == "devices":
+    bearable = cell.manner.policy in ROLLING_BACK  # maybe of one pipeline: all go back to a checkpoint
+    second = next((n for n in rest if bearable or survivable(job, {node, n})), "")
+    assert second, f"no two nodes of {job.id} can die together: {job.pipelines}"
+    if cell.victim in {"devices", "copies"}:
         return [(node, number), (second, (number + 1) % cell.each)]
     return [(each, index) for each in (node, second) for index in range(cell.each)]
 

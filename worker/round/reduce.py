@@ -296,8 +296,8 @@ class Reducer:
         if give is None:
             return
         gathered, self.gathered[bucket] = self.gathered[bucket], Gathered((), self.exact)
-        # Who lost means of a shard asks for them anew, also from those who have them all: what is here has the
-        # same bits, and was read before this device voted, maybe under this very epoch.
+        # Who lost means of a shard asks for them anew, also from those who have them all: what is here has
+        # the same bits, and was read before this device voted, maybe under this very epoch.
         if not self.evaluates and bucket not in self.reduced:
             self._make(bucket, gathered)
             self._made(give)
