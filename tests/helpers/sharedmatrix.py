@@ -95,7 +95,7 @@ def shared_cells(each: int) -> list[SharedCell]:
 
 
 def some_shared_cells() -> list[SharedCell]:
-    """A few for ``make test``, of stages of two devices."""
+    """A few for the tests, of stages of two devices; ``make test`` runs the first."""
     # Under one clipping, so that one run without failures serves all of them.
     wanted = (
         ("gather", "device", "adaptive"),

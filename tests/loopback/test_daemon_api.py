@@ -173,7 +173,7 @@ def test_refusals_are_problems_with_hints(running: Daemon, agent: Agent) -> None
 
 SHARED = {
     "name": "x",
-    "train": {"steps": 1, "global_batch": 2, "micro_batch": 1, "sequence": 8},
+    "train": {"steps": 1, "global_batch": 2, "micro_batch": 1, "sequence": 8, "compile": True},
     "resources": {"devices_per_stage": "auto"},
 }
 
@@ -184,7 +184,7 @@ SHARED = {
         ("POST", "/v1/jobs", {"job": {"name": "x", "trian": {}}}, 422, "trian: unknown key"),
         ("POST", "/v1/jobs", {"job": {"name": "x"}, "extra": 1}, 422, "extra: unknown key"),
         ("POST", "/v1/jobs", {}, 422, "job: is missing"),
-        ("POST", "/v1/jobs", {"job": SHARED}, 422, "resources.devices_per_stage: 'auto' can be planned, and"),
+        ("POST", "/v1/jobs", {"job": SHARED}, 422, "resources.devices_per_stage: 'auto' beside"),
         ("POST", "/v1/nodes/node-1/kill", {"how": "kindly"}, 422, "kindly"),
         ("GET", "/v1/story", None, 422, "key is missing"),
         ("GET", "/v1/events?since=x", None, 422, "no number"),

@@ -33,6 +33,8 @@ RECIPES: dict[str, dict[str, dict[str, Any]]] = {
 STATE_BYTES = 12
 """Of a parameter under AdamW: itself, and two moments."""
 NUM_PARAMETERS = 318_464
+SLOWER = 6
+"""Times that a device takes for its layers, most of it asleep."""
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in RECIPES if name != "adamw"]
 
 
@@ -134,6 +136,8 @@ def test_a_device_a_drained_node_and_then_two_of_three_nodes(cluster: Cluster, t
     lasting = {"train": {"steps": 60}, "eval": {"every": 5, "sequences": 8, "source": [source]}}
     job = submit(cluster, "losses", 2, 1, 2, **lasting)
     first, second, third = sorted(cluster.at_step(job, 2).nodes)
+    # Till it dies: a job of steps of a few milliseconds would be over before all of this has happened.
+    cluster.ctl("kill-node", first, "--how", f"slow={SLOWER}")
     os.kill(cluster.device_pids(second)[1], signal.SIGKILL)
     (incident,) = recovered(cluster, job, 1)
     assert [(loss.cause, loss.device) for loss in incident.losses] == [("device-replaced", f"{second}/1")]
@@ -157,6 +161,12 @@ def test_a_device_a_drained_node_and_then_two_of_three_nodes(cluster: Cluster, t
     assert "12 of 12 evaluations" in said
 
 
-@pytest.mark.parametrize("cell", some_shared_cells(), ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, marks=[] if cell.phase == "gather" else pytest.mark.slow, id=cell.name)
+        for cell in some_shared_cells()
+    ],
+)
 def test_kill_matrix(deep: Cluster, cell: SharedCell) -> None:
     run_shared_cell(deep, cell)
