@@ -289,6 +289,26 @@ def test_a_device_ends_with_its_agent(services: UnitCluster) -> None:
     )
 
 
+def test_devices_of_a_stage_read_each_others_memory(services: UnitCluster) -> None:
+    """As the user of the units, who sees no process of anybody else's."""
+    two, rest = WORKERS[:2], WORKERS[2:]
+    services.systemctl("stop", *rest)
+    for unit in two:
+        services.drop_in(unit, "[Service]\nEnvironment=OOBLECK_DEVICES=2\n")
+    services.systemctl("restart", *two)
+    services.until(
+        lambda: (
+            [len(node.pids) for node in services.client.nodes() if node.state == "standby"] == [2, 2] or None
+        ),
+        "two devices in each of two nodes",
+    )
+    resources = {"devices_per_stage": 2, "device_memory": "64MiB"}
+    job = services.client.submit(tiny_job("together", resources=resources)).id
+    done = services.job_in(job, "done")
+    assert done.state == "done"
+    services.systemctl("start", *rest)
+
+
 def test_stopping_the_target_ends_all_workers(services: UnitCluster) -> None:
     services.usable(len(NODES))
     pids = [pid for node in services.pids().values() for pid in node]
