@@ -66,8 +66,9 @@ class Saving:
         # a copy, and the state itself is written. (D-checkpoints-001, D-checkpoints-002)
         copied = self.job.checkpoint.every != 0 and not last and not self.writer.busy
         share = take_share(
-            self.device, self.job_id, self.job, self.store, group, layout, live, counters,
+            self.device, self.job_id, self.job, self.store, layout, live, counters,
             self.corpus.digest, copied=copied, folder=self.folder, journal=self.journal,
+            whole=group.whole,
         )  # fmt: skip
         self.begun = counters.round
         self.check_inputs(counters, hurry=last)

@@ -23,7 +23,6 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.parts import Counters, Vote
 from oobleckd.worker.data.corpus import Corpus
 from oobleckd.worker.models import Bucket
-from oobleckd.worker.sharding.group import ShardGroup
 from oobleckd.worker.state import bucket_files
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.host_copy import Hosted
@@ -145,7 +144,6 @@ def take_share(
     job_id: str,
     job: Job,
     store: Store,
-    group: ShardGroup,
     layout: Layout,
     live: Collection[str],
     counters: Counters,
@@ -154,13 +152,17 @@ def take_share(
     copied: bool,
     folder: str = "",
     journal: str = "",
+    whole: Callable[[int], BucketState] | None = None,
 ) -> Share:
-    """The share of ``device``: the buckets that fall to it, as they are now."""
+    """The share of ``device``: the buckets that fall to it, as they are now. ``whole``: where ``store`` has
+    shards, puts a bucket together.
+    """
     buckets = store.spec.buckets
     own = [index for index in store.buckets if writer_of(index, buckets[index].uses, layout, live) == device]
     source: Hosted | Mapping[int, BucketState]
     if store.memory is not None:
-        source = {index: group.whole(index).on(torch.device("cpu")) for index in own}
+        assert whole is not None
+        source = {index: whole(index).on(torch.device("cpu")) for index in own}
     else:
         source = Hosted(store, own) if copied else {index: store.buckets[index] for index in own}
     return Share(
