@@ -8,16 +8,15 @@ a round begins and ends (``executor``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, Range, Recompute
+from oobleckd.planner.plan import BACKWARD, FORWARD, NOTHING, Recompute
 from oobleckd.worker.models import Batch, Call, Owed, gradients, input_gradients, seed_layer, tensors_of
 from oobleckd.worker.recompute.block import BlockInput, Held, LayerGraph, computed
 from oobleckd.worker.round.batch_ahead import BatchAhead
@@ -71,6 +70,7 @@ class Passes:
         self.eval_numbers = context.job.eval_rounds.micro_batches(spec.counters)
         self.batch_ahead = BatchAhead(context.store.device)
         self.clock = RoundClock()
+        self.gathers = bool(context.group.others)  # weights, of a shard group
         self.pieces: list[Piece] = []
         self.repaired = False
 
@@ -110,7 +110,8 @@ class Passes:
         while self._computed(work):
             # Others of the group send as much as the gradients of all layers here in a backward pass: it
             # must not wait until this device is through with its own.
-            self.context.group.hear_gradients()
+            if self.gathers:
+                self.context.group.hear_gradients()
             if self._halts(work):
                 break
         self.under_way = None
@@ -168,7 +169,7 @@ class Passes:
 
     def _forward(self, work: Work) -> Pieces:
         self._reach("forward")
-        task, low = work.task, work.task.lowest
+        task, low, stop = work.task, work.task.lowest, work.task.layers.stop
         x = None if task.first else self._input(task, "F")
         batch = self._batch(task)
         calls, weight = self._calls(task, batch), self._weight(task)
@@ -178,7 +179,9 @@ class Passes:
             into = None if x is None else x.detach().requires_grad_(layer > low)
             # With a graph also below the lowest layer that is wanted: without one torch may choose another
             # kernel, and whoever computed it the first time had one. (D-recompute-005)
-            with self.context.released(), self._weights_of(layer, task.layers, 1), torch.enable_grad():
+            ahead = layer + 1 if layer + 1 < stop else None
+            entered = self._with_weights(layer, ahead) if self.gathers else self.context.released()
+            with entered, torch.enable_grad():
                 x, held = self._layer_forward(task, layer, into, batch, calls.get(layer), weight)
             if self.context.store.layers[layer].router is not None:
                 self._note_routing(task, layer)
@@ -218,10 +221,11 @@ class Passes:
             x = module(into, batch, call, weight)
         return x, LayerGraph(into, x, owed)
 
-    def _weights_of(self, layer: int, through: Range, step: Literal[1, -1]) -> AbstractContextManager[object]:
-        """While ``layer`` is computed, on the way ``through`` layers, up or down."""
-        following = layer + step
-        return self.context.group.weights(layer, following if following in through else None)
+    @contextmanager
+    def _with_weights(self, layer: int, following: int | None) -> Iterator[None]:
+        """While ``layer`` is computed by a device of a shard group, and then ``following``."""
+        with self.context.released(), self.context.group.weights(layer, following):
+            yield
 
     def _seed(self, task: Task, layer: int) -> None:
         # Before each layer, so that dropout is the same wherever the layer runs, the first time and when it
@@ -236,12 +240,13 @@ class Passes:
     def _evaluation(self, work: Work) -> Pieces:
         """F in a round that evaluates. Of what it computes the output alone is kept, where it is sent on."""
         self._reach("forward")
-        task, layers = work.task, self.context.store.layers
+        task, layers, stop = work.task, self.context.store.layers, work.task.layers.stop
         x = None if task.first else self._input(task, "F")
         batch = self._batch(task)
         calls = self._calls(task, batch)
         for layer in task.layers.layers():
-            with self.context.released(), self._weights_of(layer, task.layers, 1):
+            ahead = layer + 1 if layer + 1 < stop else None
+            with self._with_weights(layer, ahead) if self.gathers else self.context.released():
                 x = layers[layer].evaluate(x, batch, calls.get(layer))
             yield
             self.clock.forwards += task.route.again(task.position) >= FORWARD
@@ -331,9 +336,10 @@ class Passes:
         graph = self.graphs.pop(task)
         g: Tensor | None = self._weighed(task, graph[-1]) if task.last else self._input(task, "B")
         debts: Debts = []
-        through = Range(max(task.lowest, task.layers.start), task.layers.stop)
-        for layer in reversed(through.layers()):
-            with self.context.released(), self._weights_of(layer, through, -1):
+        low, stop = max(task.lowest, task.layers.start), task.layers.stop
+        for layer in reversed(range(low, stop)):
+            ahead = layer - 1 if layer > low else None
+            with self._with_weights(layer, ahead) if self.gathers else self.context.released():
                 ran, grads = self._layer_backward(work.task, layer, graph.pop(), g)
             yield
             flows, owed = ran.into is not None and ran.into.requires_grad, ran.owed
@@ -449,7 +455,8 @@ class Passes:
         graph: Graph = []
         for index in task.layers.layers():
             into = None if x is None else x.detach().requires_grad_(index > 0)
-            with self.context.released(), self._weights_of(index, task.layers, 1):
+            ahead = index + 1 if index + 1 < task.layers.stop else None
+            with self._with_weights(index, ahead) if self.gathers else self.context.released():
                 x, held = self._redundant_layer(task, index, into, batch, calls.get(index))
             if self.context.store.layers[index].router is not None:
                 self._note_routing(task, index)
@@ -517,10 +524,13 @@ class Passes:
         """Add the gradients of all parameters of ``layer`` (float32, in the layer's order) to the sums."""
         spec, rest, group = self.context.store.spec, iter(grads), self.context.group
         by_bucket = {b: [*islice(rest, len(spec.buckets[b].keys))] for b in spec.buckets_of(layer)}
-        told = self.reducer.told_of(layer, task.route.micro_batch) if group.others else ()
-        self.reducer.add(layer, task.route.micro_batch, group.parts(by_bucket))
-        # Whatever was asked meanwhile: it is in the ledger, and so it will be in those of the others.
-        group.send(self.counters.round, layer, task.route.micro_batch, by_bucket, told)
+        if not self.gathers:
+            self.reducer.add(layer, task.route.micro_batch, by_bucket)
+        else:
+            told = self.reducer.told_of(layer, task.route.micro_batch)
+            self.reducer.add(layer, task.route.micro_batch, group.parts(by_bucket))
+            # Whatever was asked meanwhile: it is in the ledger, and so it will be in those of the others.
+            group.send(self.counters.round, layer, task.route.micro_batch, by_bucket, told)
         self.clock.gradients += task.route.again(task.position) >= BACKWARD
 
     def _contribute(self) -> None:

@@ -182,7 +182,9 @@ class Reducer:
         self.exchange.ledger.count(layer, micro_batch)
         with self.released():
             for bucket, tensors in grads.items():
-                part, exponents = self.parts[bucket, layer], self._exponents(bucket)
+                part, exponents = self.parts[bucket, layer], self.store.buckets[bucket].exponents
+                if self.store.memory is not None:
+                    exponents = self.store.shard(bucket).of_parts(exponents)
                 part.add(tensors, exponents, self._num_contributions(bucket, self.exchange.per_step))
 
     def told_of(self, layer: int, micro_batch: int) -> list[Tensor]:
@@ -444,11 +446,6 @@ class Reducer:
     def _sum(self, bucket: int) -> sums.Sum:
         shapes = self.store.shard(bucket).shapes
         return sums.empty(shapes, self.exact, self.store.device, guarded=self.guarded)
-
-    def _exponents(self, bucket: int) -> Sequence[int]:
-        """Of each part of the shard of ``bucket`` that is here."""
-        by_key, shard = self.store.buckets[bucket].exponents, self.store.shard(bucket)
-        return by_key if shard.is_whole else [by_key[key] for key in shard.keys]
 
     def _num_contributions(self, bucket: int, micro_batches: int) -> int:
         return micro_batches * len(self.exchange.uses[bucket])

@@ -175,12 +175,12 @@ class Exchange:
         # well, for those to whom they were not given.
         is_made = bucket not in self.reduced or self._is_sharded
         if is_made and bucket not in self.donors and self.made_here(bucket):
-            self.sources[bucket] = tuple(filter(self.is_alike, self.holders[bucket]))
+            holders = self.holders[bucket]
+            self.sources[bucket] = tuple(filter(self.is_alike, holders)) if self.shards else holders
         if bucket in self.reduced:
             return
         mine = self.donors[bucket].get(self.device, 0) if bucket in self.donors else 0
-        there = self.here.get(bucket, 0) & self._own(bucket)
-        assert not mine & ~there, f"bucket {bucket}: to give what is not here"
+        assert not mine & ~self.here.get(bucket, 0), f"bucket {bucket}: to give what is not here"
         self.here[bucket] = mine
         self.given[bucket] = {_BEFORE: self.of_means(bucket, mine)} if mine else {}
 

@@ -168,9 +168,12 @@ class Board:
             own = {t.layers: t for t in self.reached if t.route.micro_batch == route.micro_batch}
             others = {t.layers: t for t in done if t.route.micro_batch == route.micro_batch}
             for position, segment in enumerate(route.segments):
-                if segment.device in self.fellows:
-                    self._owe(route, segment.layers)
-                if segment.device != self.device:
+                is_own = segment.device == self.device
+                if is_own or segment.device in self.fellows:
+                    for layer in segment.layers.layers():
+                        if route.wants(layer):
+                            self.ledger.owe(layer, route.micro_batch)
+                if not is_own:
                     continue
                 task, reached = Task(route, position), route.reached_at(position)
                 before = own.get(segment.layers) or (
@@ -179,23 +182,17 @@ class Board:
                 if reached and before is not None:  # else it was a dead device's, and a peer has its sums
                     resumed[task] = before
                 self._place(task, reached)
-                self._owe(route, segment.layers)
             for task in own.values():
                 del self.reached[task]
-            self.theirs = {
-                (layer, mb) for layer, mb in self.theirs if mb != route.micro_batch or not route.wants(layer)
-            }
+            if self.theirs:
+                wanted = {(layer, route.micro_batch) for layer in self.ledger.owed if route.wants(layer)}
+                self.theirs -= wanted
         # A decision asks once more for what nobody has counted: the rest is in sums of this group, or in a
         # message to this device.
         for layer, micro_batch in self.theirs:
             self.ledger.owe(layer, micro_batch)
         self.frozen, self.theirs = set(), set()
         return resumed
-
-    def _owe(self, route: Route, layers: Range) -> None:
-        for layer in layers.layers():
-            if route.wants(layer):
-                self.ledger.owe(layer, route.micro_batch)
 
     def counted_there(self, layer: int, micro_batch: int) -> None:
         """A fellow has it in its sums, and this device's part has come: it is owed, whatever is known of

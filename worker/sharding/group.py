@@ -256,10 +256,8 @@ class ShardGroup:
             self.gradient_bytes += sum(tensor.nbytes for tensor in tensors)
             self.messenger.send(peer, key, tensors)
 
-    def parts(self, grads: Mapping[int, Sequence[Tensor]]) -> Mapping[int, Sequence[Tensor]]:
+    def parts(self, grads: Mapping[int, Sequence[Tensor]]) -> dict[int, list[Tensor]]:
         """Of ``grads``, by bucket a tensor for each key, this device's part."""
-        if self.store.memory is None:
-            return grads
         return {bucket: self.store.shard(bucket).of_keys(tensors) for bucket, tensors in grads.items()}
 
     def received(self, layer: int, tensors: Sequence[Tensor]) -> tuple[dict[int, list[Tensor]], list[Tensor]]:

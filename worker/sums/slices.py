@@ -150,6 +150,10 @@ class Shard:
             self._where[slices] = tuple(found)
         return self._where[slices]
 
+    def of_parts(self, by_key: Sequence[int]) -> tuple[int, ...]:
+        """What is so of each key of the bucket, by part."""
+        return tuple(by_key[key] for key in self.keys)
+
     def of_keys(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The parts of ``tensors``, contiguous and one for each key of the bucket, as views in the parts'
         shapes.

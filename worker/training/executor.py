@@ -240,7 +240,7 @@ class Executor:
         if self.holding or self.misread or self.saving.writer.blocks:
             return False
         heard = self._hear()
-        computes = self.group.is_ready(self.counters.round)
+        computes = not self.group.others or self.group.is_ready(self.counters.round)
         commands = self.machine.next(self.now.has_input, self._early_has_input, computes=computes)
         if commands:
             self._obey(commands)
