@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from oobleckd.protocol.job import Job
 from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.parts import Counters, Flags
-from oobleckd.worker.round_machine.commands import BeginRound
-from oobleckd.worker.sharding.group import ShardGroup
-from oobleckd.worker.training.executor import Executor
+from oobleckd.worker.round.passes import Passes
+from oobleckd.worker.round_machine.tasks import Task
 from tests.helpers.engine import Cuts, World, flag_all
 from tests.helpers.engine_jobs import GOAL, SCHEDULES, Reference, check, job, random_deaths
 
@@ -190,22 +188,14 @@ def test_what_overflows_in_one_shard_is_made_again_by_all(
 def test_a_nan_in_one_shard_is_seen_by_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step is skipped, and nobody's weights or scales change."""
     spec = job(tmp_path, global_batch=24)
-    poisoned = ShardGroup.parts
+    add = Passes._add
 
-    def with_nan(self: ShardGroup, grads: Mapping[int, Sequence[Tensor]]) -> Mapping[int, Sequence[Tensor]]:
-        if step_of[0] == 2:
-            grads[max(grads)][-1].view(-1)[-1] = torch.nan
-        return poisoned(self, grads)
+    def with_nan(self: Passes, task: Task, layer: int, grads: list[Tensor]) -> None:
+        if self.counters.step == 2:
+            grads[-1].view(-1)[-1] = torch.nan
+        add(self, task, layer, grads)
 
-    step_of = [0]
-    apply = Executor._begin
-
-    def begin(self: Executor, command: BeginRound) -> None:
-        step_of[0] = command.spec.counters.step
-        apply(self, command)
-
-    monkeypatch.setattr(ShardGroup, "parts", with_nan)
-    monkeypatch.setattr(Executor, "_begin", begin)
+    monkeypatch.setattr(Passes, "_add", with_nan)
     found = []
     for stages, each in ((ONE, 1), (TWO, 2)):
         world = World(spec, stages, each, tmp_path, devices_per_stage=each)
