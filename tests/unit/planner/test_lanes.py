@@ -137,7 +137,6 @@ def test_a_spare_gets_its_share_alone_from_its_rank(g: int) -> None:
     assert sum(copy.num_bytes for copy in found.transfers) == whole // g
     assert found.plan.pipelines == first.plan.pipelines
     assert [action.kind for action in found.actions] == ["copy-back"]
-    assert found.way == "fill"
 
 
 def test_what_is_left_of_a_stage_stays_where_a_node_stands_by_that_is_empty() -> None:
