@@ -11,7 +11,7 @@ more by who is given it, with the ledgers that come with it. Has no sums: those,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,11 +26,6 @@ Donors = Mapping[int, Mapping[str, int]]
 NO_DONORS: Donors = {}
 _BEFORE = ""
 """In place of who gave means that are kept from an earlier epoch, to be given to others."""
-
-
-def _alone(_device: str) -> int:
-    """The rank of a device where stages have one."""
-    return 0
 
 
 class Contribution(msgspec.Struct, frozen=True):
@@ -63,11 +58,11 @@ class Given(msgspec.Struct, frozen=True):
 class Exchange:
     """One device's part in it. ``of_model``: of each bucket of the model, the layers that use it, and
     ``numbers``: of each of its slices how many numbers it has. ``shards``: of each bucket the slices of each
-    rank (none: holders have all), and ``rank_of`` a device. Sums of a shard are exchanged among those who
-    hold it, and what the host is to know of its means goes to all who hold any of the bucket. ``per_step``:
-    micro-batches of the present step, ``per_next``: of the one after it. ``num_evaluated``: those that the
-    present round evaluates (0: it is a try at a step); ``twice``: a second holder makes each mean;
-    ``layers``: those held here; ``head``: the last layer.
+    rank (none: holders have all), and ``ranks`` those of devices. Sums of a shard are exchanged among those
+    who hold it, and what the host is to know of its means goes to all who hold any of the bucket.
+    ``per_step``: micro-batches of the present step, ``per_next``: of the one after it. ``num_evaluated``:
+    those that the present round evaluates (0: it is a try at a step); ``twice``: a second holder makes each
+    mean; ``layers``: those held here; ``head``: the last layer.
 
     ``epoch`` and ``round`` it goes on under; not ``open``: a report was answered, so nothing is sent until
     the decision. ``held``: buckets held here -> their uses here. ``makers``: of each of them, who makes what.
@@ -104,7 +99,7 @@ class Exchange:
     among: tuple[int, frozenset[str], bool] = (-1, frozenset(), False)
     looked_at: int = -1
     shards: Sequence[Sequence[int]] = ()
-    rank_of: Callable[[str], int] = _alone
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
     def cut(self, numbers: Sequence[Sequence[int]], shards: Sequence[Sequence[int]]) -> None:
         """Buckets are cut otherwise from the next layout on."""
@@ -112,7 +107,8 @@ class Exchange:
 
     def adopt(self, layout: Layout) -> None:
         """The layers held are those of ``layout``."""
-        self.rank_of = layout.rank
+        is_sharded = layout.devices_per_stage > 1
+        self.ranks = {device: layout.rank(device) for device in layout.holdings} if is_sharded else {}
         self.layers = layout.holdings[self.device].layers() if self.device in layout.holdings else ()
         self.head = layout.num_layers - 1
         self._hold()
@@ -322,7 +318,7 @@ class Exchange:
             return makers(bucket, numbers, holders, twice=self.twice)
         found: dict[str, Makes] = {}
         for rank, slices in enumerate(self.shards[bucket]):
-            alike = [device for device in holders if self.rank_of(device) == rank]
+            alike = [device for device in holders if self.ranks[device] == rank]
             found |= makers(bucket, self.numbers[bucket], alike, twice=self.twice, slices=slices)
         return found
 
@@ -333,13 +329,13 @@ class Exchange:
 
     def is_alike(self, peer: str) -> bool:
         """Whether ``peer`` holds the same shard of what it holds."""
-        return not self._is_sharded or self.rank_of(peer) == self.rank_of(self.device)
+        return not self._is_sharded or self.ranks[peer] == self.ranks[self.device]
 
     def _own(self, bucket: int) -> int:
         """The slices that this device holds."""
         if not self._is_sharded:
             return self.all_of(bucket)
-        return self.shards[bucket][self.rank_of(self.device)]
+        return self.shards[bucket][self.ranks[self.device]]
 
     def _may_contribute(self, bucket: int) -> bool:
         if bucket in self.donors:
