@@ -163,8 +163,8 @@ class World:
         self.first = self.layout = self._layout(stages)
         for device in sorted(self.layout.holdings):
             self._add(device)
-        for device, node in self.nodes.items():
-            node.executor.adopt(self.layout, start[0], self._order(device))
+        for device in self.nodes:
+            self._begin(device)
         for node in self.nodes.values():
             node.executor.resume()
 
@@ -213,6 +213,10 @@ class World:
         deployment.start()
         deployment.adopt()
         self.nodes[device] = Node(messenger, executor, faults, told)
+
+    def _begin(self, device: str) -> None:
+        """Take the first layout into force: all are there by now."""
+        self.nodes[device].executor.adopt(self.layout, self.start[0], self._order(device))
 
     def _order(self, device: str) -> Order:
         """As the planner has it, for equal layers, where the backward is decoupled."""

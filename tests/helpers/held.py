@@ -100,6 +100,10 @@ class MeasuredWorld(World):
             super()._add(device)
         self.nodes[device].messenger.__class__ = _CountedMessenger
 
+    def _begin(self, device: str) -> None:
+        with self.held, self.held.of(device):
+            super()._begin(device)
+
     def _in(self, device: str, act: Callable[[Executor], object]) -> bool:
         with self.held.of(device):
             return super()._in(device, act)

@@ -26,10 +26,16 @@ class SimShard(NamedTuple):
 
     slices: int
     shapes: tuple[tuple[int, ...], ...] = ()
-    is_whole: bool = True  # nothing here has keys to choose from
+
+    @property
+    def parts(self) -> tuple[tuple[int, ...], ...]:
+        return self.shapes
 
     def cut(self, _tensors: Sequence[Any], _slices: int) -> list[Any]:
         return []
+
+    def of_parts(self, by_key: Sequence[int]) -> Sequence[int]:
+        return by_key
 
 
 @dataclass(frozen=True)

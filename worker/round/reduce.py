@@ -120,7 +120,7 @@ class Reducer:
         self.upset: Callable[[Tensor], object] | None = None
         self.exact, self.guarded, self.released, self.reached = exact, guarded, released, reached
         self.parts: dict[tuple[int, int], sums.Sum] = {}
-        self._cut_as = store.shards
+        self._cut_as: object = None  # the store's ``shards`` that ``parts`` are of
         self.nan: set[int] = set()
         self.overflow: set[int] = set()
         self.losses: dict[int, float | Tensor] = {}
