@@ -60,12 +60,8 @@ class Window:
 
     def __init__(self, num_bytes: int) -> None:
         self._number = os.memfd_create("oobleckd-shard", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(self._number, num_bytes)
-            self.memory = _mapped(self._number, num_bytes)
-        except BaseException:
-            self.close()
-            raise
+        os.ftruncate(self._number, num_bytes)
+        self.memory = _mapped(self._number, num_bytes)
 
     @property
     def handle(self) -> Handle:
