@@ -56,6 +56,11 @@ class UnitCluster(Cluster):
         self.box.path(f"{folder}/test.conf").write_text(text)
         self.systemctl("daemon-reload")
 
+    def no_drop_in(self, *units: str) -> None:
+        """Take back what :meth:`drop_in` changed; the units want a restart."""
+        self.box.run("rm", "-r", *(f"/etc/systemd/system/{unit}.d" for unit in units))
+        self.systemctl("daemon-reload")
+
     def ctl(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run oobleckctl in the box, as root."""
         return self.box.run("env", "OMP_NUM_THREADS=1", f"{HOME}/bin/oobleckctl", *args, check=check)

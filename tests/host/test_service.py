@@ -306,7 +306,8 @@ def test_devices_of_a_stage_read_each_others_memory(services: UnitCluster) -> No
     job = services.client.submit(tiny_job("together", resources=resources)).id
     done = services.job_in(job, "done")
     assert done.state == "done"
-    services.systemctl("start", *rest)
+    services.no_drop_in(*two)
+    services.systemctl("restart", *WORKERS)
 
 
 def test_stopping_the_target_ends_all_workers(services: UnitCluster) -> None:
