@@ -383,6 +383,7 @@ class World:
 
     def check_done(self, job_id: str = "job-1") -> None:
         """Every step is recorded once, and nothing differs from a run without failures."""
+        self.daemon.disk.flush()  # a job may be over before its last entries are in the journal
         self.checks.done(job_id)
 
     def describe(self) -> str:
