@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
@@ -264,15 +264,20 @@ def _die_in_evaluation(cluster: Cluster, cell: Cell) -> JobView:
     view = cluster.at_step(job, 1)
     cell.manner.check(view)
     doomed = victims(view, cell)
-    rounds = rounds_of_evaluation(spec, view.step + AHEAD - 1)
-    # A checkpoint of the boundary before an evaluation is written in its first round; in its last one some
-    # devices have nothing to do.
-    round_ = rounds[0 if cell.phase == "checkpoint" else -2]
-    wanted = [(doomed[0], "forward" if cell.phase == "frozen" else cell.phase, range(round_, round_ + 1))]
+    ahead = range(view.step + AHEAD - 1, STEPS)
+    # In the last round of an evaluation some devices have nothing to do.
+    round_ = rounds_of_evaluation(spec, ahead.start)[-2]
+    within: Collection[int] = (round_,)
+    if cell.phase == "checkpoint":
+        # That of the boundary before an evaluation is written in its first round; of a later one, where the
+        # checkpoint before is still being written then.
+        due = [step for step in ahead if spec.eval_rounds.due(step)]
+        within = {rounds_of_evaluation(spec, step).start for step in due}
+    wanted = [(doomed[0], "forward" if cell.phase == "frozen" else cell.phase, within)]
     if cell.phase == "frozen":  # of one that may not have heard the last vote of the round before
-        wanted.append((doomed[1], "frozen", range(round_ - 1, round_ + 1)))
-    for node, phase, within in wanted:
-        cluster.client.kill(node, "device", at=phase, round=within.start)
+        wanted.append((doomed[1], "frozen", (round_ - 1, round_)))
+    for node, phase, rounds in wanted:
+        cluster.client.kill(node, "device", at=phase, round=min(rounds))
     done = cluster.job_in(job, "done")
     hits = {(node_of(hit["device"]), hit["point"]): hit["round"] for hit in cluster.fired()[before:]}
     as_wanted = [hits.get((node, phase), -1) in within for node, phase, within in wanted]
