@@ -105,8 +105,8 @@ soak: setup ## bad weather in simulated worlds, SEEDS=50000 for so many; the slo
 	$(BIN)/python -m pytest -q -m slow tests/loopback
 	$(BIN)/python benchmarks/fleet.py --nodes 10000
 
-thorough: setup ## all of the simulated and single-process tests of which make test runs some
-	$(BIN)/python -m pytest -m "thin and not gpu" -n 2 tests/sim tests/unit
+thorough: setup ## all simulated and single-process tests: those of which make test runs some, and the slow ones
+	$(BIN)/python -m pytest -m "(thin or slow) and not gpu" -n 2 tests/sim tests/unit
 	$(BIN)/python benchmarks/million.py --steps 1000 50000
 
 chaos-torn: setup ## a writer killed in the middle of a checkpoint file, 20 times
