@@ -105,7 +105,7 @@ def told(cluster: Cluster, job: str) -> list[object]:
 
 def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path) -> None:
     """It is kept out with the reason, the others go on with what they have open; and where that is written
-    to, the job rolls back and ends.
+    to, the job rolls back and waits for the text (for how long: ``tests/sim/test_texts.py``).
     """
     cluster.heal()
     text, right = tmp_path / "text", b"what is trained on, again and again. " * 3000
@@ -143,8 +143,11 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
     cluster.at_step(job, 12)
     with text.open("r+b") as file:
         file.write(right.upper())
-    failed = cluster.job_in(job, "failed")
-    assert (failed.cause, failed.steps_lost > 0) == ("data-changed", True)
+    waiting = cluster.job_in(job, "waiting")
+    assert waiting.steps_lost > 0
+    assert "kept out for what they would read" in waiting.reason
+    cluster.client.control(job, "cancel")
+    cluster.job_in(job, "cancelled")
 
 
 def test_people_see_how_often_and_why(cluster: Cluster) -> None:
