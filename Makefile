@@ -105,8 +105,9 @@ soak: setup ## bad weather in simulated worlds, SEEDS=50000 for so many; the slo
 	$(BIN)/python -m pytest -q -m slow tests/loopback
 	$(BIN)/python benchmarks/fleet.py --nodes 10000
 
-thorough: setup ## all simulated and single-process tests: those of which make test runs some, and the slow ones
+thorough: setup ## all simulated and single-process tests, also the slow ones; kills on every kind of data
 	$(BIN)/python -m pytest -m "(thin or slow) and not gpu" -n 2 tests/sim tests/unit
+	$(BIN)/python -m pytest -m slow tests/loopback/test_data_kinds.py
 	$(BIN)/python benchmarks/million.py --steps 1000 50000
 
 chaos-torn: setup ## a writer killed in the middle of a checkpoint file, 20 times
