@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from oobleckd.planner.plan import Layers, Range, Transfer, shard_rank
 from oobleckd.protocol.messages import Deploy
@@ -41,13 +42,13 @@ def expected(store: Store, transfers: tuple[Transfer, ...], target: str) -> dict
 
 
 def outgoing(
-    store: Store, transfers: tuple[Transfer, ...], source: str, held_per_stage: int = 1
+    store: Store, transfers: tuple[Transfer, ...], source: str, num_shards: int = 1
 ) -> dict[str, list[int]]:
-    """Target -> the buckets that ``source`` sends to it. ``held_per_stage``: where stages are to have another
-    number of devices, how many they had.
+    """Target -> the buckets that ``source`` sends to it. ``num_shards``: of each bucket that are sent to one
+    target.
     """
     targets = sorted({transfer.target for transfer in transfers if transfer.source == source})
-    senders = {target: _senders(store, transfers, target, held_per_stage) for target in targets}
+    senders = {target: _senders(store, transfers, target, num_shards) for target in targets}
     return {
         target: [bucket for (bucket, _), sender in senders[target].items() if sender == source]
         for target in targets
@@ -57,7 +58,7 @@ def outgoing(
 def _senders(
     store: Store, transfers: tuple[Transfer, ...], target: str, num_shards: int
 ) -> dict[tuple[int, int], str]:
-    """(Bucket, rank) -> who sends ``target`` that shard of it, of so many."""
+    """(Bucket, rank) -> who sends ``target`` something of that shard of it, of so many."""
     found: dict[tuple[int, int], str] = {}
     for transfer in transfers:
         if transfer.target == target:
@@ -165,8 +166,10 @@ class Deployment:
 
     def _send(self) -> None:
         message = self.message
-        sends = outgoing(self.store, message.transfers, message.device, message.held_per_stage or 1)
-        for target, buckets in sends.items():
+        if self.recut is not None:
+            self._send_parts(self.recut)
+            return
+        for target, buckets in outgoing(self.store, message.transfers, message.device).items():
             sent = (
                 self.precopy_source.sent_to(target) & set(buckets)
                 if self.precopy_source is not None
@@ -182,10 +185,25 @@ class Deployment:
                 self.promised[target] = sent
                 self._say(target, SENT, sent)
 
+    def _send_parts(self, recut: Recut) -> None:
+        """Send what others lack of the shards that are here for those that they are to have."""
+        message, before = self.message, recut.before.num_shards
+        for target, buckets in outgoing(self.store, message.transfers, message.device, before).items():
+            rank = message.layout.rank(target)
+            for bucket in buckets:
+                if recut.old_rank in recut.senders(bucket, rank):
+                    state = self.store.buckets[bucket]
+                    self._send_tensors(target, bucket, recut.given(bucket, state, rank), state.exponents)
+
     def _send_state(self, target: str, bucket: int) -> None:
         state = self.store.buckets[bucket]
-        meta = msgspec.msgpack.encode(state.exponents)
-        self.messenger.send(target, self._key(bucket, self.store.rank), state.storages(), meta)
+        self._send_tensors(target, bucket, state.storages(), state.exponents)
+
+    def _send_tensors(
+        self, target: str, bucket: int, tensors: list[Tensor], exponents: tuple[int, ...]
+    ) -> None:
+        meta = msgspec.msgpack.encode(exponents)
+        self.messenger.send(target, self._key(bucket, self.store.rank), tensors, meta)
         self.faults.reach("copy", self.message.counters.round)
 
     def _key(self, bucket: int, rank: int) -> Key:
@@ -269,7 +287,7 @@ class Deployment:
         self.awaited.discard(bucket)
 
     def _has_all(self, bucket: int) -> None:
-        """Every shard of ``bucket`` is here, of which this device keeps its new one."""
+        """The new shard of ``bucket`` is complete."""
         assert self.recut is not None
         self.incoming[bucket] = self.recut.made(bucket)
         self.awaited.discard(bucket)

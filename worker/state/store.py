@@ -97,13 +97,17 @@ class Store:
         found = digests([(state.storages(), state.exponents, state.wrong_copies()) for state in states])
         return dict(zip(buckets, found, strict=True))
 
+    def cut_for(self, num_shards: int) -> Shards:
+        """What devices such as this one hold where so many have a stage."""
+        return Shards(self.spec, self.device, num_shards)
+
     def divide(self, num_shards: int, rank: int) -> None:
         """From now on hold of every bucket the shard of ``rank``, of so many. Where that is another one than
         so far, nothing of what was here is.
         """
         if (num_shards, rank) != (self.shards.num_shards, self.rank):
             self.buckets, self.layers = {}, {}
-            self.shards, self.rank = Shards(self.spec, self.device, num_shards), rank
+            self.shards, self.rank = self.cut_for(num_shards), rank
             self.memory = ShardMemory(self.shards, rank) if num_shards > 1 else None
 
     def adopt(self, layers: Layers | None, incoming: dict[int, BucketState]) -> None:

@@ -36,7 +36,7 @@ from oobleckd.worker.sums.choice import kernels_of
 from oobleckd.worker.sums.chunked import Chunked
 from oobleckd.worker.sums.finish import BucketFigures, decode, finish, num_rows
 from oobleckd.worker.sums.fused import Fused
-from oobleckd.worker.sums.slices import Shard, Slicing, members, shards, slicing
+from oobleckd.worker.sums.slices import KeyRange, Shard, Slicing, members, shards, slicing
 from oobleckd.worker.sums.sum import NUM_MARKS, Sum
 from oobleckd.worker.sums.whole import Whole
 
@@ -47,6 +47,7 @@ __all__ = [
     "BucketFigures",
     "Chunked",
     "Fused",
+    "KeyRange",
     "Shard",
     "Slicing",
     "Sum",

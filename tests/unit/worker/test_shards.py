@@ -72,19 +72,28 @@ def test_what_is_cut_and_put_together_is_the_same(tmp_path: Path, name: str) -> 
         assert all(map(torch.equal, whole.storages(), again.storages()))
 
 
-def test_shards_of_another_number_are_made_of_those_that_there_are(tmp_path: Path) -> None:
-    before, after = shards(tmp_path, "adamw", 4, n_embd=192), shards(tmp_path, "adamw", 2, n_embd=192)
-    bucket = max(range(len(before.spec.buckets)), key=lambda b: sum(before.slicing(b).sizes))
-    whole = drawn(before, bucket)
-    store = Store(before.spec, CPU)
-    store.divide(4, 3)
-    store.buckets[bucket] = before.cut(bucket, 3, whole)
-    recut = Recut.of(store, 4, 2, 1)
-    assert recut.begin([bucket], store) == []
-    assert recut.missing == {bucket: {0, 1, 2}}
-    for rank in (2, 0, 1):
-        state = before.cut(bucket, rank, whole)
-        assert recut.take(bucket, rank, state.storages(), state.exponents) == (rank == 1)
-    wanted, made = after.cut(bucket, 1, whole), recut.made(bucket)
-    assert all(map(torch.equal, wanted.storages(), made.storages()))
-    assert made.exponents == whole.exponents
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 4), (2, 1), (2, 4), (4, 1), (4, 2), (8, 4)])
+@pytest.mark.parametrize("name", RULES)
+def test_shards_of_another_number_are_made_of_those_that_there_are(
+    tmp_path: Path, name: str, before: int, after: int
+) -> None:
+    """And nothing is sent but what is needed."""
+    had, wanted = (shards(tmp_path, name, number, n_embd=192) for number in (before, after))
+    for bucket in range(len(had.spec.buckets)):
+        whole = drawn(had, bucket)
+        state = {old: had.cut(bucket, old, whole) for old in range(before)}
+        for rank in range(after):
+            store = Store(had.spec, CPU)
+            store.divide(before, rank % before)
+            store.buckets[bucket] = state[rank % before]
+            recut = Recut.of(store, before, after, rank)
+            complete = bool(recut.begin([bucket], store))
+            for old in sorted(recut.missing[bucket]):
+                its = Recut(had, wanted, old, rank)
+                assert old in its.senders(bucket, rank)
+                sent = its.given(bucket, state[old], rank)
+                complete = recut.take(bucket, old, sent, whole.exponents)
+            assert complete
+            made, right = recut.made(bucket), wanted.cut(bucket, rank, whole)
+            assert all(map(torch.equal, right.storages(), made.storages()))
+            assert made.exponents == whole.exponents
