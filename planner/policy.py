@@ -149,7 +149,8 @@ class Situation(msgspec.Struct, frozen=True):
     tuples, with dead nodes and those of vacant places still named so that the policy sees which pipelines
     were hit. ``zones``: node -> what it fails together with, such as a zone of a cloud, where that is known.
     ``horizon_steps``: steps that are expected until the next loss. ``redo_s``: seconds of training since the
-    last checkpoint (negative: there is none).
+    last checkpoint (negative: there is none). ``held_per_stage``: so many devices hold a stage between them
+    in ``holdings``, where that is another number than the setup's (0: it is the same).
     """
 
     nodes: tuple[str, ...]
@@ -158,6 +159,7 @@ class Situation(msgspec.Struct, frozen=True):
     zones: dict[str, str] = {}
     horizon_steps: float = HORIZON_STEPS
     redo_s: float = -1.0
+    held_per_stage: int = 0
 
 
 class Rejected(msgspec.Struct, frozen=True):

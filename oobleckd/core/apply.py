@@ -250,6 +250,8 @@ def _train(state: State, entry: _OfTraining) -> None:
                 entry.incarnations,
             )
             job.dead, job.settled, job.detours = (), (), None
+            if entry.made is not None:
+                job.setup, job.templates = entry.made.setup, entry.made.templates
             job.offered, job.counters = entry.offered, entry.counters
             job.deployed_at = entry.at if job.deployed_at is None else job.deployed_at
             job.book.deployed(entry.at, len(entry.layout.holdings))

@@ -95,11 +95,16 @@ class Core:
         return f"{self.config.daemon}.{self.orders}"
 
     def ask_plan(
-        self, policy: str, setup: Setup, situation: Situation | None = None, others: tuple[Setup, ...] = ()
+        self,
+        policy: str,
+        setup: Setup,
+        situation: Situation | None = None,
+        others: tuple[Setup, ...] = (),
+        num_nodes: int = 0,
     ) -> int:
-        """Ask the planner; returns the ticket of the answer."""
+        """Ask the planner (``MakePlan``); returns the ticket of the answer."""
         self.tickets += 1
-        self.outbox.append(MakePlan(self.tickets, policy, setup, situation, others))
+        self.outbox.append(MakePlan(self.tickets, policy, setup, situation, others, num_nodes))
         return self.tickets
 
     def announce(

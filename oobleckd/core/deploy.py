@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from oobleckd.core import alike, corruption, incidents, precopy, samples
+from oobleckd.core import alike, corruption, incidents, precopy, regroup, samples
 from oobleckd.core.context import Core
 from oobleckd.core.entries import EpochRaised, FolderNoted, LayoutDeployed
 from oobleckd.core.incident import precopied_words
@@ -23,14 +23,15 @@ from oobleckd.protocol.modelnotes import words
 
 def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> None:
     """Send ``proposal`` to every device of the new layout and of the one before it."""
-    job = run.job
-    assert job.setup is not None
+    job, regrouping = run.job, run.regrouping
+    setup = job.setup if regrouping is None else regrouping.setup
+    assert setup is not None
     epoch = core.next_epoch()
     core.record(EpochRaised(job.id, epoch, job.dead, "a new plan", core.now))
     incidents.explain(core, run, proposal)
     incidents.enter(core, run, "copy")
-    planned = layout_of(proposal.plan, epoch, len(job.setup.profile.layers))
-    layout = Lanes.of(job.setup).layout(planned)
+    planned = layout_of(proposal.plan, epoch, len(setup.profile.layers))
+    layout = Lanes.of(setup).layout(planned)
     devices = sorted(set(layout.holdings) | set(job.survivors()))
     source = "copy" if job.layout is not None else job.source
     spec, peers = core.compared(core.spec_of(job), layout.holdings), core.peers(devices)
@@ -59,13 +60,16 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
             folder=job.folder,
             journal=core.config.journal,
             only_evaluates=job.only_evaluates,
+            held_per_stage=situation.held_per_stage,
         )
         for device in devices
     }
     incarnations = {
         device: info.incarnation for device in devices if (info := core.members.device(device)) is not None
     }
-    run.candidate = Candidate(epoch, layout, proposal.plan, situation.nodes, incarnations, deploys)
+    run.candidate = Candidate(
+        epoch, layout, proposal.plan, situation.nodes, incarnations, deploys, regrouping=regrouping
+    )
     run.phase, run.weighed_steps = "deploy", situation.horizon_steps
     run.proposal = None
     if job.state != "deploying":
@@ -116,6 +120,7 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
             incarnations,
             candidate.offered,
             core.now,
+            regroup.made(run, candidate),
         )
     )
     if run.incident is not None:

@@ -162,7 +162,8 @@ class LayoutDeployed(Entry, frozen=True):
     """All devices are ready: ``layout`` is in force. ``incarnations``: device -> the incarnation that holds
     its layers.
 
-    ``offered``: the nodes that the plan was made for (some may be idle in it).
+    ``offered``: the nodes that the plan was made for (some may be idle in it). ``made``: what the plan was
+    made from, where that is something else than before.
     """
 
     job: str
@@ -172,6 +173,7 @@ class LayoutDeployed(Entry, frozen=True):
     incarnations: dict[str, str] = msgspec.field(name="lives")
     offered: tuple[str, ...]
     at: float
+    made: TemplatesMade | None = None
 
 
 class Detoured(Entry, frozen=True):

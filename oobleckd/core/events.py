@@ -123,7 +123,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 class MakePlan(msgspec.Struct, frozen=True):
     """Plan in the process pool: ``prepare(setup)`` when ``situation`` is None, else ``adapt``. ``others``: of
-    these and ``setup`` the best is to be prepared, which then is the job's.
+    these and ``setup`` the best is to be prepared. ``num_nodes``: for so many nodes, and ``setup`` is what
+    the job has (0: for those that each was made for).
     """
 
     ticket: int
@@ -131,6 +132,7 @@ class MakePlan(msgspec.Struct, frozen=True):
     setup: Setup
     situation: Situation | None = None
     others: tuple[Setup, ...] = ()
+    num_nodes: int = 0
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -130,7 +130,26 @@ def _ask_templates(core: Core, run: Run, profile: Profile) -> None:
         fail(core, run.job, error.problem, error.hint, "no-plan")
         return
     ticket = core.ask_plan(spec.fault_tolerance.policy, first, others=tuple(others))
-    run.asked = PlannerRequest(ticket, first)
+    run.asked, run.sized = PlannerRequest(ticket, first), core.candidates(run.job)
+
+
+def other_setups(core: Core, run: Run) -> tuple[Setup, ...]:
+    """What could be planned in place of the job's setup: the same with other numbers of devices a stage."""
+    now, device = run.job.setup, _measurable(core, run)
+    profile = core.state.profiles.get(_key_of(run.job, device)) if device is not None else None
+    if now is None or profile is None:
+        return ()
+    try:
+        found = _setups(core, run.job, as_linked(profile, run.job.spec))
+    except PlanError:  # nodes whose devices do not divide so: what there is stays
+        return ()
+    number = now.profile.devices_per_stage
+    return tuple(
+        # Templates depend on how many nodes there were, and are kept: they serve the next question, too.
+        msgspec.structs.replace(setup, nodes_now=now.nodes_now)
+        for setup in found
+        if setup.profile.devices_per_stage != number
+    )
 
 
 def _setups(core: Core, job: JobRecord, profile: Profile) -> list[Setup]:

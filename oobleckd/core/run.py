@@ -13,7 +13,7 @@ from oobleckd.core.decide import Decision
 from oobleckd.core.incident import Incident
 from oobleckd.core.pace import Paces
 from oobleckd.core.state import JobRecord
-from oobleckd.planner.plan import Layout, Plan, Transfer
+from oobleckd.planner.plan import Layout, Plan, Template, Transfer
 from oobleckd.planner.policy import Proposal, Setup, Situation
 from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.datamessages import Preparing
@@ -37,7 +37,9 @@ Phase = Literal["off", "adrift", "report", "run", "deploy"]
 
 @dataclass(slots=True)
 class Candidate:
-    """A layout that is being deployed. ``incarnations``: device -> the incarnation that takes part."""
+    """A layout that is being deployed. ``incarnations``: device -> the incarnation that takes part.
+    ``regrouping``: its stages have another number of devices.
+    """
 
     epoch: int
     layout: Layout
@@ -46,6 +48,7 @@ class Candidate:
     incarnations: dict[str, str]
     deploys: dict[str, Deploy]
     ready: dict[str, Ready] = field(default_factory=dict)
+    regrouping: Regrouping | None = None
 
 
 @dataclass(slots=True)
@@ -74,6 +77,30 @@ class PlannerRequest:
     ticket: int
     setup: Setup
     situation: Situation | None = None
+
+
+@dataclass(slots=True)
+class StageSizeQuestion:
+    """A question to the planner: which number of devices a stage is the best for ``nodes``."""
+
+    ticket: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Regrouping:
+    """Stages are to have another number of devices, as long as ``nodes`` are those to plan with: what is
+    planned from then on.
+    """
+
+    nodes: tuple[str, ...]
+    setup: Setup
+    templates: tuple[Template, ...]
+
+    @property
+    def n0(self) -> int:
+        """The fewest nodes that hold the model."""
+        return min(template.num_nodes for template in self.templates)
 
 
 @dataclass(slots=True)
@@ -191,6 +218,8 @@ class Run:
     known to have read the right text (``checked``). ``wholes``: device -> what it said when it had read all
     of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word
     that a device cannot use the text; ``lacking_since``: too few nodes have it. ``preparation``: of the data.
+    ``sized``: the nodes for which the number of devices a stage is the best, ``sizing``: for which that is
+    asked, ``regrouping``: what came of it.
     """
 
     job: JobRecord
@@ -241,6 +270,14 @@ class Run:
     unread: DeviceFailed | None = None
     lacking_since: float | None = None
     preparation: Preparation = field(default_factory=Preparation)
+    sized: tuple[str, ...] = ()
+    sizing: StageSizeQuestion | None = None
+    regrouping: Regrouping | None = None
+
+    @property
+    def n0(self) -> int:
+        """The fewest nodes that the next plan can have."""
+        return self.job.n0 if self.regrouping is None else self.regrouping.n0
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

@@ -25,6 +25,7 @@ from oobleckd.core import (
     preparing,
     reading,
     recovery,
+    regroup,
     room,
 )
 from oobleckd.core.context import Core
@@ -55,6 +56,7 @@ def steer(core: Core) -> None:
     room.look(core, run)
     if reading.leaves_unchecked(core, run) or (run.kept_out and reading.ends(core, run, _to_begin(run))):
         return
+    regroup.look(core, run)
     if run.phase == "off":
         _before_deployment(core, run)
     elif run.all_held():
@@ -137,7 +139,7 @@ def _while_running(core: Core, run: Run) -> None:
     job = run.job
     hold, checkpoint = job.paused, checkpoints.wanted(core, run)
     if job.unsettled:
-        if len(core.candidates(job)) >= job.n0 and not job.paused:
+        if len(core.candidates(job)) >= run.n0 and not job.paused:
             found = _proposal(core, run, situation(core, run))
             if found is not None:
                 precopy.over(core, run, found[1])
@@ -147,7 +149,7 @@ def _while_running(core: Core, run: Run) -> None:
         hold, checkpoint = ending.flagged(core, run)
     elif _wants_change(core, run) and not _needs_room(core, run):
         nodes = core.candidates(job)
-        if len(nodes) >= job.n0:
+        if len(nodes) >= run.n0:
             use = _has_use_for(core, run)
             moves = use is not None and precopy.over(core, run, use)
             hold |= moves
@@ -161,7 +163,7 @@ def _while_running(core: Core, run: Run) -> None:
 
 def _needs_room(core: Core, run: Run) -> bool:
     """Whether a change takes a checkpoint, and the disk has no room for one: then all stays as it is."""
-    by_checkpoint = _rolls_back(run) or len(core.candidates(run.job)) < run.job.n0
+    by_checkpoint = _rolls_back(run) or len(core.candidates(run.job)) < run.n0
     return by_checkpoint and room.refuses(core, run) and not checkpoints.saved(run.job)
 
 
@@ -179,6 +181,8 @@ def _flag(core: Core, run: Run, flags: Flags) -> None:
 def _wants_change(core: Core, run: Run) -> bool:
     """Whether the plan was made for other nodes than there are now (those that just join may bring more)."""
     nodes = core.candidates(run.job)
+    if run.regrouping is not None:
+        return True
     if nodes in {run.job.offered, run.satisfied}:
         return _calmer(core, run)
     joining = set(nodes) - set(run.job.offered)
@@ -297,7 +301,7 @@ def _go_on(core: Core, run: Run) -> None:
 def _change_plan(core: Core, run: Run) -> None:
     job = run.job
     nodes = core.candidates(job)
-    if len(nodes) < job.n0:
+    if len(nodes) < run.n0:
         if job.settled and not job.unsettled and not _leaving(core, run):
             _go_on(core, run)  # redundant holders compute for those who are missing
         else:
@@ -341,6 +345,7 @@ def _by_checkpoint(core: Core, run: Run) -> None:
         _go_on(core, run)  # one step more, whose votes bear hold and checkpoint
         return
     _let_go(core, run)
+    regroup.look(core, run)
     if job.state == "running":
         core.move(job, "replan")
     _before_deployment(core, run)
@@ -374,7 +379,13 @@ def _changes_nothing(run: Run, proposal: Proposal) -> bool:
     could wait for each other.
     """
     job, plan = run.job, run.job.plan
-    if job.unsettled or plan is None or job.layout is None or (job.settled and proposal.ops):
+    if (
+        run.regrouping is not None
+        or job.unsettled
+        or plan is None
+        or job.layout is None
+        or (job.settled and proposal.ops)
+    ):
         return False
     held = {device: job.layout.holdings[device] for device in job.survivors()}
     wanted = Lanes.laid_out(job.layout).holdings(proposal.plan)
@@ -397,6 +408,7 @@ def situation(core: Core, run: Run) -> Situation:
         _zones(core, nodes),
         failures.horizon_steps(core.state, job, core.now),
         failures.redo_s(job),
+        regroup.held_per_stage(run),
     )
 
 
@@ -426,9 +438,13 @@ def _at_hand(run: Run, wanted: Situation) -> tuple[Situation, Proposal] | None:
     if run.proposal is None:
         return None
     asked, _ = run.proposal
-    return (
-        run.proposal if asked.holdings == wanted.holdings and set(asked.nodes) <= set(wanted.nodes) else None
-    )
+    serves = _holds_alike(asked, wanted) and set(asked.nodes) <= set(wanted.nodes)
+    return run.proposal if serves else None
+
+
+def _holds_alike(one: Situation, other: Situation) -> bool:
+    """Whether a plan for the nodes of ``one`` can be that for those of ``other``."""
+    return (one.holdings, one.held_per_stage) == (other.holdings, other.held_per_stage)
 
 
 def _ask(core: Core, run: Run, wanted: Situation) -> None:
@@ -438,8 +454,9 @@ def _ask(core: Core, run: Run, wanted: Situation) -> None:
     if run.asked is not None and _is_first(run, run.asked.situation, wanted):
         return
     if not _alike(wanted, run.refused):
-        ticket = core.ask_plan(job.spec.fault_tolerance.policy, job.setup, wanted)
-        run.asked = PlannerRequest(ticket, job.setup, wanted)
+        setup = job.setup if run.regrouping is None else run.regrouping.setup
+        ticket = core.ask_plan(job.spec.fault_tolerance.policy, setup, wanted)
+        run.asked = PlannerRequest(ticket, setup, wanted)
 
 
 def _is_first(run: Run, asked: Situation | None, wanted: Situation) -> bool:
@@ -448,7 +465,7 @@ def _is_first(run: Run, asked: Situation | None, wanted: Situation) -> bool:
     """
     if asked is None or _alike(asked, wanted):
         return asked is not None
-    return run.job.unsettled and asked.holdings == wanted.holdings and set(asked.nodes) < set(wanted.nodes)
+    return run.job.unsettled and _holds_alike(asked, wanted) and set(asked.nodes) < set(wanted.nodes)
 
 
 def _alike(one: Situation, other: Situation | None) -> bool:
@@ -463,7 +480,9 @@ def _alike(one: Situation, other: Situation | None) -> bool:
 def on_planned(core: Core, event: Planned) -> None:
     """The planner's answer; one to an older question is dropped."""
     run = core.run
-    if run is None or run.asked is None or run.asked.ticket != event.ticket:
+    if run is None or regroup.answered(run, event):
+        return
+    if run.asked is None or run.asked.ticket != event.ticket:
         return
     asked, run.asked = run.asked, None
     if asked.situation is None:
@@ -480,6 +499,8 @@ def on_planned(core: Core, event: Planned) -> None:
 def _refused(core: Core, run: Run, asked: Situation, event: Planned) -> None:
     """No plan for this situation: wait for another one if there is no plan in force."""
     run.refused, run.weighed_steps = asked, asked.horizon_steps
+    if asked.held_per_stage:
+        run.regrouping = None  # its stages stay as they are
     if _at_hand(run, asked) is not None:
         return  # that for fewer nodes
     if run.job.settled and not run.job.unsettled:

@@ -250,7 +250,7 @@ class Planning:
     async def _chosen(self, request: MakePlan) -> Setup:
         setups = (request.setup, *request.others)
         packed = tuple(map(poolwork.pack, setups))
-        return setups[await self._patient.run(poolwork.chosen, request.policy, packed)]
+        return setups[await self._patient.run(poolwork.chosen, request.policy, packed, request.num_nodes)]
 
     async def _prepare(self, policy: str, setup: Setup) -> _Prepared:
         key = (policy, setup)

@@ -47,11 +47,11 @@ def load() -> None:
     assert all((impact, modelled, schedules, catalogue, exchanged, policies, stagesize))
 
 
-def chosen(policy: str, setups: Sequence[bytes]) -> int:
+def chosen(policy: str, setups: Sequence[bytes], num_nodes: int) -> int:
     """Which of ``setups`` plans best. Raises PlanError."""
     from oobleckd.planner.policies import stagesize
 
-    return stagesize.chosen(policy, tuple(map(_setup_of, setups)))
+    return stagesize.chosen(policy, tuple(map(_setup_of, setups)), num_nodes)
 
 
 def prepare(policy: str, setup: bytes) -> bytes:

@@ -42,7 +42,7 @@ class Planner:
         """
         try:
             setups = (request.setup, *request.others)
-            setup = setups[chosen(request.policy, setups) if request.others else 0]
+            setup = setups[chosen(request.policy, setups, request.num_nodes) if request.others else 0]
             templates = self.templates(request.policy, setup)
             if request.situation is None:
                 return Planned(request.ticket, templates, setup=setup if request.others else None)

@@ -133,6 +133,10 @@ def stage_bytes(profile: Profile, layers: Iterable[int], num_micro_batches: int)
     return StageBytes(2 * each, each)  # in the forward, and once more in the backward
 
 
+WORTH = 0.1
+"""So much shorter a step is to be that a job gives all of its devices other shards for it."""
+
+
 class StageOption(msgspec.Struct, frozen=True):
     """A plan with so many devices a stage. ``n0``: nodes that hold the model (0: none do); ``step_s`` of the
     plan, ``memory_bytes`` of its fullest device, and nodes that it ``can_lose``; all 0 where there are fewer
@@ -146,17 +150,22 @@ class StageOption(msgspec.Struct, frozen=True):
     can_lose: int = 0
 
 
-def best(options: Sequence[StageOption], f: int) -> StageOption | None:
+def best(options: Sequence[StageOption], f: int, present: StageOption | None = None) -> StageOption | None:
     """The fastest of the ``options`` that have a plan, of those that can lose ``f`` nodes, or else most; the
-    fewest devices a stage among equals. None: none has a plan.
+    fewest devices a stage among equals. None: none has a plan. ``present``: the one that a job trains with,
+    which another one that can lose as many replaces where it is faster by ``WORTH``.
     """
     # A faster plan that could lose fewer would break the job's promise without its word. (D-planner-017)
     found = [option for option in options if option.step_s]
-    return min(
+    chosen = min(
         found,
         key=lambda o: (-min(o.can_lose, f), round(o.step_s, 9), o.devices_per_stage),
         default=None,
     )
+    if chosen is None or present is None or not present.step_s:
+        return chosen
+    as_safe = min(present.can_lose, f) == min(chosen.can_lose, f)
+    return present if as_safe and chosen.step_s > (1 - WORTH) * present.step_s else chosen
 
 
 def _gathered_bytes(layer: LayerCost, exact: bool) -> int:

@@ -17,6 +17,7 @@ from oobleckd.planner.policies.cases import phrase
 from oobleckd.planner.policies.oobleck import size_of
 from oobleckd.planner.policy import Action, Proposal, Setup, Situation
 from oobleckd.planner.profile import Profile
+from oobleckd.words import count
 
 
 def by_device(setup: Setup, planned: Proposal, situation: Situation) -> Proposal:
@@ -35,6 +36,45 @@ def by_device(setup: Setup, planned: Proposal, situation: Situation) -> Proposal
     known = {copy.target for copy in planned.transfers}
     given_back = tuple(copy for copy in copies if lanes.place(copy.target) not in known)
     return _giving_back(found, given_back) if given_back else found
+
+
+def regrouped(setup: Setup, planned: Proposal, situation: Situation) -> Proposal:
+    """``planned``, from nothing, with copies for stages of another number of devices than those that hold
+    what ``situation`` says; all of what a device is to have, but for what it has.
+    """
+    lanes, profile, before = Lanes.of(setup), setup.profile, situation.held_per_stage
+    copies = transfers_between(lanes, planned.plan, situation.holdings, before, profile)
+    each = count(lanes.devices_per_stage, "device")
+    text = f"stages of {each} in place of {before}: {size_of(copies)} are copied"
+    reason = f"{text}; {planned.reason}"
+    return msgspec.structs.replace(
+        planned,
+        plan=msgspec.structs.replace(planned.plan, reason=reason),
+        transfers=copies,
+        ops=lanes.ops(planned.ops),
+        cost_s=planned.cost_s + copy_s(copies, profile),
+        reason=reason,
+        precopy_s=0.0,
+        actions=(Action("rebalance"),),
+        way="re-instantiate",
+        summary=f"{text}; {planned.summary}" if planned.summary else "",
+    )
+
+
+def transfers_between(
+    lanes: Lanes, plan: Plan, holdings: Mapping[str, Layers], held_per_stage: int, profile: Profile
+) -> tuple[Transfer, ...]:
+    """Copies that give every device of ``plan`` its shards from ``holdings`` (of devices), where so many held
+    a stage: something of each of their shards that it lacks. Sorted by target, layer and source.
+    """
+    wanted = lanes.holdings(plan)
+    parts = lanes.devices_per_stage * held_per_stage
+    copies = [
+        msgspec.structs.replace(copy, num_bytes=-(-copy.num_bytes // parts))
+        for rank in range(held_per_stage)
+        for copy in transfers(wanted, _of_rank(holdings, rank, held_per_stage), profile)
+    ]
+    return tuple(sorted(copies, key=lambda copy: (copy.target, copy.layer, copy.source)))
 
 
 def transfers_by_rank(

@@ -122,8 +122,10 @@ class Checks:
                 self._same("report", epoch, (layout, dead))
             case Deploy(device=device, epoch=epoch) as message:
                 rank = message.layout.rank
-                assert all(rank(copy.source) == rank(copy.target) for copy in message.transfers)
-                self._same("deploy", epoch, (message.layout, message.counters, message.source))
+                kept = not message.held_per_stage
+                assert all(kept <= (rank(each.source) == rank(each.target)) for each in message.transfers)
+                told = (message.layout, message.counters, message.source, message.held_per_stage)
+                self._same("deploy", epoch, told)
             case Decide(device=device, epoch=epoch) as message:
                 self._same("decide", epoch, msgspec.structs.replace(message, device=""))
             case Resume(device, epoch, layout):

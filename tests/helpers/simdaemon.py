@@ -177,7 +177,7 @@ class Daemon:
         try:
             if command.others:
                 setups = (command.setup, *command.others)
-                setup = setups[chosen(command.policy, setups)]
+                setup = setups[chosen(command.policy, setups, command.num_nodes)]
                 made = self._templates(msgspec.structs.replace(command, setup=setup))
                 found = Planned(command.ticket, made, setup=setup)
             elif command.situation is None:

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from oobleckd.planner.plan import Layers
 from oobleckd.worker import sums
 from oobleckd.worker.sharding.group import GRADIENTS, ShardGroup
-from oobleckd.worker.state.bucket_state import BucketState
-from tests.helpers.simstore import NOTHING, Carried, Gradient
+from oobleckd.worker.state.bucket_state import BucketState, StateShape
+from tests.helpers.simstore import CPU, NOTHING, Carried, Gradient
 
 if TYPE_CHECKING:
     from tests.helpers.simdevice import SimDevice
@@ -57,10 +59,31 @@ class SimShards:
         """No numbers, no copies of them."""
         return []
 
+    @property
+    def device(self) -> torch.device:
+        return CPU
+
+    def shard(self, bucket: int, rank: int) -> SimParts:
+        """What ``rank`` holds of a ``bucket``, as parts that can be told apart."""
+        slices = self.of(bucket)[rank] if self.num_shards > 1 else (1 << self.num_slices) - 1
+        return SimParts(tuple(sums.KeyRange(0, number, number + 1) for number in sums.members(slices)))
+
+    def shape(self, _bucket: int, _rank: int) -> StateShape:
+        return NOTHING
+
+    def whole_shape(self, _bucket: int) -> StateShape:
+        return NOTHING
+
     def of(self, bucket: int) -> tuple[int, ...]:
         """Of each rank its slices."""
         cut: Any = SimCut((1 << 20,) * self.num_slices)
         return sums.shards(bucket, cut, self.num_shards)
+
+
+class SimParts(NamedTuple):
+    """What a recut asks of a shard."""
+
+    parts: tuple[sums.KeyRange, ...]
 
 
 class SimCut(NamedTuple):

@@ -111,9 +111,9 @@ class SimStore(Store):
         self.misadded: set[int] = set()  # buckets whose next total comes out wrong here
         self.world = world
         self._needs: dict[Layers, tuple[int, ...]] = {}
-        self.shards: Any = self._cut_for(1)
+        self.shards: Any = self.cut_for(1)
 
-    def _cut_for(self, num_shards: int) -> Any:
+    def cut_for(self, num_shards: int) -> Any:
         from tests.helpers.simshards import SimShards
 
         return SimShards(num_shards, self.world.num_slices, len(self.world.buckets))
@@ -122,8 +122,8 @@ class SimStore(Store):
         from tests.helpers.simshards import SimMemory
 
         if (num_shards, rank) != (self.shards.num_shards, self.rank):
-            assert not self.buckets, "state is cut when it comes"
-            self.shards, self.rank = self._cut_for(num_shards), rank
+            self.buckets, self.layers = {}, {}
+            self.shards, self.rank = self.cut_for(num_shards), rank
             memory: Any = SimMemory() if num_shards > 1 else None
             self.memory = memory
 
