@@ -14,7 +14,7 @@ from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.placement.transfer import copy_s, transfers
 from oobleckd.planner.plan import Layers, Plan, Transfer, node_of, shard_rank
 from oobleckd.planner.policies.cases import phrase
-from oobleckd.planner.policies.oobleck import size_of
+from oobleckd.planner.policies.oobleck import amount_of, size_of
 from oobleckd.planner.policy import Action, Proposal, Setup, Situation
 from oobleckd.planner.profile import Profile
 from oobleckd.words import count
@@ -45,8 +45,9 @@ def regrouped(setup: Setup, planned: Proposal, situation: Situation) -> Proposal
     lanes, profile, before = Lanes.of(setup), setup.profile, situation.held_per_stage
     copies = transfers_between(lanes, planned.plan, situation.holdings, before, profile)
     each = count(lanes.devices_per_stage, "device")
-    text = f"stages of {each} in place of {before}: {size_of(copies)} are copied"
-    reason = f"{text}; {planned.reason}"
+    text = f"stages of {each} in place of {before}, {amount_of(copies)} copied"
+    began = f"{phrase(Action('start'))}; "
+    reason = f"{text}; {planned.reason.removeprefix(began)}"
     return msgspec.structs.replace(
         planned,
         plan=msgspec.structs.replace(planned.plan, reason=reason),

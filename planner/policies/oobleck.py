@@ -270,6 +270,10 @@ def bytes_of(copies: Sequence[Transfer]) -> int:
 
 def size_of(copies: Sequence[Transfer]) -> str:
     """Layers and bytes for a sentence."""
+    return f"{count(len(copies), 'layer')} ({amount_of(copies)})"
+
+
+def amount_of(copies: Sequence[Transfer]) -> str:
+    """Bytes for a sentence."""
     num_bytes = bytes_of(copies)
-    size = f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
-    return f"{count(len(copies), 'layer')} ({size})"
+    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes:,} bytes"
