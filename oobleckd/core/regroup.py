@@ -25,6 +25,7 @@ def look(core: Core, run: Run) -> None:
     if run.regrouping is not None and run.phase == "off":
         _take(core, run, run.regrouping)  # its state is in a checkpoint
     # A job that recovers has better things to do, unless it waits for nodes: then this may be what helps.
+    # (D-planner-021)
     waits = run.all_held() and len(nodes) < job.n0
     if not nodes or nodes == run.sized or run.sizing or job.ending or (job.unsettled and not waits):
         return

@@ -154,7 +154,7 @@ def _while_running(core: Core, run: Run) -> None:
             moves = use is not None and precopy.over(core, run, use)
             hold |= moves
             checkpoint |= moves and _rolls_back(run)
-        elif _leaving(core, run):
+        elif _leaving(core, run) and run.sizing is None:  # smaller stages may yet be found to fit
             hold = checkpoint = True
     if use is None:
         precopy.forget(core, run)

@@ -267,6 +267,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         evaluation=evaluation,
         progress=progress_of(core, job, step_s, evaluation),
         routers=router_views(core, job, tokens=False),
+        devices_per_stage=job.layout.devices_per_stage if job.layout is not None else 0,
     )
 
 

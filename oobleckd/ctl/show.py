@@ -150,6 +150,7 @@ def _describe_job(client: Client, job: JobView) -> None:
         "finished": "" if job.finished_at is None else when(job.finished_at),
         "incidents": f"{job.incidents:,}, {count(job.steps_lost, 'step')} lost",
         "schedule": _schedule(job),
+        "stages": _stages(job),
         "recompute": _recompute(job),
         "boundary cache": f"at most {job.boundary_bytes / 1e6:,.1f} MB on a device"
         if job.boundary_bytes
@@ -177,6 +178,15 @@ def _can_lose(job: JobView) -> str:
     """How many nodes, of how many that were asked for."""
     still = tolerance(job.tolerance, job.f)
     return f"{still} {noun(job.f, 'node')}" if 0 <= job.tolerance <= job.f else still
+
+
+def _stages(job: JobView) -> str:
+    """How many devices share one, where that is not one by default."""
+    wanted = job.spec.resources.devices_per_stage
+    if wanted == 1 or not job.devices_per_stage:
+        return ""
+    each = f"of {count(job.devices_per_stage, 'device')}"
+    return f"auto: {each}" if wanted == "auto" else each
 
 
 def _recompute(job: JobView) -> str:

@@ -148,7 +148,8 @@ class Resources(JobTable, frozen=True):
         Literal["auto", 1, 2, 4, 8],
         Meta(
             description="Devices of a node that hold the state of a stage between them and compute as many "
-            "micro-batches at a time. auto: the fastest of those that fit, chosen when the job starts. "
+            "micro-batches at a time. auto: the fastest of those that fit, chosen when the job starts and "
+            "again when nodes come or go. "
             "More than 1 is for CPUs alone so far."
         ),
     ] = 1

@@ -245,7 +245,7 @@ class JobView(Numbered, frozen=True):
     afterwards that it was that (0: of none). ``start_step``: steps in the checkpoint that it was resumed
     from. ``preparing``: who prepares its data, and how far that is. ``evaluation``: how evaluating goes, of a
     job that does. ``progress``: how far it is and how fast, once it has a plan. ``routers``: of a mixture of
-    experts, by layer, without tokens.
+    experts, by layer, without tokens. ``devices_per_stage``: of the layout in force (0: there is none).
     """
 
     id: str
@@ -293,6 +293,7 @@ class JobView(Numbered, frozen=True):
     evaluation: EvalSummary | None = None
     progress: ProgressView | None = None
     routers: tuple[RouterView, ...] = ()
+    devices_per_stage: int = 0
 
 
 class StepView(Numbered, frozen=True):

@@ -164,6 +164,7 @@ def best(options: Sequence[StageOption], f: int, present: StageOption | None = N
     )
     if chosen is None or present is None or not present.step_s:
         return chosen
+    # Nearly all of the state moves for it, and layer times are not measured better. (D-planner-021)
     as_safe = min(present.can_lose, f) == min(chosen.can_lose, f)
     return present if as_safe and chosen.step_s > (1 - WORTH) * present.step_s else chosen
 

@@ -58,7 +58,7 @@ def regrouped(setup: Setup, planned: Proposal, situation: Situation) -> Proposal
         precopy_s=0.0,
         actions=(Action("rebalance"),),
         way="re-instantiate",
-        summary=f"{text}; {planned.summary}" if planned.summary else "",
+        summary=text,
     )
 
 

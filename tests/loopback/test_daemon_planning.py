@@ -53,6 +53,8 @@ async def test_of_several_set_ups_the_best_is_prepared(planning: Planning) -> No
     assert found.setup in {first, other}
     alone = await planning.plan(MakePlan(2, "oobleck", found.setup or first))
     assert (found.templates, alone.setup) == (alone.templates, None)
+    again = await planning.plan(MakePlan(3, "oobleck", other, others=(other,), num_nodes=1))
+    assert again.setup == other
 
 
 @pytest.mark.asyncio

@@ -161,6 +161,37 @@ def test_a_device_a_drained_node_and_then_two_of_three_nodes(cluster: Cluster, t
     assert "12 of 12 evaluations" in said
 
 
+def test_a_number_that_is_left_open_is_another_one_for_fewer_nodes(cluster: Cluster) -> None:
+    """Stages of one device need two nodes, those of two need three and are faster. Nothing goes by a
+    checkpoint.
+    """
+    ready(cluster)
+    small = {"devices_per_stage": "auto", "device_memory": "4MiB"}
+    train = {"steps": 80, "global_batch": 4, "micro_batch": 1}
+    asked = {"resources": small, "fault_tolerance": {"f": 0}, "train": train}
+    job = cluster.client.submit(tiny_job("open", **asked)).id
+    first, second, third = sorted(cluster.at_step(job, 2).nodes)
+
+    def until_stages(names: set[str]) -> None:
+        cluster.until(
+            lambda: {name for each in stages(cluster.client.job(job)) for name in each} == names or None,
+            f"stages {names}",
+        )
+
+    until_stages({f"{node}/0-1" for node in (first, second, third)})
+    cluster.ctl("kill-node", first, "--how", f"slow={SLOWER}")
+    cluster.client.drain(third, "a fan")
+    until_stages({f"{node}/{index}" for node in (first, second) for index in (0, 1)})
+    assert not cluster.client.job(job).checkpoint
+    assert "stages of 1 device in place of 2" in cluster.ctl("story", f"job:{job}").stdout
+    assert "auto: of 1 device" in cluster.ctl("describe", "job", job).stdout
+    cluster.client.undrain(third)
+    until_stages({f"{node}/0-1" for node in (first, second, third)})
+    done = cluster.job_in(job, "done")
+    assert done.steps_lost == 0
+    cluster.verify(job)
+
+
 @pytest.mark.parametrize(
     "cell",
     [

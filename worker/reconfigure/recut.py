@@ -80,6 +80,7 @@ class Recut:
         """What the device that is to be of ``rank`` lacks of ``bucket`` and has here, in ``state``: for each
         slot a flat copy.
         """
+        # Both ends know both layouts, so nobody is sent what he would only cut away. (D-recovery-031)
         shared = self._shared(bucket, self.old_rank, rank)
         parts = self.before.shard(bucket, self.old_rank).parts
         found = []

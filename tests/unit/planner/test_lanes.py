@@ -11,8 +11,10 @@ import pytest
 from oobleckd.planner.costs.model import copy_bytes
 from oobleckd.planner.costs.sharded import UNKNOWN, Sharding, sharded_setup
 from oobleckd.planner.placement.lanes import Lanes
-from oobleckd.planner.plan import Layers, Layout, Pipeline, Plan, Range, Route, Segment
+from oobleckd.planner.placement.transfer import copy_s
+from oobleckd.planner.plan import Layers, Layout, Pipeline, Plan, Range, Route, Segment, shard_rank
 from oobleckd.planner.policies import deployable, prepare
+from oobleckd.planner.policies.bydevice import transfers_between
 from oobleckd.planner.policies.stagesize import chosen
 from oobleckd.planner.policy import PlanError, Proposal, Setup, Situation
 from oobleckd.planner.reroute.reroute import layout_of
@@ -201,6 +203,52 @@ def test_the_number_of_devices_that_plans_best_is_chosen() -> None:
     setups = [sharded_setup(whole, Sharding(g, UNKNOWN)) for g in (1, 2, 4)]
     steps = [deployed(setup, "n1", "n2")[0].plan.step_s for setup in setups]
     assert chosen("oobleck", setups) == steps.index(min(steps))
+
+
+def test_for_other_nodes_the_number_that_there_is_stays_where_it_can() -> None:
+    """Stages of one device have room on two nodes, those of two on three."""
+    whole = setup_of(
+        even_profile(6, params=1000), devices_per_node=4, device_memory_bytes=25_000, nodes_now=9, f=0
+    )
+    one, two = (sharded_setup(whole, Sharding(g, UNKNOWN)) for g in (1, 2))
+    assert [min(t.num_nodes for t in prepare("oobleck", setup)) for setup in (one, two)] == [2, 3]
+    assert chosen("oobleck", [two, one], 2) == 1, "the only one that has a plan"
+    assert chosen("oobleck", [one, two], 2) == 0
+    assert chosen("oobleck", [two, one], 1) == 1, "it waits for fewer"
+    assert chosen("oobleck", [one, one], 4) == 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2)])
+def test_copies_between_stages_of_two_numbers_come_from_all_ranks(before: int, after: int) -> None:
+    """Of every shard that there was each device gets a part, but for its own."""
+    profile = even_profile(6, params=1000)
+    held = Lanes(before, 8).of_devices({"a/0": Layers.of(Range(0, 6)), "b/0": Layers.of(Range(0, 6))})
+    plan = Plan((Pipeline(("b", "c"), (Segment("b/0", Range(0, 3)), Segment("c/0", Range(3, 6))), (0,)),))
+    copies = transfers_between(Lanes(after, 8), plan, held, before, profile)
+    for target, layers in Lanes(after, 8).holdings(plan).items():
+        had = [shard_rank(target, before)] if target in held else []
+        for layer in layers.layers():
+            sources = [copy.source for copy in copies if (copy.target, copy.layer) == (target, layer)]
+            assert sorted([*had, *(shard_rank(source, before) for source in sources)]) == list(range(before))
+            assert all(layer in held[source] for source in sources)
+    whole = copy_bytes(profile.layers[0])
+    assert {copy.num_bytes for copy in copies} == {-(-whole // (before * after))}
+
+
+@pytest.mark.parametrize("policy", ["oobleck", "adaptive", "slipstream", "bamboo"])
+def test_stages_of_another_number_are_planned_from_what_those_before_hold(policy: str) -> None:
+    two, four = sharded_by(2), sharded_by(4)
+    first = deployable(policy, two, prepare(policy, two), Situation(("n1", "n2", "n3"), {}))
+    holdings = Lanes.of(two).holdings(first.plan)
+    moment = Situation(("n1", "n2"), holdings, (("n1", "n2", "n3"),), held_per_stage=2)
+    found = deployable(policy, four, prepare(policy, four), moment)
+    anew = deployable(policy, four, prepare(policy, four), Situation(("n1", "n2"), {}))
+    assert found.plan.pipelines == anew.plan.pipelines
+    assert found.ops == anew.ops
+    assert found.cost_s == anew.cost_s + copy_s(found.transfers, four.profile)
+    assert (found.way, found.begins) == ("re-instantiate", False)
+    assert found.transfers == transfers_between(Lanes.of(four), found.plan, holdings, 2, four.profile)
+    assert "in place of 2" in found.reason
 
 
 def test_where_nothing_fits_the_largest_says_why() -> None:

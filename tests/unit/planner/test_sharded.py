@@ -246,3 +246,16 @@ def test_the_fastest_is_chosen_of_those_that_can_lose_enough() -> None:
     assert best([StageOption(1, 0), slow, fast], f=1) == slow
     assert best([replace(fast, devices_per_stage=8), fast], f=1) == fast
     assert best([StageOption(1, 0), StageOption(2, 5)], f=1) is None
+
+
+def test_the_present_number_stays_unless_another_is_worth_it() -> None:
+    present, little, much = (
+        StageOption(g, 1, step_s, can_lose=1) for g, step_s in ((4, 1.0), (2, 0.95), (1, 0.8))
+    )
+    assert best([present, little], f=1, present=present) == present
+    assert best([present, little, much], f=1, present=present) == much
+    safer = replace(little, step_s=2.0, can_lose=2)
+    assert best([present, safer], f=1, present=present) == present
+    assert best([present, safer], f=2, present=present) == safer
+    none = StageOption(4, 3)
+    assert best([none, little], f=1, present=none) == little
