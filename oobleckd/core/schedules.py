@@ -118,5 +118,5 @@ def _op_view(device: str, op: OpTime, own: Mapping[int, Sequence[Segment]]) -> O
     origin = "" if owner == device else owner
     kind = cast("OpKind", op.kind)
     return OpView(
-        kind, op.stage, op.micro_batch, op.start_s, op.stop_s, origin, early=op.early, again=op.again
+        kind, op.stage, op.micro_batch, op.start_s, op.stop_s, origin, op.early, op.again, op.gather_s
     )

@@ -78,7 +78,14 @@ def _headline(found: ScheduleView) -> dict[str, str]:
             for (origin, device), number in sorted(moved.items())
         ),
         "done again": count(again, "op") if again else "",
+        "gathers": _gathers(alive),
     }
+
+
+def _gathers(alive: Sequence[LaneView]) -> str:
+    """For how long a device computed nothing, as weights that others of its stage hold were not here yet."""
+    most = max((sum(op.gather_s for op in lane.ops) for lane in alive), default=0.0)
+    return f"weights waited for: {seconds(most)} on a device at most" if most else ""
 
 
 def _label(lane: LaneView) -> str:

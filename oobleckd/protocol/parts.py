@@ -396,7 +396,8 @@ class OpTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     ``kind``: F, B, I, W, U or S, as in ``watch``. ``stage``: hop of the micro-batch's route, ``layer`` the
     first one of that hop; both -1 where it is no hop. ``early``: an update made before all votes were in.
-    ``again``: it had been done once, by somebody who died.
+    ``again``: it had been done once, by somebody who died. ``gather_s``: of it, the time in which nothing was
+    computed, since weights that others hold were not here yet.
     """
 
     kind: str
@@ -407,3 +408,4 @@ class OpTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop_s: float
     early: bool = False
     again: bool = False
+    gather_s: float = 0.0

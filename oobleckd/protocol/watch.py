@@ -33,7 +33,8 @@ class OpView(msgspec.Struct, frozen=True, array_like=True):
 
     ``stage``: hop of the route, from 0 on. ``origin``: whose it was before it was re-routed, "" if it was
     this device's own from the start. ``early``: an update made before all votes were in. ``again``: it had
-    been done once, by somebody who died.
+    been done once, by somebody who died. ``gather_s``: of it, the time in which weights that others of the
+    stage hold were waited for.
     """
 
     kind: OpKind
@@ -44,6 +45,7 @@ class OpView(msgspec.Struct, frozen=True, array_like=True):
     origin: str = ""
     early: bool = False
     again: bool = False
+    gather_s: float = 0.0
 
 
 class LaneView(msgspec.Struct, frozen=True):

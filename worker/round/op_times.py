@@ -26,13 +26,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Piece(NamedTuple):
-    """Work of ``kind`` on ``task`` (None: of the whole round)."""
+    """Work of ``kind`` on ``task`` (None: of the whole round). ``gather_s``: of it, for so long weights were
+    waited for.
+    """
 
     kind: str
     task: Task | None
     start: Moment
     stop: Moment
     early: bool = False
+    gather_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
     last: Piece | None = None
     for piece in pieces:
         if last is not None and last.kind == piece.kind == "S" and last.task == piece.task:
-            last = last._replace(stop=piece.stop)
+            last = last._replace(stop=piece.stop, gather_s=last.gather_s + piece.gather_s)
             continue
         if last is not None:
             yield last
@@ -90,12 +93,20 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _op(piece: Piece, timer: DeviceTimer) -> OpTime:
-    kind, task, start, stop, early = piece
+    kind, task, start, stop, early, gather_s = piece
     start_s, stop_s = timer.seconds(start), timer.seconds(stop)
     if task is None:
-        return OpTime(kind, -1, -1, -1, start_s, stop_s, early)
+        return OpTime(kind, -1, -1, -1, start_s, stop_s, early, gather_s=gather_s)
     done = FORWARD if kind in {"F", "S"} else BACKWARD
     again = kind != "S" and task.route.again(task.position) >= done
     return OpTime(
-        kind, task.position, task.route.micro_batch, task.layers.start, start_s, stop_s, early, again
+        kind,
+        task.position,
+        task.route.micro_batch,
+        task.layers.start,
+        start_s,
+        stop_s,
+        early,
+        again,
+        gather_s,
     )

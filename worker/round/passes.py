@@ -78,7 +78,7 @@ class Passes:
 
     def run(self, kind: Kind, task: Task) -> None:
         """Run a task to its end, or until a report freezes its micro-batch."""
-        began = self.context.timer.now()
+        began, waited_s = self.context.timer.now(), self.context.group.total_waited_s
         # Another kind of work for who looks for hangs: the first forward pass with a graph has more to load.
         # (D-detection-016)
         like = "E" if self.board.evaluates else kind
@@ -87,14 +87,17 @@ class Passes:
         ):
             work = self.halted.pop((kind, task), None)
             self._run(work or self._begun(kind, task))
-        self.clock.busy.append((began, self.note(kind, task, began)))
+        waited_s = self.context.group.total_waited_s - waited_s
+        self.clock.busy.append((began, self.note(kind, task, began, gather_s=waited_s)))
 
-    def note(self, kind: str, task: Task | None, began: Moment, *, early: bool = False) -> Moment:
+    def note(
+        self, kind: str, task: Task | None, began: Moment, *, early: bool = False, gather_s: float = 0.0
+    ) -> Moment:
         """Note that work of ``kind`` on ``task`` (None: on the whole round) has ended, or halts, which began
-        at ``began``. Returns the moment of now.
+        at ``began`` (``Piece``). Returns the moment of now.
         """
         stopped = self.context.timer.now()
-        self.pieces.append(Piece(kind, task, began, stopped, early))
+        self.pieces.append(Piece(kind, task, began, stopped, early, gather_s))
         return stopped
 
     def _begun(self, kind: Kind, task: Task) -> Work:

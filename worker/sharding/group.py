@@ -73,7 +73,7 @@ class ShardGroup:
     ``reached``: called whenever a layer has its weights; ``hear_gradients``: takes in what the others have
     computed of this one's shard. ``waited_s``: for those of each layer;
     ``gathered_bytes``, that were read of the others', and ``gradient_bytes`` that were sent them, as
-    ``waited_s`` since they were last counted.
+    ``waited_s`` since they were last counted. ``total_waited_s``: ever.
     """
 
     device: str
@@ -86,6 +86,7 @@ class ShardGroup:
     gathered_bytes: int = 0
     gradient_bytes: int = 0
     waited_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    total_waited_s: float = 0.0
     _copier: ThreadPoolExecutor = field(default_factory=_copier)
     _ahead: tuple[GatheredLayer, Future[None]] | None = None
     _updated: dict[str, int] = field(default_factory=dict)
@@ -166,7 +167,9 @@ class ShardGroup:
     ) -> Iterator[None]:
         layer, began_s = layers[number], time.perf_counter()
         self._await(layer)
-        self.waited_s[number] += time.perf_counter() - began_s
+        waited_s = time.perf_counter() - began_s
+        self.waited_s[number] += waited_s
+        self.total_waited_s += waited_s
         try:
             self.reached()
             if following is not None:

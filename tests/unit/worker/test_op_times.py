@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,13 @@ from oobleckd.protocol.messages import FromWorker, OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
 from oobleckd.worker.round import op_times
 from oobleckd.worker.round.op_times import Piece, Round, sampled, told
+from oobleckd.worker.round.round import Work
 from oobleckd.worker.round_machine.tasks import Task
 from oobleckd.worker.runtime.timing import DeviceTimer
+from oobleckd.worker.sharding.group import ShardGroup
+from oobleckd.worker.state.gathered import GatheredLayer
 from tests.helpers.engine import World
-from tests.helpers.engine_jobs import STAGES, check
+from tests.helpers.engine_jobs import STAGES, check, job
 
 ROUND = Round("a/0", "job", 2, 1, Counters(3, 3, 3))
 HOPS = (Segment("a/0", Range(0, 2)), Segment("b/0", Range(2, 4)))
@@ -136,6 +141,38 @@ def test_layers_of_a_forward_pass_ahead_are_one_piece() -> None:
         (3.0, 4.0),
         (4.0, 5.0),
     ]
+
+
+def test_an_op_waits_for_the_weights_of_its_first_layer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where computing a layer takes as long as gathering the next one does."""
+    gather_s, gathers = 0.003, dict[int, list[int]]()
+
+    def gather(self: ShardGroup, layer: GatheredLayer, gather: Any = ShardGroup._gather) -> None:
+        gathers.setdefault(threading.get_ident(), []).append(layer.layer)
+        time.sleep(gather_s)
+        gather(self, layer)
+
+    def compute(self: Work, compute: Any = Work.compute) -> bool:
+        more = compute(self)
+        for node in world.nodes.values():
+            if (ahead := node.executor.group._ahead) is not None:
+                ahead[1].result()
+        return more
+
+    monkeypatch.setattr(ShardGroup, "_gather", gather)
+    monkeypatch.setattr(Work, "compute", compute)
+    world = Watched(job(tmp_path, steps=2), {"a": [(0, 4)]}, 0, tmp_path, devices_per_stage=2)
+    world.watch()
+    world.run()
+    ops = [op for _, told_ops in world.times for op in told_ops]
+    assert all(0 <= op.gather_s <= op.stop_s - op.start_s for op in ops)
+    waited = [op for op in ops if op.gather_s >= gather_s]
+    assert waited == [op for op in ops if op.kind != "U"]
+    here = gathers[threading.get_ident()]
+    assert len(here) == len(waited)
+    assert set(here) == {0, 3}, "of a forward pass, and of a backward pass"
 
 
 def test_too_many_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
