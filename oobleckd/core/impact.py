@@ -18,7 +18,8 @@ from oobleckd.core.questions import LossQuestion
 from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, Template
-from oobleckd.planner.policies import deployable
+from oobleckd.planner.policies import deployable, prepare
+from oobleckd.planner.policies.stagesize import chosen
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK, Proposal, Setup
 from oobleckd.planner.reroute.redundant import takes_over
 from oobleckd.planner.reroute.reroute import detour
@@ -53,12 +54,34 @@ def impact_view(
             or not takes_over(question.layout, question.layout.unable(dead))
         ):
             why = too_few(len(question.situation.nodes), n0).problem
-            return _stops(question, lost, back=back, why=why)
+            found = _with_other_stages(question, setup, lost, back=back)
+            return found or _stops(question, lost, back=back, why=why)
         return _in_place(question, setup)
     holdings = {} if back else question.situation.holdings
     moment = msgspec.structs.replace(question.situation, holdings=holdings)
     proposal = deployable(question.policy, setup, templates, moment, sizes)
-    return _follows(question, setup, proposal, lost, back=back)
+    return _follows(question, setup, setup, proposal, lost, back=back)
+
+
+def _with_other_stages(
+    question: LossQuestion, setup: Setup, lost: tuple[int, ...], *, back: bool
+) -> ImpactView | None:
+    """With stages of another number of devices, which need fewer nodes; None: nothing fits those that are
+    left.
+    """
+    num_nodes = len(question.situation.nodes)
+    if not question.others or not num_nodes:
+        return None
+    setups = (setup, *question.others)
+    other = setups[chosen(question.policy, setups, num_nodes)]
+    templates = prepare(question.policy, other)
+    if num_nodes < min(template.num_nodes for template in templates):
+        return None
+    held = 0 if back else question.layout.devices_per_stage
+    holdings = {} if back else question.situation.holdings
+    moment = msgspec.structs.replace(question.situation, holdings=holdings, held_per_stage=held)
+    proposal = deployable(question.policy, other, templates, moment)
+    return _follows(question, setup, other, proposal, lost, back=back)
 
 
 def _nothing(question: LossQuestion) -> ImpactView:
@@ -141,8 +164,15 @@ def _in_place(question: LossQuestion, setup: Setup) -> ImpactView:
 
 
 def _follows(
-    question: LossQuestion, setup: Setup, proposal: Proposal, lost: tuple[int, ...], *, back: bool
+    question: LossQuestion,
+    now: Setup,
+    setup: Setup,
+    proposal: Proposal,
+    lost: tuple[int, ...],
+    *,
+    back: bool,
 ) -> ImpactView:
+    """``now``: what the plan was made with that runs, ``setup``: the one that follows."""
     plan, transfers = proposal.plan, () if back else proposal.transfers
     took_s = copy_s(transfers, setup.profile)
     stall_s = question.notice_s
@@ -150,7 +180,7 @@ def _follows(
         stall_s += DEPLOY_S + _max_bytes(plan, setup) / READ_BYTES_PER_S
     else:
         stays = question.policy in REROUTING and plan.pipelines == question.plan.pipelines
-        stall_s += _redone_s(question, setup) + (0.0 if stays and not transfers else DEPLOY_S + took_s)
+        stall_s += _redone_s(question, now) + (0.0 if stays and not transfers else DEPLOY_S + took_s)
     rolls_back = question.policy in ROLLING_BACK
     return ImpactView(
         job=question.job,
@@ -163,7 +193,7 @@ def _follows(
         copied_bytes=sum(copy.num_bytes for copy in transfers),
         copy_s=took_s,
         can_lose=0 if rolls_back else max(0, losses_survived(plan.copies())),
-        plan=pipelines_of(plan, _lanes(question)),
+        plan=pipelines_of(plan, _lanes(question) if setup is now else Lanes.of(setup)),
         reason=proposal.reason + (_far(question, lost) if back else ""),
         rejected=rejected_views(proposal),
         way=proposal.way,

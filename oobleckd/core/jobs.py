@@ -6,7 +6,7 @@ Owns what happens before the first plan and after the last step. Between the two
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -135,7 +135,7 @@ def _ask_templates(core: Core, run: Run, profile: Profile) -> None:
 
 def other_setups(core: Core, run: Run) -> tuple[Setup, ...]:
     """What could be planned in place of the job's setup: the same with other numbers of devices a stage."""
-    now, device = run.job.setup, _measurable(core, run)
+    now, device = run.job.setup, _first_device(core, core.candidates(run.job))
     profile = core.state.profiles.get(_key_of(run.job, device)) if device is not None else None
     if now is None or profile is None:
         return ()
@@ -212,6 +212,10 @@ def _measurable(core: Core, run: Run) -> DeviceInfo | None:
     if run.measuring and node_of(run.measuring) in nodes:
         return core.members.device(run.measuring)
     run.measuring = ""
+    return _first_device(core, nodes)
+
+
+def _first_device(core: Core, nodes: Iterable[str]) -> DeviceInfo | None:
     members = [core.members.nodes[name] for name in nodes]
     devices = [device for node in members for device in node.devices if device.device not in node.fallen]
     return min(devices, key=lambda device: device.device, default=None)

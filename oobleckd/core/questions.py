@@ -32,6 +32,7 @@ class LossQuestion(msgspec.Struct, frozen=True):
 
     ``dead``: all devices of the layout that are lost then, ``before``: those that are already. ``situation``:
     the moment after. ``notice_s``: from a loss to the decision; ``back``: steps since the last checkpoint.
+    ``others``: what could be planned instead, with stages of other numbers of devices.
     """
 
     job: str
@@ -44,3 +45,4 @@ class LossQuestion(msgspec.Struct, frozen=True):
     situation: Situation
     notice_s: float
     back: int
+    others: tuple[Setup, ...] = ()

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from oobleckd.core import steer
+from oobleckd.core import jobs, steer
 from oobleckd.core.context import Core
 from oobleckd.core.goodput import phases_of
 from oobleckd.core.questions import LossQuestion, StepQuestion
@@ -107,6 +107,7 @@ def loss_of(core: Core, run: Run, nodes: Collection[str]) -> LossQuestion | None
         now,
         nodes=core.candidates(job, named),
         holdings={d: layers for d, layers in now.holdings.items() if node_of(d) not in named},
+        held_per_stage=0,
         zones={name: zone for name, zone in now.zones.items() if name not in named},
     )
     gone = {device for device in job.layout.holdings if node_of(device) in named}
@@ -122,6 +123,7 @@ def loss_of(core: Core, run: Run, nodes: Collection[str]) -> LossQuestion | None
         after,
         _notice_s(core, job),
         max(0, job.counters.step - kept),
+        jobs.other_setups(core, run) if job.spec.resources.devices_per_stage == "auto" else (),
     )
 
 

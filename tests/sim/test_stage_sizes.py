@@ -7,8 +7,11 @@ from __future__ import annotations
 import random
 from typing import get_args
 
+import msgspec
 import pytest
 
+from oobleckd.core import watching
+from oobleckd.core.impact import impact_view
 from oobleckd.protocol.job import PolicyName
 from oobleckd.protocol.requests import Drain
 from tests.helpers.manners import KEPT, SUM_COPIES, UPDATES, Manner, forms_of
@@ -85,6 +88,23 @@ def test_a_drained_node_gives_its_shards_to_stages_that_need_fewer_nodes() -> No
     assert not any(device.startswith("n03/") for device in world.job().layout.holdings)
     finish(world)
     assert world.checks.rollbacks == 0
+
+
+def test_a_loss_that_fewer_devices_a_stage_survive_does_not_stop_the_job() -> None:
+    """As what-if says it beforehand."""
+    world = running(3, f=0)
+    core = world.machine.core
+    question = watching.loss_of(core, core.run, ["n03"])
+    found = impact_view(question, world.job().setup, world.job().templates)
+    assert not found.stops
+    assert found.lost_layers
+    alone = msgspec.structs.replace(question, others=())
+    assert impact_view(alone, world.job().setup, world.job().templates).stops
+    world.kill("n03")
+    until_each(world, 1)
+    shown = world.view().pipelines
+    assert [p.nodes for p in shown] == [p.nodes for p in found.plan]
+    assert [p.stages for p in shown] == [p.stages for p in found.plan]
 
 
 def test_a_node_that_is_back_before_the_answer_changes_nothing() -> None:
