@@ -25,7 +25,7 @@ from oobleckd.ctl.world import Loss, PlannedWorld
 from oobleckd.planner.costs.devices import DeviceSheet
 from oobleckd.planner.costs.makespan import busy_s, one_f_one_b_s
 from oobleckd.planner.costs.recompute import MODES, modes_for
-from oobleckd.planner.costs.sharded import UNKNOWN, NodeLink, Sharding
+from oobleckd.planner.costs.sharded import UNKNOWN, NodeLink, Sharding, StageBytes, stage_bytes
 from oobleckd.planner.costs.work import stage_works
 from oobleckd.planner.plan import Pipeline, Plan, RecomputeWanted
 from oobleckd.planner.policy import PlanError
@@ -231,6 +231,7 @@ class _Teller:
         tokens_per_s = samples_per_s * self.job.train.sequence
         rounds = self.job.eval_rounds
         evaluation_s = planned_s(rounds, plan, self.world.setup.profile) if rounds.total else 0.0
+        in_stages = self._in_stages(plan)
         return PlanForecast(
             groups=groups,
             can_lose=self.world.can_lose(plan),
@@ -245,7 +246,20 @@ class _Teller:
             evaluation_share=planned_share(rounds, evaluation_s, plan.step_s),
             mfu=self.of_peak * tokens_per_s / (len(plan.holdings()) * self.world.devices_per_stage or 1),
             exchange=exchange,
+            gathered_bytes=max((round(each.gathered) for each in in_stages), default=0),
+            shard_gradient_bytes=max((round(each.gradients) for each in in_stages), default=0),
         )
+
+    def _in_stages(self, plan: Plan) -> list[StageBytes]:
+        """What moves inside each stage, where several devices share it."""
+        profile, lanes = self.world.setup.profile, self.world.lanes
+        if profile.devices_per_stage == 1:
+            return []
+        return [
+            stage_bytes(profile, hop.layers.layers(), len(lanes.micro_batches(pipeline.micro_batches)))
+            for pipeline in plan.pipelines
+            for hop in pipeline.segments
+        ]
 
     def loss(self, loss: Loss, alike: int) -> LossForecast:
         """``loss`` in numbers; it stands for that of a node in any of ``alike`` pipelines."""

@@ -208,11 +208,20 @@ def _plan(found: Forecast) -> dict[str, str]:
         **({"MFU": f"{plan.mfu:.1%} of {found.peak_of}"} if plan.mfu else {}),
         **({"evaluation": _evaluation(plan)} if plan.evaluation_s else {}),
         "exchange": _exchange(plan.exchange),
+        **({"gathers": _gathers(plan)} if plan.gathered_bytes else {}),
         "waiting": f"{plan.bubble:.1%} of the devices' time (bubble)",
         "memory": f"up to {size(plan.memory_bytes)}{of} a device",
         "idle": f"{plan.idle:,}: {plan.idle_reason}" if plan.idle else "none",
         **standby,
     }
+
+
+def _gathers(plan: PlanForecast) -> str:
+    """What moves inside stages of several devices."""
+    return (
+        f"{size(plan.gathered_bytes)} of weights to a device each step, and "
+        f"{size(plan.shard_gradient_bytes)} of gradients from it, among the devices of its stage"
+    )
 
 
 def _exchange(found: ExchangeForecast) -> str:

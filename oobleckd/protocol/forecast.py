@@ -84,7 +84,8 @@ class PlanForecast(msgspec.Struct, frozen=True):
     which a device waits, over all devices in the plan. ``memory_bytes``: the most that one of them holds.
     ``evaluation_s`` of an evaluation, and ``evaluation_share`` of all in the job's time (0: there is none).
     ``mfu``: model FLOPs utilisation, as in ``ProgressView``; 0 where it is not known. ``exchange``: of
-    gradients.
+    gradients. ``gathered_bytes`` of weights and ``shard_gradient_bytes`` move in a step between a device and
+    others of its stage, where it shares one; the most of any.
     """
 
     groups: tuple[Group, ...]
@@ -100,6 +101,8 @@ class PlanForecast(msgspec.Struct, frozen=True):
     evaluation_share: float = 0.0
     mfu: float = 0.0
     exchange: ExchangeForecast = ExchangeForecast()
+    gathered_bytes: int = 0
+    shard_gradient_bytes: int = 0
 
 
 class LossForecast(msgspec.Struct, frozen=True):

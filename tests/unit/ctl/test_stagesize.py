@@ -78,6 +78,10 @@ def test_the_best_number_is_taken_and_the_others_are_said() -> None:
             EXAMPLE, "--nodes", "4", "--devices", "4", "--devices-per-stage", str(each.devices_per_stage)
         )
         assert (alone.plan.step_s, alone.guarantee.n0) == (each.step_s, each.n0)
+        shares = each.devices_per_stage > 1
+        assert (alone.plan.gathered_bytes > 0) == shares
+        assert alone.plan.gathered_bytes == pytest.approx(2 * alone.plan.shard_gradient_bytes, abs=1)
+    assert ("gathers:" in text) == (found.devices_per_stage > 1)
 
 
 def test_the_job_may_say_it_and_one_device_a_stage_says_nothing() -> None:
