@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from oobleckd.core import alike, corruption, incidents, precopy, regroup, samples
+from oobleckd.core import alike, corruption, incidents, precopy, resharding, samples
 from oobleckd.core.context import Core
 from oobleckd.core.entries import EpochRaised, FolderNoted, LayoutDeployed
 from oobleckd.core.incident import precopied_words
@@ -23,8 +23,8 @@ from oobleckd.protocol.modelnotes import words
 
 def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> None:
     """Send ``proposal`` to every device of the new layout and of the one before it."""
-    job, regrouping = run.job, run.regrouping
-    setup = job.setup if regrouping is None else regrouping.setup
+    job, anew = run.job, run.resharding
+    setup = job.setup if anew is None else anew.setup
     assert setup is not None
     epoch = core.next_epoch()
     core.record(EpochRaised(job.id, epoch, job.dead, "a new plan", core.now))
@@ -68,7 +68,7 @@ def deploy(core: Core, run: Run, situation: Situation, proposal: Proposal) -> No
         device: info.incarnation for device in devices if (info := core.members.device(device)) is not None
     }
     run.candidate = Candidate(
-        epoch, layout, proposal.plan, situation.nodes, incarnations, deploys, regrouping=regrouping
+        epoch, layout, proposal.plan, situation.nodes, incarnations, deploys, resharding=anew
     )
     run.phase, run.weighed_steps = "deploy", situation.horizon_steps
     run.proposal = None
@@ -120,7 +120,7 @@ def _adopt(core: Core, run: Run, candidate: Candidate) -> None:
             incarnations,
             candidate.offered,
             core.now,
-            regroup.made(run, candidate),
+            resharding.made(run, candidate),
         )
     )
     if run.incident is not None:

@@ -38,7 +38,7 @@ Phase = Literal["off", "adrift", "report", "run", "deploy"]
 @dataclass(slots=True)
 class Candidate:
     """A layout that is being deployed. ``incarnations``: device -> the incarnation that takes part.
-    ``regrouping``: its stages have another number of devices.
+    ``resharding``: its stages have another number of devices.
     """
 
     epoch: int
@@ -48,7 +48,7 @@ class Candidate:
     incarnations: dict[str, str]
     deploys: dict[str, Deploy]
     ready: dict[str, Ready] = field(default_factory=dict)
-    regrouping: Regrouping | None = None
+    resharding: Resharding | None = None
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class StageSizeQuestion:
 
 
 @dataclass(slots=True)
-class Regrouping:
+class Resharding:
     """Stages are to have another number of devices, as long as ``nodes`` are those to plan with: what is
     planned from then on.
     """
@@ -219,7 +219,7 @@ class Run:
     of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word
     that a device cannot use the text; ``lacking_since``: too few nodes have it. ``preparation``: of the data.
     ``sized``: the nodes for which the number of devices a stage is the best, ``sizing``: for which that is
-    asked, ``regrouping``: what came of it.
+    asked, ``resharding``: what came of it.
     """
 
     job: JobRecord
@@ -272,12 +272,12 @@ class Run:
     preparation: Preparation = field(default_factory=Preparation)
     sized: tuple[str, ...] = ()
     sizing: StageSizeQuestion | None = None
-    regrouping: Regrouping | None = None
+    resharding: Resharding | None = None
 
     @property
     def n0(self) -> int:
         """The fewest nodes that the next plan can have."""
-        return self.job.n0 if self.regrouping is None else self.regrouping.n0
+        return self.job.n0 if self.resharding is None else self.resharding.n0
 
     def all_held(self) -> bool:
         """Whether every survivor stopped at the same boundary."""

@@ -25,7 +25,7 @@ from oobleckd.core import (
     preparing,
     reading,
     recovery,
-    regroup,
+    resharding,
     room,
 )
 from oobleckd.core.context import Core
@@ -56,7 +56,7 @@ def steer(core: Core) -> None:
     room.look(core, run)
     if reading.leaves_unchecked(core, run) or (run.kept_out and reading.ends(core, run, _to_begin(run))):
         return
-    regroup.look(core, run)
+    resharding.look(core, run)
     if run.phase == "off":
         _before_deployment(core, run)
     elif run.all_held():
@@ -181,7 +181,7 @@ def _flag(core: Core, run: Run, flags: Flags) -> None:
 def _wants_change(core: Core, run: Run) -> bool:
     """Whether the plan was made for other nodes than there are now (those that just join may bring more)."""
     nodes = core.candidates(run.job)
-    if run.regrouping is not None:
+    if run.resharding is not None:
         return True
     if nodes in {run.job.offered, run.satisfied}:
         return _calmer(core, run)
@@ -345,7 +345,7 @@ def _by_checkpoint(core: Core, run: Run) -> None:
         _go_on(core, run)  # one step more, whose votes bear hold and checkpoint
         return
     _let_go(core, run)
-    regroup.look(core, run)
+    resharding.look(core, run)
     if job.state == "running":
         core.move(job, "replan")
     _before_deployment(core, run)
@@ -380,7 +380,7 @@ def _changes_nothing(run: Run, proposal: Proposal) -> bool:
     """
     job, plan = run.job, run.job.plan
     if (
-        run.regrouping is not None
+        run.resharding is not None
         or job.unsettled
         or plan is None
         or job.layout is None
@@ -408,7 +408,7 @@ def situation(core: Core, run: Run) -> Situation:
         _zones(core, nodes),
         failures.horizon_steps(core.state, job, core.now),
         failures.redo_s(job),
-        regroup.held_per_stage(run),
+        resharding.held_per_stage(run),
     )
 
 
@@ -454,7 +454,7 @@ def _ask(core: Core, run: Run, wanted: Situation) -> None:
     if run.asked is not None and _is_first(run, run.asked.situation, wanted):
         return
     if not _alike(wanted, run.refused):
-        setup = job.setup if run.regrouping is None else run.regrouping.setup
+        setup = job.setup if run.resharding is None else run.resharding.setup
         ticket = core.ask_plan(job.spec.fault_tolerance.policy, setup, wanted)
         run.asked = PlannerRequest(ticket, setup, wanted)
 
@@ -480,7 +480,7 @@ def _alike(one: Situation, other: Situation | None) -> bool:
 def on_planned(core: Core, event: Planned) -> None:
     """The planner's answer; one to an older question is dropped."""
     run = core.run
-    if run is None or regroup.answered(run, event):
+    if run is None or resharding.answered(run, event):
         return
     if run.asked is None or run.asked.ticket != event.ticket:
         return
@@ -500,7 +500,7 @@ def _refused(core: Core, run: Run, asked: Situation, event: Planned) -> None:
     """No plan for this situation: wait for another one if there is no plan in force."""
     run.refused, run.weighed_steps = asked, asked.horizon_steps
     if asked.held_per_stage:
-        run.regrouping = None  # its stages stay as they are
+        run.resharding = None  # its stages stay as they are
     if _at_hand(run, asked) is not None:
         return  # that for fewer nodes
     if run.job.settled and not run.job.unsettled:

@@ -14,7 +14,7 @@ from oobleckd.planner.placement.transfer import copy_s
 from oobleckd.planner.plan import Plan, Template
 from oobleckd.planner.policies.adaptive import Adaptive
 from oobleckd.planner.policies.bamboo import Bamboo
-from oobleckd.planner.policies.bydevice import by_device, regrouped
+from oobleckd.planner.policies.bydevice import by_device, resharded
 from oobleckd.planner.policies.grid import at_work, grid_of, needed_bytes
 from oobleckd.planner.policies.oobleck import Oobleck
 from oobleckd.planner.policies.slipstream import SlipStream
@@ -95,7 +95,7 @@ def deployable(
     if situation.held_per_stage:
         anew = msgspec.structs.replace(situation, holdings={}, running=(), held_per_stage=0)
         found = (adapt if ordered else proposed)(name, setup, templates, anew, sizes)
-        return regrouped(setup, found, situation)
+        return resharded(setup, found, situation)
     seen = Lanes.of(setup).seen(situation)
     found = (adapt if ordered else proposed)(name, setup, templates, seen, sizes)
     return by_device(setup, found, situation)

@@ -38,7 +38,7 @@ def by_device(setup: Setup, planned: Proposal, situation: Situation) -> Proposal
     return _giving_back(found, given_back) if given_back else found
 
 
-def regrouped(setup: Setup, planned: Proposal, situation: Situation) -> Proposal:
+def resharded(setup: Setup, planned: Proposal, situation: Situation) -> Proposal:
     """``planned``, from nothing, with copies for stages of another number of devices than those that hold
     what ``situation`` says; all of what a device is to have, but for what it has.
     """

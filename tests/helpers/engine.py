@@ -326,7 +326,7 @@ class World:
             executor.adopt(self.layout, executor.counters, orders.get(device, ()))
             executor.resume()
 
-    def regroup(self, stages: Sequence[Sequence[tuple[str, Range]]], devices_per_stage: int) -> None:
+    def reshard(self, stages: Sequence[Sequence[tuple[str, Range]]], devices_per_stage: int) -> None:
         """Lay out anew at this boundary, with copies: pipelines of these hops, each named by the first device
         of its stage, of which there are so many.
         """

@@ -81,7 +81,7 @@ class SimShards:
 
 
 class SimParts(NamedTuple):
-    """What a recut asks of a shard."""
+    """What a reshard asks of a shard."""
 
     parts: tuple[sums.KeyRange, ...]
 

@@ -128,7 +128,7 @@ def test_a_death_in_the_middle_of_it(who: str) -> None:
         deployment = device.deployment
         if point != "copy" or struck or deployment is None or not deployment.message.held_per_stage:
             return False
-        if (who == "source") != (deployment.recut is not None and bool(deployment.awaited)):
+        if (who == "source") != (deployment.reshard is not None and bool(deployment.awaited)):
             struck.append(device.name)
             if who == "daemon":
                 world.daemon.restart()

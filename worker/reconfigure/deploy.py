@@ -22,7 +22,7 @@ from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.models import Layer
 from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget
-from oobleckd.worker.reconfigure.recut import Recut
+from oobleckd.worker.reconfigure.reshard import Reshard
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.state.bucket_state import BucketState
@@ -90,7 +90,7 @@ class Deployment:
     staged: set[int] = field(default_factory=set)
     copied_bytes: int = 0
     staged_bytes: int = 0
-    recut: Recut | None = None
+    reshard: Reshard | None = None
 
     @property
     def rank(self) -> int:
@@ -121,14 +121,14 @@ class Deployment:
         self._check_model()
         num_shards = self.message.layout.devices_per_stage
         if self.message.held_per_stage:
-            self.recut = Recut.of(self.store, self.message.held_per_stage, num_shards, self.rank)
+            self.reshard = Reshard.of(self.store, self.message.held_per_stage, num_shards, self.rank)
         else:
             self.store.divide(num_shards, self.rank)
         self._send()
         needed = self.store.needed(self.layers) if self.layers else ()
-        if self.recut is not None:
+        if self.reshard is not None:
             self.awaited = set(needed)
-            for bucket in self.recut.begin(needed, self.store):
+            for bucket in self.reshard.begin(needed, self.store):
                 self._has_all(bucket)
         elif self.message.source == "copy":
             missing = {bucket for bucket in needed if bucket not in self.store.buckets}
@@ -166,8 +166,8 @@ class Deployment:
 
     def _send(self) -> None:
         message = self.message
-        if self.recut is not None:
-            self._send_parts(self.recut)
+        if self.reshard is not None:
+            self._send_parts(self.reshard)
             return
         for target, buckets in outgoing(self.store, message.transfers, message.device).items():
             sent = (
@@ -185,15 +185,15 @@ class Deployment:
                 self.promised[target] = sent
                 self._say(target, SENT, sent)
 
-    def _send_parts(self, recut: Recut) -> None:
+    def _send_parts(self, reshard: Reshard) -> None:
         """Send what others lack of the shards that are here for those that they are to have."""
-        message, before = self.message, recut.before.num_shards
+        message, before = self.message, reshard.before.num_shards
         for target, buckets in outgoing(self.store, message.transfers, message.device, before).items():
             rank = message.layout.rank(target)
             for bucket in buckets:
-                if recut.old_rank in recut.senders(bucket, rank):
+                if reshard.old_rank in reshard.senders(bucket, rank):
                     state = self.store.buckets[bucket]
-                    self._send_tensors(target, bucket, recut.given(bucket, state, rank), state.exponents)
+                    self._send_tensors(target, bucket, reshard.given(bucket, state, rank), state.exponents)
 
     def _send_state(self, target: str, bucket: int) -> None:
         state = self.store.buckets[bucket]
@@ -265,7 +265,7 @@ class Deployment:
         """Take in state that was sent."""
         received = False
         for bucket in sorted(self.awaited):
-            ranks = (self.rank,) if self.recut is None else tuple(sorted(self.recut.missing[bucket]))
+            ranks = (self.rank,) if self.reshard is None else tuple(sorted(self.reshard.missing[bucket]))
             for rank in ranks:
                 message = self.messenger.take(self._key(bucket, rank))
                 if message is not None:
@@ -277,9 +277,9 @@ class Deployment:
     def _take(self, bucket: int, rank: int, message: TensorMessage) -> None:
         """The state of ``bucket`` from a device of ``rank``."""
         exponents = msgspec.msgpack.decode(message.meta, type=tuple[int, ...])
-        if self.recut is not None:
+        if self.reshard is not None:
             self.copied_bytes += sum(tensor.nbytes for tensor in message.tensors)
-            if self.recut.take(bucket, rank, message.tensors, exponents):
+            if self.reshard.take(bucket, rank, message.tensors, exponents):
                 self._has_all(bucket)
             return
         self.incoming[bucket] = BucketState.received(self.store.shape(bucket), message.tensors, exponents)
@@ -288,6 +288,6 @@ class Deployment:
 
     def _has_all(self, bucket: int) -> None:
         """The new shard of ``bucket`` is complete."""
-        assert self.recut is not None
-        self.incoming[bucket] = self.recut.made(bucket)
+        assert self.reshard is not None
+        self.incoming[bucket] = self.reshard.made(bucket)
         self.awaited.discard(bucket)

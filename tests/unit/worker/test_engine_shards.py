@@ -146,9 +146,9 @@ def test_another_number_of_devices_a_stage_after_a_loss(tmp_path: Path, name: st
         world.nodes[f"b0/{rank}"].faults.arm("means", 1)
     stops_at(world, 2)
     every = Range(0, 4)
-    world.regroup([[("a0/0", every)], [("a0/2", every)]], 2)
+    world.reshard([[("a0/0", every)], [("a0/2", every)]], 2)
     stops_at(world, 3)
-    world.regroup([[("a0/0", Range(0, 2)), ("a0/3", Range(2, 4))]], 1)
+    world.reshard([[("a0/0", Range(0, 2)), ("a0/3", Range(2, 4))]], 1)
     world.run()
     check(world, reference)
 

@@ -13,7 +13,7 @@ import torch
 
 from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.worker.models import load_spec
-from oobleckd.worker.reconfigure.recut import Recut
+from oobleckd.worker.reconfigure.reshard import Reshard
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.shards import Shards
 from oobleckd.worker.state.store import Store
@@ -86,14 +86,14 @@ def test_shards_of_another_number_are_made_of_those_that_there_are(
             store = Store(had.spec, CPU)
             store.divide(before, rank % before)
             store.buckets[bucket] = state[rank % before]
-            recut = Recut.of(store, before, after, rank)
-            complete = bool(recut.begin([bucket], store))
-            for old in sorted(recut.missing[bucket]):
-                its = Recut(had, wanted, old, rank)
+            reshard = Reshard.of(store, before, after, rank)
+            complete = bool(reshard.begin([bucket], store))
+            for old in sorted(reshard.missing[bucket]):
+                its = Reshard(had, wanted, old, rank)
                 assert old in its.senders(bucket, rank)
                 sent = its.given(bucket, state[old], rank)
-                complete = recut.take(bucket, old, sent, whole.exponents)
+                complete = reshard.take(bucket, old, sent, whole.exponents)
             assert complete
-            made, right = recut.made(bucket), wanted.cut(bucket, rank, whole)
+            made, right = reshard.made(bucket), wanted.cut(bucket, rank, whole)
             assert all(map(torch.equal, right.storages(), made.storages()))
             assert made.exponents == whole.exponents

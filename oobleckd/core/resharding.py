@@ -11,7 +11,7 @@ from oobleckd.core import jobs
 from oobleckd.core.context import Core
 from oobleckd.core.entries import TemplatesMade
 from oobleckd.core.events import Planned
-from oobleckd.core.run import Candidate, Regrouping, Run, StageSizeQuestion
+from oobleckd.core.run import Candidate, Resharding, Run, StageSizeQuestion
 
 
 def look(core: Core, run: Run) -> None:
@@ -20,10 +20,10 @@ def look(core: Core, run: Run) -> None:
     if job.setup is None or job.spec.resources.devices_per_stage != "auto":
         return
     nodes = core.candidates(job)
-    if run.regrouping is not None and (run.regrouping.nodes != nodes or job.ending):
-        run.regrouping = None
-    if run.regrouping is not None and run.phase == "off":
-        _take(core, run, run.regrouping)  # its state is in a checkpoint
+    if run.resharding is not None and (run.resharding.nodes != nodes or job.ending):
+        run.resharding = None
+    if run.resharding is not None and run.phase == "off":
+        _take(core, run, run.resharding)  # its state is in a checkpoint
     # A job that recovers has better things to do, unless it waits for nodes: then this may be what helps.
     # (D-planner-021)
     waits = run.all_held() and len(nodes) < job.n0
@@ -49,26 +49,26 @@ def answered(run: Run, event: Planned) -> bool:
     if event.setup is not None and job.setup is not None and not event.error:
         number = event.setup.profile.devices_per_stage
         if number != job.setup.profile.devices_per_stage:
-            run.regrouping = Regrouping(asked.nodes, event.setup, event.templates)
+            run.resharding = Resharding(asked.nodes, event.setup, event.templates)
     return True
 
 
 def held_per_stage(run: Run) -> int:
     """How many devices hold a stage now, where the next plan is to have another number; else 0."""
     layout = run.job.layout
-    return layout.devices_per_stage if run.regrouping is not None and layout is not None else 0
+    return layout.devices_per_stage if run.resharding is not None and layout is not None else 0
 
 
 def made(run: Run, candidate: Candidate) -> TemplatesMade | None:
     """What the job is planned with from now on, as ``candidate`` comes into force: None where that stays."""
-    found = candidate.regrouping
+    found = candidate.resharding
     if found is None:
         return None
-    run.regrouping, run.asked = None, None
+    run.resharding, run.asked = None, None
     return TemplatesMade(run.job.id, found.setup, found.templates)
 
 
-def _take(core: Core, run: Run, found: Regrouping) -> None:
+def _take(core: Core, run: Run, found: Resharding) -> None:
     """No device has anything of the job: from now on it is planned so."""
-    run.regrouping, run.asked, run.proposal, run.refused = None, None, None, None
+    run.resharding, run.asked, run.proposal, run.refused = None, None, None, None
     jobs.on_templates(core, run, found.setup, found.templates)

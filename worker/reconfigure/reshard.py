@@ -31,7 +31,7 @@ class Overlap(NamedTuple):
 
 
 @dataclass(slots=True)
-class Recut:
+class Reshard:
     """Of what ``before`` says into what ``after`` does. This device had the shards of ``old_rank``, and is to
     have those of ``rank``.
 
@@ -47,7 +47,7 @@ class Recut:
     _overlaps: dict[tuple[int, int, int], tuple[Overlap, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, store: Store, num_before: int, num_shards: int, rank: int) -> Recut:
+    def of(cls, store: Store, num_before: int, num_shards: int, rank: int) -> Reshard:
         """For stages of ``num_shards`` devices, where they had ``num_before``."""
         is_known = store.shards.num_shards == num_before  # else a device that has nothing yet
         before = store.shards if is_known else store.cut_for(num_before)
