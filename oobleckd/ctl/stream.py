@@ -7,6 +7,7 @@ import msgspec
 
 from oobleckd.client import Client
 from oobleckd.ctl.connect import connected
+from oobleckd.ctl.names import bare
 from oobleckd.ctl.options import wants_json
 from oobleckd.ctl.output import NOT_FOUND, emit_item, emit_page, fail, note, when
 from oobleckd.protocol.changes import Change
@@ -44,7 +45,7 @@ def events(client: Client, follow: bool, since: int | None) -> None:
 
 
 @click.command()
-@click.argument("key")
+@click.argument("key", callback=bare)
 @connected
 def story(client: Client, key: str) -> None:
     """Show the causal chain of KEY: node:NAME, incident:ID or job:ID."""

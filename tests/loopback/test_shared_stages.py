@@ -183,7 +183,7 @@ def test_a_number_that_is_left_open_is_another_one_for_fewer_nodes(cluster: Clus
     cluster.client.drain(third, "a fan")
     until_stages({f"{node}/{index}" for node in (first, second) for index in (0, 1)})
     assert not cluster.client.job(job).checkpoint
-    assert "stages of 1 device in place of 2" in cluster.ctl("story", f"job:{job}").stdout
+    assert "stages of 1 device in place of 2" in cluster.ctl("story", f"job/{job}").stdout
     assert "auto: of 1 device" in cluster.ctl("describe", "job", job).stdout
     cluster.client.undrain(third)
     until_stages({f"{node}/0-1" for node in (first, second, third)})

@@ -200,6 +200,7 @@ def test_events_and_story(ctl: Ctl) -> None:
     documents = [json.loads(line) for line in ctl("events", "-o", "json").stdout.splitlines()]
     assert [document["seq"] for document in documents] == [1, 2, 3]
     assert len(ctl("story", "node-1").stdout.splitlines()) == 2
+    assert ctl("story", "node/node-1").stdout == ctl("story", "node-1").stdout
     assert len(ctl("story", "incident:inc-1").stdout.splitlines()) == 1
     assert ctl("story", "node:x").exit_code == 3
 
