@@ -80,6 +80,7 @@ Point = Literal[
     "forward", "backward", "weights", "reduce", "means", "reduced", "backup", "validate", "commit", "update",
     "updated", "frozen", "deploy", "copy",
     "ready", "checkpoint", "checkpoint-write", "ahead", "stage", "gather",
+    "gather-backward",
 ]  # fmt: skip
 AT_A_POINT: tuple[How, ...] = ("device", "hang")
 """What can wait for a fault point: a device process reaches it, and dies or hangs there by itself. All else

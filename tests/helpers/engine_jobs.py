@@ -28,7 +28,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "copies": {"sum_copies": 3},
     "unkept": {"boundary_memory": 0},
 }
-ELSEWHERE = {"weights", "means", "backup", "validate", "deploy", "copy", "ready", "ahead", "stage", "gather"}
+GATHERS = ("gather", "gather-backward")
+ELSEWHERE = {"weights", "means", "backup", "validate", "deploy", "copy", "ready", "ahead", "stage", *GATHERS}
 """Fault points of other schedules, of steps in which each mean is made once, and between layouts."""
 
 
@@ -69,7 +70,7 @@ def survivable(world: World, dead: set[str]) -> bool:
 
 def random_deaths(world: World, max_deaths: int = 2) -> None:
     """Arm up to ``max_deaths`` deaths, at any points and rounds, that leave a copy of every layer."""
-    elsewhere = {"deploy", "copy", "ready", *(() if world.devices_per_stage > 1 else ("gather",))}
+    elsewhere = {"deploy", "copy", "ready", *(() if world.devices_per_stage > 1 else GATHERS)}
     points = [p for p in POINTS if p not in elsewhere]
     dead: set[str] = set()
     for _ in range(max_deaths):

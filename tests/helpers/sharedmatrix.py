@@ -26,8 +26,8 @@ VICTIMS: tuple[Victim, ...] = get_args(Victim)
 losses than copies are kept for, though every shard is left; the job may go back to a checkpoint.
 """
 PHASES = (
-    "gather", "forward", "backward", "weights", "reduce", "means", "reduced", "commit", "update", "updated",
-    "checkpoint", "deploy", "copy",
+    "gather", "gather-backward", "forward", "backward", "weights", "reduce", "means", "reduced", "commit",
+    "update", "updated", "checkpoint", "deploy", "copy",
 )  # fmt: skip
 """Nobody makes an early update where a stage has several devices."""
 MOVE_PHASES = ("deploy", "copy")

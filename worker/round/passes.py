@@ -225,9 +225,12 @@ class Passes:
         return x, LayerGraph(into, x, owed)
 
     @contextmanager
-    def _with_weights(self, layer: int, following: int | None) -> Iterator[None]:
-        """While ``layer`` is computed by a device of a shard group, and then ``following``."""
+    def _with_weights(self, layer: int, following: int | None, point: str = "gather") -> Iterator[None]:
+        """While ``layer`` is computed by a device of a shard group, and then ``following``. ``point``: of the
+        faults, where it has its weights and those of ``following`` are on their way.
+        """
         with self.context.released(), self.context.group.weights(layer, following):
+            self._reach(point)
             yield
 
     def _seed(self, task: Task, layer: int) -> None:
@@ -342,7 +345,12 @@ class Passes:
         low, stop = max(task.lowest, task.layers.start), task.layers.stop
         for layer in reversed(range(low, stop)):
             ahead = layer - 1 if layer > low else None
-            with self._with_weights(layer, ahead) if self.gathers else self.context.released():
+            entered = (
+                self._with_weights(layer, ahead, "gather-backward")
+                if self.gathers
+                else self.context.released()
+            )
+            with entered:
                 ran, grads = self._layer_backward(work.task, layer, graph.pop(), g)
             yield
             flows, owed = ran.into is not None and ran.into.requires_grad, ran.owed

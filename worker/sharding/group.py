@@ -70,7 +70,7 @@ def _copier() -> ThreadPoolExecutor:
 class ShardGroup:
     """Of ``device``. ``others``: the rest of its group, by rank; nobody, where stages have one device.
 
-    ``reached``: called whenever a layer has its weights; ``hear_gradients``: takes in what the others have
+    ``hear_gradients``: takes in what the others have
     computed of this one's shard. ``waited_s``: for those of each layer;
     ``gathered_bytes``, that were read of the others', and ``gradient_bytes`` that were sent them, as
     ``waited_s`` since they were last counted. ``total_waited_s``: ever.
@@ -81,7 +81,6 @@ class ShardGroup:
     messenger: Messenger
     others: dict[int, str] = field(default_factory=dict)
     epoch: int = 0
-    reached: Callable[[], None] = lambda: None
     hear_gradients: Callable[[], object] = lambda: None
     gathered_bytes: int = 0
     gradient_bytes: int = 0
@@ -171,7 +170,6 @@ class ShardGroup:
         self.waited_s[number] += waited_s
         self.total_waited_s += waited_s
         try:
-            self.reached()
             if following is not None:
                 ahead = layers[following]
                 self._ahead = ahead, self._copier.submit(self._gather, ahead)

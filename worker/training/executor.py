@@ -132,7 +132,6 @@ class Executor:
             device,
             store,
             messenger,
-            reached=lambda: self.faults.reach("gather", self.counters.round),
             hear_gradients=self._hear_all_gradients,
         )
         self.context = ComputeContext(

@@ -21,7 +21,7 @@ from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round_machine.tasks import Task
 from tests.helpers.engine import Cuts, World, flag_all
-from tests.helpers.engine_jobs import GOAL, SCHEDULES, Reference, check, job, random_deaths
+from tests.helpers.engine_jobs import GATHERS, GOAL, SCHEDULES, Reference, check, job, random_deaths
 
 ONE: dict[str, Cuts] = {"a": [(0, 4)]}
 TWO: dict[str, Cuts] = {"a": [(0, 4)], "b": [(0, 4)]}
@@ -30,7 +30,7 @@ UNEQUAL: dict[str, Cuts] = {"a": [(0, 2), (2, 4)], "b": [(0, 1), (1, 3), (3, 4)]
 
 
 FOUR: dict[str, Cuts] = {"a": [(0, 2), (2, 4)], "b": [(0, 2), (2, 4)], "c": [(0, 4)]}
-POINTS = ("gather", "forward", "backward", "reduce", "means", "reduced", "commit", "update", "updated")
+POINTS = (*GATHERS, "forward", "backward", "reduce", "means", "reduced", "commit", "update", "updated")
 DYING_REDUCED = {
     "c0/0": "reduced",
     "c0/1": "reduced",

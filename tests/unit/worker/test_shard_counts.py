@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from oobleckd.worker.sharding.group import GRADIENTS
 from oobleckd.worker.state.gathered import GatheredLayer
 from oobleckd.worker.training.executor import Executor
 from tests.helpers.engine import Cuts, World
-from tests.helpers.engine_jobs import check
+from tests.helpers.engine_jobs import GATHERS, check
 from tests.helpers.models import CPU
 from tests.helpers.resident import GatheredNow, ResidentWorld
 
@@ -219,19 +218,20 @@ class Interleaved(World):
 
 
 @pytest.mark.parametrize("g", [2, 4])
-def test_gradients_of_others_wait_for_no_more_than_a_layer(tmp_path: Path, g: int) -> None:
+def test_gradients_of_others_wait_for_no_more_than_a_layer(
+    tmp_path: Path, g: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of a stage's whole backward pass would be as much as the state itself."""
     alone = World(spec(tmp_path), ONE, 0, tmp_path)
     alone.run()
     world = Interleaved(spec(tmp_path), ONE, 0, tmp_path, devices_per_stage=g)
     for device, node in world.nodes.items():
-        reached = node.executor.group.reached
 
-        def between(device: str = device, reached: Callable[[], None] = reached) -> None:
-            reached()
-            world.between(device)
+        def reached(point: str, _: int, device: str = device) -> None:
+            if point in GATHERS:
+                world.between(device)
 
-        node.executor.group.reached = between
+        monkeypatch.setattr(node.faults, "reach", reached)
     world.run()
     check(world, (world.job, alone.losses, alone.weights()))
     assert world.waiting == 0
