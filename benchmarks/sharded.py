@@ -158,8 +158,8 @@ _HEADING = "## What fits, and how fast"
 _ABOUT = """\
 `benchmarks/sharded.py` makes this part of what `oobleckctl plan` says of jobs in `examples/` with
 `resources.devices_per_stage = "auto"`. **None of these models was run**: there are [costs from shapes and
-data sheets](planner.md#without-a-cluster-oobleckctl-plan), of GPUs, on which the engine does not share
-stages yet. All nodes have eight devices of 80 GB, precision is bf16, micro-batches have one sequence of
+data sheets](planner.md#without-a-cluster-oobleckctl-plan), of GPUs, on which no such stage has run
+yet. All nodes have eight devices of 80 GB, precision is bf16, micro-batches have one sequence of
 4,096 tokens, and blocks are computed again where memory asks for it (`schedule.recompute = "auto"`). Steps
 are modelled without the exchange of sums between pipelines and without the update."""
 

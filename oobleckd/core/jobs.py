@@ -17,7 +17,7 @@ from oobleckd.core.events import Discard
 from oobleckd.core.memory import held_besides, min_device_bytes
 from oobleckd.core.run import PlannerRequest, Preparation, Run
 from oobleckd.core.state import JobRecord
-from oobleckd.planner.costs.sharded import UNKNOWN, Sharding, possible, sharded, sharded_setup
+from oobleckd.planner.costs.sharded import UNKNOWN, NodeLink, Sharding, possible, sharded, sharded_setup
 from oobleckd.planner.plan import Template, node_of
 from oobleckd.planner.policy import GradientExchange, PlanError, Setup
 from oobleckd.planner.profile import Profile, sum_bytes
@@ -178,30 +178,19 @@ def _setups(core: Core, job: JobRecord, profile: Profile) -> list[Setup]:
         recompute=spec.schedule.recompute,
         exchange=exchange_of(spec),
     )
-    on_cpus = all(device.kind == "cpu" for node in nodes for device in node.devices)
-    numbers = _numbers(setup, spec, trained=on_cpus or core.config.simulated)
-    return [_of_stages(setup, spec, number) for number in numbers]
-
-
-def _numbers(setup: Setup, spec: Job, *, trained: bool) -> tuple[int, ...]:
-    """How many devices the stages of ``spec`` may have. Raises PlanError."""
     wanted = spec.resources.devices_per_stage
-    if wanted == "auto":
-        # How a device reads the memory of others is tried for CPUs alone. (D-exactness-025)
-        return possible(setup.devices_per_node) if trained else (1,)
-    if wanted > 1 and not trained:
-        raise PlanError(
-            f"stages of {count(wanted, 'device')} are for CPUs alone so far, and there are nodes with others",
-            'leave resources.devices_per_stage out, or set it to "auto"',
-        )
-    return (wanted,)
+    numbers = possible(setup.devices_per_node) if wanted == "auto" else (wanted,)
+    return [_of_stages(setup, spec, number) for number in numbers]
 
 
 def _of_stages(setup: Setup, spec: Job, devices_per_stage: int) -> Setup:
     """``setup`` with stages of so many devices. Raises PlanError."""
     # What lies between the devices of a node nobody measures; planned with too slow a link stages have too
     # few devices, and not too many. (D-planner-020)
-    sharding = Sharding(devices_per_stage, UNKNOWN, spec.train.exact)
+    # A GPU reads another one at least as fast as the host's memory, which is measured.
+    beside = setup.profile.host_bytes_per_s
+    link = NodeLink(beside) if beside else UNKNOWN
+    sharding = Sharding(devices_per_stage, link, spec.train.exact)
     held = held_besides(spec, sharded(setup.profile, sharding))
     return sharded_setup(msgspec.structs.replace(setup, held=held), sharding)
 

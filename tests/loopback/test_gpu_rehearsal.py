@@ -12,8 +12,11 @@ from pathlib import Path
 
 GPU_TESTS = Path(__file__).resolve().parents[1] / "gpu"
 TIMEOUT_S = 300.0
-# A cluster, which it takes to the end four times; and a minute of a compiler, which a CPU's own test has.
-LONG = "test_a_kill_does_not_show and not backward-bf16 or test_processes_that_compile"
+# Clusters, which they take to the end four times; and a minute of a compiler, which a CPU's own test has.
+LONG = (
+    "test_a_kill_does_not_show and not backward-bf16 or test_processes_that_compile "
+    "or test_a_kill_in_a_gather_does_not_show"
+)
 # Beside a CPU a rule about CUDA is wrong.
 OF_A_CARD = "test_the_rule_is_what_torch_does_in_strict_mode"
 

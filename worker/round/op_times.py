@@ -19,6 +19,7 @@ from oobleckd.protocol.messages import OpTimes
 from oobleckd.protocol.parts import Counters, OpTime
 from oobleckd.worker.round_machine.tasks import Task
 from oobleckd.worker.runtime.timing import DeviceTimer, Moment
+from oobleckd.worker.sharding.group import Waited, waited_s
 
 MAX_OPS = 20_000
 """Beyond, a round is not told: half a megabyte, and more than anybody can look at."""
@@ -26,16 +27,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Piece(NamedTuple):
-    """Work of ``kind`` on ``task`` (None: of the whole round). ``gather_s``: of it, for so long weights were
-    waited for.
-    """
+    """Work of ``kind`` on ``task`` (None: of the whole round). ``waits``: when weights were waited for."""
 
     kind: str
     task: Task | None
     start: Moment
     stop: Moment
     early: bool = False
-    gather_s: float = 0.0
+    waits: tuple[Waited, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
     last: Piece | None = None
     for piece in pieces:
         if last is not None and last.kind == piece.kind == "S" and last.task == piece.task:
-            last = last._replace(stop=piece.stop, gather_s=last.gather_s + piece.gather_s)
+            last = last._replace(stop=piece.stop, waits=last.waits + piece.waits)
             continue
         if last is not None:
             yield last
@@ -93,7 +92,8 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _op(piece: Piece, timer: DeviceTimer) -> OpTime:
-    kind, task, start, stop, early, gather_s = piece
+    kind, task, start, stop, early, waits = piece
+    gather_s = waited_s(waits, timer)
     start_s, stop_s = timer.seconds(start), timer.seconds(stop)
     if task is None:
         return OpTime(kind, -1, -1, -1, start_s, stop_s, early, gather_s=gather_s)

@@ -8,7 +8,7 @@ a round begins and ends (``executor``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -29,6 +29,7 @@ from oobleckd.worker.round.sum_copies import Copies
 from oobleckd.worker.round_machine.commands import RoundSpec, TakeUp
 from oobleckd.worker.round_machine.tasks import Kind, Task
 from oobleckd.worker.runtime.timing import Moment
+from oobleckd.worker.sharding.group import Waited
 from oobleckd.worker.transport.mailbox import Key, TensorMessage
 
 Returned = Mapping[Key, TensorMessage]
@@ -78,7 +79,7 @@ class Passes:
 
     def run(self, kind: Kind, task: Task) -> None:
         """Run a task to its end, or until a report freezes its micro-batch."""
-        began, waited_s = self.context.timer.now(), self.context.group.total_waited_s
+        began, num_waits = self.context.timer.now(), len(self.context.group.waits)
         # Another kind of work for who looks for hangs: the first forward pass with a graph has more to load.
         # (D-detection-016)
         like = "E" if self.board.evaluates else kind
@@ -87,17 +88,23 @@ class Passes:
         ):
             work = self.halted.pop((kind, task), None)
             self._run(work or self._begun(kind, task))
-        waited_s = self.context.group.total_waited_s - waited_s
-        self.clock.busy.append((began, self.note(kind, task, began, gather_s=waited_s)))
+        waits = self.context.group.waits[num_waits:]
+        self.clock.busy.append((began, self.note(kind, task, began, waits=waits)))
 
     def note(
-        self, kind: str, task: Task | None, began: Moment, *, early: bool = False, gather_s: float = 0.0
+        self,
+        kind: str,
+        task: Task | None,
+        began: Moment,
+        *,
+        early: bool = False,
+        waits: Sequence[Waited] = (),
     ) -> Moment:
         """Note that work of ``kind`` on ``task`` (None: on the whole round) has ended, or halts, which began
         at ``began`` (``Piece``). Returns the moment of now.
         """
         stopped = self.context.timer.now()
-        self.pieces.append(Piece(kind, task, began, stopped, early, gather_s))
+        self.pieces.append(Piece(kind, task, began, stopped, early, tuple(waits)))
         return stopped
 
     def _begun(self, kind: Kind, task: Task) -> Work:

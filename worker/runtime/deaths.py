@@ -121,10 +121,13 @@ def memory_of(device: torch.device, error: BaseException, idle: int = 0) -> Memo
 
 
 def _of_card(device: torch.device, wanted: int) -> Memory:
+    from oobleckd.worker.runtime.card_memory import mapped_bytes  # which needs torch
+
     cuda = sys.modules["torch"].cuda
     free, whole = cuda.mem_get_info(device)
-    others = max(0, whole - free - cuda.memory_reserved(device))
-    return Memory(cuda.max_memory_allocated(device), whole, wanted, others)
+    beside = mapped_bytes(device)
+    others = max(0, whole - free - cuda.memory_reserved(device) - beside)
+    return Memory(cuda.max_memory_allocated(device) + beside, whole, wanted, others)
 
 
 def _wanted(text: str) -> int:

@@ -9,12 +9,10 @@ reads what somebody updates. After it nobody computes before all of the group ha
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -24,10 +22,12 @@ from torch import Tensor
 from oobleckd.planner.plan import Layout
 from oobleckd.worker.messaging.messenger import Messenger
 from oobleckd.worker.runtime.errors import UserError
+from oobleckd.worker.runtime.timing import DeviceTimer, Moment
+from oobleckd.worker.sharding.copier import Copier, ThreadCopier, Wait
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.gathered import GatheredLayer
 from oobleckd.worker.state.store import Store
-from oobleckd.worker.state.window import Handle, opened
+from oobleckd.worker.state.window import Handle, Opened, opened
 from oobleckd.worker.transport.mailbox import Key
 
 UPDATED, GRADIENTS = "W", "D"
@@ -53,6 +53,14 @@ class GroupCount(NamedTuple):
 NOTHING_SHARED = GroupCount()
 
 
+class Waited(NamedTuple):
+    """A device had nothing to do but wait for the weights of ``layer``."""
+
+    layer: int
+    start: Moment
+    stop: Moment
+
+
 class Sources(NamedTuple):
     """Of a layer's weights: where numbers go and where they come from, and bytes that others have of it."""
 
@@ -60,20 +68,13 @@ class Sources(NamedTuple):
     num_bytes: int
 
 
-def _copier() -> ThreadPoolExecutor:
-    # A thread that copies while the other computes: where a device has a core besides, or a layer waits for
-    # something else, nothing of it shows but the first layer of a hop. (D-exactness-025)
-    return ThreadPoolExecutor(1, "gathers-weights")
-
-
 @dataclass(slots=True)
 class ShardGroup:
     """Of ``device``. ``others``: the rest of its group, by rank; nobody, where stages have one device.
 
-    ``hear_gradients``: takes in what the others have
-    computed of this one's shard. ``waited_s``: for those of each layer;
-    ``gathered_bytes``, that were read of the others', and ``gradient_bytes`` that were sent them, as
-    ``waited_s`` since they were last counted. ``total_waited_s``: ever.
+    ``hear_gradients``: takes in what the others have computed of this one's shard. ``copier``, ``timer``: of
+    the device. Since they were last counted: ``waits`` for weights, ``gathered_bytes``, that were read of the
+    others', and ``gradient_bytes`` that were sent them.
     """
 
     device: str
@@ -84,12 +85,12 @@ class ShardGroup:
     hear_gradients: Callable[[], object] = lambda: None
     gathered_bytes: int = 0
     gradient_bytes: int = 0
-    waited_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    total_waited_s: float = 0.0
-    _copier: ThreadPoolExecutor = field(default_factory=_copier)
-    _ahead: tuple[GatheredLayer, Future[None]] | None = None
+    waits: list[Waited] = field(default_factory=list)
+    copier: Copier = field(default_factory=ThreadCopier)
+    timer: DeviceTimer = field(default_factory=DeviceTimer)
+    _ahead: tuple[GatheredLayer, Wait] | None = None
     _updated: dict[str, int] = field(default_factory=dict)
-    _memory: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    _memory: dict[tuple[int, int], Opened] = field(default_factory=dict)
     _sources: dict[int, Sources] = field(default_factory=dict)
 
     def adopt(self, layout: Layout) -> None:
@@ -98,7 +99,10 @@ class ShardGroup:
         self.others = {rank: name for rank, name in enumerate(group) if name != self.device}
         self._forget_ahead()
         self.epoch = layout.epoch
-        self._updated, self._memory, self._sources = {}, {}, {}
+        before, self._memory = self._memory, {}
+        self._updated, self._sources = {}, {}
+        for window in before.values():
+            window.close()
         self.messenger.purge(lambda key: key[0] == UPDATED and int(key[1]) < layout.epoch)
 
     # ------------------------------------------------------------------ who stands where
@@ -109,6 +113,7 @@ class ShardGroup:
             return
         # A hop that halted may have left a layer as it was before the update.
         self._forget_ahead()
+        self.copier.settle()
         assert self.store.memory is not None
         meta = msgspec.msgpack.encode(ShownBuckets(self.store.memory.handles))
         for peer in self.others.values():
@@ -134,15 +139,14 @@ class ShardGroup:
         """
         handles = msgspec.msgpack.decode(meta, type=ShownBuckets).handles
         try:
-            found = {(rank, bucket): opened(handle) for bucket, handle in handles.items()}
-        except FileNotFoundError:
+            found = {(rank, bucket): opened(handle, self.store.device) for bucket, handle in handles.items()}
+        except (FileNotFoundError, TimeoutError):  # whoever does not answer for so long is taken for dead
             return False
         except OSError as error:
             raise UserError(
                 f"resources.devices_per_stage: {self.device} may not read the memory of {self.others[rank]}: "
                 f"{error.strerror}",
-                "have all devices of a node run as one user who may open what his processes have in /proc, "
-                "or set resources.devices_per_stage to 1",
+                _to_mend(self.store.device),
             ) from error
         self._memory |= found
         return True
@@ -164,15 +168,13 @@ class ShardGroup:
     def _with_weights(
         self, layers: Mapping[int, GatheredLayer], number: int, following: int | None
     ) -> Iterator[None]:
-        layer, began_s = layers[number], time.perf_counter()
+        layer, began = layers[number], self.timer.now()
         self._await(layer)
-        waited_s = time.perf_counter() - began_s
-        self.waited_s[number] += waited_s
-        self.total_waited_s += waited_s
+        self.waits.append(Waited(number, began, self.timer.now()))
         try:
             if following is not None:
                 ahead = layers[following]
-                self._ahead = ahead, self._copier.submit(self._gather, ahead)
+                self._ahead = ahead, self.copier.ahead(partial(self._gather, ahead))
             yield
         finally:
             layer.drop()
@@ -181,21 +183,21 @@ class ShardGroup:
         """Have the weights of ``layer``, whether they are under way or not."""
         under_way, self._ahead = self._ahead, None
         if under_way is not None:
-            ahead, gathering = under_way
-            gathering.result()
+            ahead, wait = under_way
+            wait()
             self.gathered_bytes += self._of_layer(ahead.layer).num_bytes
             if ahead is layer:
                 return
             ahead.drop()  # the hop that it was for has halted
-        self._gather(layer)
+        self.copier.now(partial(self._gather, layer))
         self.gathered_bytes += self._of_layer(layer.layer).num_bytes
 
     def _forget_ahead(self) -> None:
         """Whatever is under way, or here for who asks next, is not wanted any more."""
         under_way, self._ahead = self._ahead, None
         if under_way is not None:
-            layer, gathering = under_way
-            gathering.result()
+            layer, wait = under_way
+            wait()
             layer.drop()
 
     def _gather(self, layer: GatheredLayer) -> None:
@@ -229,7 +231,7 @@ class ShardGroup:
         assert memory is not None
         shape = memory.window_shape(bucket, rank)
         storages = shape.storages(
-            memory.own(bucket) if rank == self.store.rank else self._memory[rank, bucket]
+            memory.own(bucket) if rank == self.store.rank else self._memory[rank, bucket].memory
         )
         return {name: slot.cut(storages[name]) for name, (_, slot) in shape.slots.items()}
 
@@ -271,10 +273,10 @@ class ShardGroup:
     # ------------------------------------------------------------------ counts
 
     def take_count(self) -> GroupCount:
-        """What there was since the last call."""
-        count = GroupCount(self.gathered_bytes, self.gradient_bytes, sum(self.waited_s.values(), 0.0))
+        """What there was since the last call. On a GPU it waits for what was waited for."""
+        count = GroupCount(self.gathered_bytes, self.gradient_bytes, waited_s(self.waits, self.timer))
         self.gathered_bytes = self.gradient_bytes = 0
-        self.waited_s.clear()
+        self.waits = []
         return count
 
     # ------------------------------------------------------------------ whole states
@@ -287,3 +289,18 @@ class ShardGroup:
         for rank in range(store.shards.num_shards):
             store.shards.fill(bucket, rank, self._storages(bucket, rank), state)
         return state
+
+
+def waited_s(waits: Iterable[Waited], timer: DeviceTimer) -> float:
+    """How long all of ``waits`` took, by ``timer`` (s)."""
+    return sum((timer.seconds(wait.stop) - timer.seconds(wait.start) for wait in waits), 0.0)
+
+
+def _to_mend(device: torch.device) -> str:
+    """What to do where ``device`` may not read the memory of another one of its node."""
+    if device.type == "cuda":
+        return "see in nvidia-smi topo -p2p r which GPUs can, or set resources.devices_per_stage to 1"
+    return (
+        "have all devices of a node run as one user who may open what his processes have in /proc, "
+        "or set resources.devices_per_stage to 1"
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.gathered import GatheredLayer
 from oobleckd.worker.state.shards import Shards
-from oobleckd.worker.state.window import Handle, Window, WindowShape
+from oobleckd.worker.state.window import Handle, Window, WindowShape, window
 
 
 @dataclass(slots=True)
@@ -41,9 +41,9 @@ class ShardMemory:
             shape = WindowShape.of(state.shape, rounded)
             shown = before.pop(bucket, None)
             if shown is None or shown.state is not state or shown.shape != shape:
-                window = Window(shape.num_bytes)
-                state.move(shape.storages(window.memory), rounded)
-                shown = _Shown(state, shape, window)
+                made = window(shape.num_bytes, self.shards.device)
+                state.move(shape.storages(made.memory), rounded)
+                shown = _Shown(state, shape, made)
             self._shown[bucket] = shown
         self.layers = {
             layer: self.layers.get(layer) or GatheredLayer(self.shards.spec, layer, self.shards.device)

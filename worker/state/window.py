@@ -1,23 +1,30 @@
 """Memory of a process that the other processes of its node can read where it lies.
 
 A window has the storages of one bucket's state, and the copies of it in bfloat16. Its *handle* is what
-another process needs to open it. On a CPU it is a file without a name, which is gone with the last process
-that has it, however that ends: nothing is left behind after SIGKILL. Owns the memory and where in it what
-lies; not when it may be read (``group``).
+another process needs to open it. On a CPU it is a file without a name, on a GPU memory that the driver makes
+for several processes (``card_memory``). Either is gone with the last process that has it, however that ends:
+nothing is left behind after SIGKILL, and nothing is taken from who reads it. Owns the memory and where in it
+what lies; not when it may be read (``group``).
 """
 
 from __future__ import annotations
 
+import errno
+import functools
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
 from torch import Tensor
 
+from oobleckd.worker.runtime.card_memory import Card, card_of
+from oobleckd.worker.runtime.descriptors import Lender, borrowed
+from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state.bucket_state import ALIGNED_BYTES, SlotShape, StateShape
 
 
@@ -48,17 +55,42 @@ class WindowShape:
 
 
 class Handle(msgspec.Struct, frozen=True, array_like=True):
-    """How another process of the node opens a window: descriptor ``number`` of the process ``pid``."""
+    """How another process of the node opens a window: descriptor ``number`` of the process ``pid``, which
+    lends it at ``address``, where it has no name in ``/proc``.
+    """
 
     pid: int
     number: int
     num_bytes: int
+    address: bytes = b""
 
 
-class Window:
-    """``memory``: zeros, uint8 (num_bytes,), on a CPU. Raises OSError where the system has none."""
+class Window(Protocol):
+    """Memory that others of the node can read."""
+
+    memory: Tensor
+    """Zeros, uint8: at least as many bytes as were asked for. It lives as long as a tensor of it."""
+
+    @property
+    def handle(self) -> Handle:
+        """For the others of the node, while this process lives."""
+
+    def close(self) -> None:
+        """Nobody can open it any more."""
+
+
+class Opened(NamedTuple):
+    """The ``memory`` of another process's window, uint8. ``close``: nobody may use it from then on."""
+
+    memory: Tensor
+    close: Callable[[], object]
+
+
+class HostWindow:
+    """A file in memory. Raises OSError where the system has none."""
 
     def __init__(self, num_bytes: int) -> None:
+        self._number = -1
         self._number = os.memfd_create("oobleckd-shard", os.MFD_CLOEXEC)
         os.ftruncate(self._number, num_bytes)
         self.memory = _mapped(self._number, num_bytes)
@@ -69,7 +101,7 @@ class Window:
         return Handle(os.getpid(), self._number, self.memory.numel())
 
     def close(self) -> None:
-        """Nobody can open it any more. The memory lives as long as a tensor of it."""
+        """Nobody can open it any more."""
         number, self._number = self._number, -1
         if number >= 0:
             os.close(number)
@@ -78,13 +110,75 @@ class Window:
         self.close()
 
 
-def opened(handle: Handle) -> Tensor:
-    """The memory of another process's window, uint8. Raises OSError where that process is gone."""
+class CardWindow:
+    """Memory of the GPU ``card``, besides what torch has of it. Raises OSError where there is not as much."""
+
+    def __init__(self, num_bytes: int, card: Card, lender: Lender) -> None:
+        self._number = -1
+        mapped, self._number = card.made(num_bytes)
+        self.memory = card.owned(mapped)
+        self._lender = lender
+        lender.lend(self._number)
+
+    @property
+    def handle(self) -> Handle:
+        """For the others of the node, while this process lives."""
+        return Handle(os.getpid(), self._number, self.memory.numel(), self._lender.address)
+
+    def close(self) -> None:
+        """Nobody can open it any more."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            self._lender.end(number)
+            os.close(number)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def window(num_bytes: int, device: torch.device) -> Window:
+    """Memory of ``device``. Raises OSError where there is not as much, and UserError where others could not
+    read it.
+    """
+    if device.type != "cuda":
+        return HostWindow(num_bytes)
+    try:
+        return CardWindow(num_bytes, card_of(device), _lender())
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise
+        raise UserError(
+            f"resources.devices_per_stage: no other device can read the memory of {device}: {error}",
+            "set it to 1",
+        ) from error
+
+
+def opened(handle: Handle, device: torch.device) -> Opened:
+    """The memory of another process's window, for ``device`` to read. Raises FileNotFoundError where that
+    process is gone, TimeoutError where it does not answer, and OSError where it may not be read.
+    """
+    if device.type == "cuda":
+        return of_card(handle, card_of(device))
     number = os.open(Path("/proc") / str(handle.pid) / "fd" / str(handle.number), os.O_RDWR | os.O_CLOEXEC)
     try:
-        return _mapped(number, handle.num_bytes)
+        return Opened(_mapped(number, handle.num_bytes), lambda: None)
     finally:
         os.close(number)
+
+
+def of_card(handle: Handle, card: Card) -> Opened:
+    """The same, for ``card``."""
+    number = borrowed(handle.address, handle.number)
+    try:
+        mapped = card.opened(number, handle.num_bytes)
+    finally:
+        os.close(number)
+    return Opened(card.seen(mapped), mapped.release)
+
+
+@functools.cache
+def _lender() -> Lender:
+    return Lender()
 
 
 def _mapped(number: int, num_bytes: int) -> Tensor:

@@ -69,6 +69,7 @@ from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.timing import timer_of
 from oobleckd.worker.runtime.yielding_lock import Released
+from oobleckd.worker.sharding.copier import copier_of
 from oobleckd.worker.sharding.group import GRADIENTS, UPDATED, ShardGroup
 from oobleckd.worker.state.optimizer import clip_scale
 from oobleckd.worker.state.store import Store
@@ -128,11 +129,14 @@ class Executor:
         self.copies = Copies(self.machine.copies, messenger, self.reducer)
         self.checkpoint_due = False
         self.sample_every = 0  # op times are told of rounds whose number it divides
+        timer = timer_of(store.device)
         self.group = ShardGroup(
             device,
             store,
             messenger,
             hear_gradients=self._hear_all_gradients,
+            copier=copier_of(store.device),
+            timer=timer,
         )
         self.context = ComputeContext(
             device,
@@ -145,7 +149,7 @@ class Executor:
             self.activity,
             self.group,
             released,
-            timer=timer_of(store.device),
+            timer=timer,
         )
         self.returned: dict[Key, TensorMessage] = {}
         self.now = self._passes(self.machine.now)

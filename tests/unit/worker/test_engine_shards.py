@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ from oobleckd.protocol.jobschedule import Schedule
 from oobleckd.protocol.parts import Counters, Flags
 from oobleckd.worker.round.passes import Passes
 from oobleckd.worker.round_machine.tasks import Task
+from oobleckd.worker.runtime.descriptors import Lender
+from oobleckd.worker.sharding import group
+from oobleckd.worker.state import shard_memory
+from oobleckd.worker.state.window import CardWindow, of_card
+from tests.helpers.cudadriver import CudaDriver, HostCard
 from tests.helpers.engine import Cuts, World, flag_all
 from tests.helpers.engine_jobs import GATHERS, GOAL, SCHEDULES, Reference, check, job, random_deaths
 
@@ -111,6 +117,37 @@ def test_random_deaths(alone: Reference, tmp_path: Path, seed: int) -> None:
     random_deaths(world)
     world.run()
     check(world, alone)
+
+
+@pytest.mark.parametrize("point", ["gather", "gather-backward", "update"])
+def test_with_memory_of_gpus(
+    alone: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Windows that CUDA's driver maps, here one of ours: a death shows as little, and no mapping is left of a
+    layout that is over.
+    """
+    card, lender, made = HostCard(CudaDriver()), Lender(), set[int]()
+
+    def window(num_bytes: int, _device: torch.device) -> CardWindow:
+        found = CardWindow(num_bytes, card, lender)
+        made.add(found.memory.data_ptr())
+        return found
+
+    monkeypatch.setattr(shard_memory, "window", window)
+    monkeypatch.setattr(group, "opened", lambda handle, _: of_card(handle, card))
+    world = World(alone[0], FOUR, 5, tmp_path, devices_per_stage=2)
+    world.nodes["b1/1"].faults.arm(point, 2)
+    world.run()
+    assert world.fired == [("b1/1", point)]
+    check(world, alone)
+    groups = [node.executor.group for node in world.nodes.values()]
+    opened = sum(len(each._memory) for each in groups)
+    memories = [node.executor.store.memory for node in world.nodes.values()]
+    own = sum(len(memory.handles) for memory in memories if memory is not None)
+    del groups, memories
+    gc.collect()
+    assert len(card._cuda.mapped) == own + opened  # type: ignore[arg-type]
+    assert opened >= len(made) // 2 > 0
 
 
 def test_a_checkpoint_is_what_it_is_without_groups(alone: Reference, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_device_counts_how_long_it_waits_for_each_layer(tmp_path: Path) -> Non
     group.take_count()
     with group.weights(1):
         pass
-    assert [*group.waited_s] == [1]
+    assert [wait.layer for wait in group.waits] == [1]
     count = group.take_count()
     assert count.waited_s > 0.0
     shard = world.nodes["a0/0"].executor.store.shard(1)

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.sharding import group as group_module
 from oobleckd.worker.sharding.group import UPDATED, ShardGroup, ShownBuckets
 from oobleckd.worker.state.window import Handle
 from oobleckd.worker.transport.mailbox import TensorMessage
+from tests.helpers.cards import CUDA
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import job
 
@@ -73,10 +75,25 @@ def test_one_who_is_dead_by_then_is_not_waited_for_by_a_crash(world: World) -> N
 
 
 def test_what_the_system_forbids_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(_handle: Handle) -> None:
+    def forbidden(_handle: Handle, _device: torch.device) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(group_module, "opened", forbidden)
     world.nodes["a0/0"].messenger.purge(lambda _: True)
-    with pytest.raises(UserError, match=r"a0/0 may not read the memory of a0/1: Permission denied"):
+    with pytest.raises(UserError, match=r"a0/0 may not read the memory of a0/1: Permission denied") as said:
         say(world, "a0/1", 1, 0)
+    assert "/proc" in said.value.hint
+    group_of(world, "a0/0").store.device = CUDA
+    with pytest.raises(UserError) as said:
+        say(world, "a0/1", 1, 0)
+    assert "nvidia-smi topo -p2p r" in said.value.hint
+
+
+def test_one_who_does_not_answer_is_taken_for_dead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(_handle: Handle, _device: torch.device) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(group_module, "opened", silent)
+    world.nodes["a0/0"].messenger.purge(lambda _: True)
+    say(world, "a0/1", 1, 0)
+    assert not group_of(world, "a0/0").is_ready(0)

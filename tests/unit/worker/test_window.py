@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from oobleckd.worker.state.bucket_state import PARAM, SlotShape, StateShape
-from oobleckd.worker.state.window import Handle, Window, WindowShape, opened
+from oobleckd.worker.state.window import Handle, HostWindow, WindowShape, opened
+from tests.helpers.models import CPU
 
 OWNER = """
 import sys, msgspec, torch
-from oobleckd.worker.state.window import Window
-window = Window(4096)
+from oobleckd.worker.state.window import HostWindow
+window = HostWindow(4096)
 window.memory.view(torch.float32)[:3] = torch.tensor([1.0, 2.0, 3.0])
 sys.stdout.buffer.write(msgspec.msgpack.encode(window.handle))
 sys.stdout.flush()
@@ -40,7 +41,7 @@ def test_another_process_reads_it_and_still_has_it_when_its_owner_was_killed() -
         assert owner.stdout is not None
         handle = msgspec.msgpack.decode(os.read(owner.stdout.fileno(), 100), type=Handle)
         assert (handle.pid, handle.num_bytes) == (owner.pid, 4096)
-        memory = opened(handle).view(torch.float32)
+        memory = opened(handle, CPU).memory.view(torch.float32)
         assert memory[:3].tolist() == [1.0, 2.0, 3.0]
         owner.stdin.write(b"\n")
         owner.stdin.flush()
@@ -50,7 +51,7 @@ def test_another_process_reads_it_and_still_has_it_when_its_owner_was_killed() -
         owner.wait()
     assert memory[:3].tolist() == [7.0, 2.0, 3.0]
     with pytest.raises(OSError, match="No such file"):
-        opened(handle)
+        opened(handle, CPU)
 
 
 SIZE = 1_234_944
@@ -68,11 +69,11 @@ def shown(num_bytes: int) -> list[str]:
 
 
 def test_a_window_that_nobody_has_any_more_is_gone() -> None:
-    window = Window(SIZE)
+    window = HostWindow(SIZE)
     handle, memory = window.handle, window.memory
     window.close()
     with pytest.raises(OSError, match="No such file"):
-        opened(handle)
+        opened(handle, CPU)
     memory.fill_(1)  # as long as a tensor of it lives
     assert len(shown(SIZE)) == 1
     del window, memory
@@ -87,7 +88,7 @@ def test_what_lies_where_in_it() -> None:
     )
     shape = StateShape(slots)
     where = WindowShape.of(shape, shape.rounded([1]))
-    window = Window(where.num_bytes)
+    window = HostWindow(where.num_bytes)
     storages = where.storages(window.memory)
     assert {name: (flat.dtype, flat.numel()) for name, flat in storages.items()} == {
         PARAM: (torch.float32, slots[0].length),
@@ -103,5 +104,5 @@ def test_what_lies_where_in_it() -> None:
 
 def test_of_a_shard_without_numbers() -> None:
     where = WindowShape.of(StateShape(()), StateShape(()).rounded([]))
-    window = Window(where.num_bytes)
+    window = HostWindow(where.num_bytes)
     assert where.storages(window.memory)["rounded"].numel() == 0
