@@ -91,13 +91,15 @@ class SimActivity(ActivityPage):
 class SimDevice(DeviceProcess):
     """One incarnation of one device."""
 
+    kind = "cpu"
+
     def __init__(self, world: World, node: SimNode, name: str) -> None:
         self.world, self.node, self.name = world, node, name
         self.incarnation = f"incarnation-{next(world.numbers)}"
         self.alive, self.busy, self.busy_s = True, False, 0.0
         self.followed = 0  # tasks of the planner's order
         self.ahead = 0  # layers of forward passes that were run for another device
-        self.context = DeviceContext(name, "cpu", "host", "", Path())
+        self.context = DeviceContext(name, self.kind, "host", "", Path())
         self.activity, self.faults, self.mailbox = SimActivity(), SimFaults(self), Mailbox()
         self.torch_device = CPU
         self.canary = Canary(name, CPU, {})
@@ -257,7 +259,7 @@ class SimDevice(DeviceProcess):
     def _tell_up(self) -> None:
         said = (self.world.rounds_apart | self.world.says_apart).get(self.name, "")
         self.known = DeviceInfo(
-            self.name, "cpu", "cpu", 0, self.transport.address, "", 1, self.job_id, self.layout.epoch,
+            self.name, self.kind, self.kind, 0, self.transport.address, "", 1, self.job_id, self.layout.epoch,
             self.commit.answered, self.counters.step, self.counters.round,
             self.holding or (self.executor is not None and self.executor.misread), self.incarnation,
             said, self.canary.traits({KIND: bits_of("cpu", said)}) if self.canary.said else {},

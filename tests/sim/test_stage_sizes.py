@@ -25,7 +25,7 @@ def running(num_nodes: int, memory: int = 150, **spec: object) -> World:
     """Stages of four devices need three nodes, and are faster than those of one, which need two."""
     world = World(1, num_nodes, num_devices=4)
     world.run_for(1.0)
-    world.submit(devices_per_stage="auto", **({"steps": 60, "memory": memory} | spec))
+    world.submit(**({"devices_per_stage": "auto", "steps": 60, "memory": memory} | spec))
     world.until_step(3)
     return world
 
@@ -59,6 +59,16 @@ def test_where_too_few_are_left_for_two_pipelines_of_large_stages(policy: Policy
     until_each(world, 4)
     finish(world)
     assert world.checks.rollbacks == 0
+
+
+@pytest.mark.parametrize("number", ["auto", 4])
+def test_devices_that_are_gpus_share_stages_as_well(
+    monkeypatch: pytest.MonkeyPatch, number: str | int
+) -> None:
+    monkeypatch.setattr(SimDevice, "kind", "cuda")
+    world = running(6, devices_per_stage=number)
+    assert each(world) == 4
+    finish(world)
 
 
 def test_a_policy_that_rolls_back_goes_by_a_checkpoint() -> None:
