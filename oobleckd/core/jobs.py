@@ -178,8 +178,14 @@ def _setups(core: Core, job: JobRecord, profile: Profile) -> list[Setup]:
         recompute=spec.schedule.recompute,
         exchange=exchange_of(spec),
     )
+    on_cpus = all(device.kind == "cpu" for node in nodes for device in node.devices)
     wanted = spec.resources.devices_per_stage
-    numbers = possible(setup.devices_per_node) if wanted == "auto" else (wanted,)
+    if wanted == "auto":
+        # Not every GPU can read another one's memory, and none has done it yet: so who wants it says it.
+        # (D-devices-023)
+        numbers = possible(setup.devices_per_node) if on_cpus or core.config.simulated else (1,)
+    else:
+        numbers = (wanted,)
     return [_of_stages(setup, spec, number) for number in numbers]
 
 

@@ -150,7 +150,7 @@ class Resources(JobTable, frozen=True):
             description="Devices of a node that hold the state of a stage between them and compute as many "
             "micro-batches at a time. auto: the fastest of those that fit, chosen when the job starts and "
             "again when nodes come or go. "
-            "More than 1 has not run on GPUs yet."
+            "On GPUs, where more than 1 has not run yet, auto is 1."
         ),
     ] = 1
 

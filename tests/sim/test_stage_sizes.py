@@ -61,13 +61,13 @@ def test_where_too_few_are_left_for_two_pipelines_of_large_stages(policy: Policy
     assert world.checks.rollbacks == 0
 
 
-@pytest.mark.parametrize("number", ["auto", 4])
-def test_devices_that_are_gpus_share_stages_as_well(
-    monkeypatch: pytest.MonkeyPatch, number: str | int
+@pytest.mark.parametrize(("asked", "number"), [(4, 4), ("auto", 1)])
+def test_devices_that_are_gpus_share_stages_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked: str | int, number: int
 ) -> None:
     monkeypatch.setattr(SimDevice, "kind", "cuda")
-    world = running(6, devices_per_stage=number)
-    assert each(world) == 4
+    world = running(6, devices_per_stage=asked)
+    assert each(world) == number
     finish(world)
 
 

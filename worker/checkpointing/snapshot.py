@@ -162,7 +162,7 @@ def take_share(
     source: Hosted | Mapping[int, BucketState]
     if store.memory is not None:
         assert whole is not None
-        source = {index: whole(index).on(torch.device("cpu")) for index in own}
+        source = {index: whole(index).copied(Tensor.cpu) for index in own}
     else:
         source = Hosted(store, own) if copied else {index: store.buckets[index] for index in own}
     return Share(

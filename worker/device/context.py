@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import warnings
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ def give_back_memory() -> None:
     MESSAGE_PAGES.clear()
     forget_most()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        gc.collect()  # a job's state is in cycles, and what a GPU shares is not the allocator's
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc's

@@ -39,6 +39,7 @@ from oobleckd.worker.models import (
 )
 from oobleckd.worker.optimizers.plan import check_groups
 from oobleckd.worker.recompute.block import BlockInput, computed
+from oobleckd.worker.runtime.card_memory import mapped_bytes
 from oobleckd.worker.runtime.deaths import is_out_of_memory, memory_of
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.host_memory import most_of
@@ -408,4 +409,4 @@ def _reserve_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     free, whole = torch.cuda.mem_get_info(device)
-    return whole - free - torch.cuda.memory_reserved(device)
+    return whole - free - torch.cuda.memory_reserved(device) - mapped_bytes(device)

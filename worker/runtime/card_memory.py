@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -26,6 +28,8 @@ CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
 CU_MEM_ALLOC_GRANULARITY_MINIMUM.
 """
 _OUT_OF_MEMORY = 2
+_REFUSED = frozenset({1, 101, 217, 800, 801})
+"""CUresults: an invalid value or device, no access to another GPU's memory, not permitted, not supported."""
 _NO_FLAGS = ctypes.c_ulonglong(0)
 
 
@@ -72,10 +76,13 @@ class Library(Protocol):
 
 
 class CardError(OSError):
-    """The driver did not do what it was asked for. ``errno``: ENOMEM, or EIO."""
+    """The driver did not do what it was asked for. ``errno``: ENOMEM, or EIO; ``error_code``: its CUresult,
+    as torch's errors have it.
+    """
 
     def __init__(self, call: str, result: int, text: str) -> None:
         super().__init__(errno.ENOMEM if result == _OUT_OF_MEMORY else errno.EIO, f"{call}: {text}")
+        self.error_code = result
 
 
 class Mapped:
@@ -116,7 +123,8 @@ class Card:
         self._cuda = library or cast("Library", ctypes.CDLL("libcuda.so.1"))
         self._index = device.index or 0
         self._own: dict[int, int] = {}
-        self._changing = threading.Lock()
+        self.settle()  # the driver knows this thread from then on
+        self._changing = threading.RLock()  # memory may be given back wherever Python collects garbage
 
     # ------------------------------------------------------------------ memory
 
@@ -131,14 +139,15 @@ class Card:
         handle = self._new(size, prop)
         try:
             mapped, descriptor = self._map(handle, size), ctypes.c_int(-1)
+            with self._changing:
+                self._own[mapped.pointer] = size
+                self.mapped_bytes += size
+            self.seen(mapped).zero_()
             told = ctypes.byref(descriptor), handle, _DESCRIPTOR, _NO_FLAGS
             self._call("cuMemExportToShareableHandle", *told)
         finally:
             self._call("cuMemRelease", handle)
-        with self._changing:
-            self._own[mapped.pointer] = size
-            self.mapped_bytes += size
-        self.fill(mapped)
+        os.set_inheritable(descriptor.value, False)
         return mapped, descriptor.value
 
     def opened(self, descriptor: int, num_bytes: int) -> Mapped:
@@ -212,16 +221,13 @@ class Card:
         )
         return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
-    def fill(self, mapped: Mapped) -> None:
-        """Have zeros in it."""
-        self.seen(mapped).zero_()
-
     def settle(self) -> None:
         """Wait for what the GPU was told to do."""
         torch.cuda.synchronize(self.device)
 
     def give_back(self) -> None:
-        """Have torch return the memory that nobody uses."""
+        """Have Python and torch return the memory that nobody uses."""
+        gc.collect()
         torch.cuda.empty_cache()
 
 
@@ -233,6 +239,13 @@ def card_of(device: torch.device) -> Card:
     if device not in _CARDS:
         _CARDS[device] = Card(device)
     return _CARDS[device]
+
+
+def is_refused(error: OSError) -> bool:
+    """Whether ``error`` says that memory cannot be had in this way: not that there is too little of it, or
+    that a card is broken.
+    """
+    return error.errno != errno.ENOMEM and getattr(error, "error_code", 1) in _REFUSED
 
 
 def mapped_bytes(device: torch.device) -> int:

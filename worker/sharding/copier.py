@@ -28,6 +28,11 @@ class Copier(Protocol):
     def now(self, copy: Copy) -> None:
         """``copy``, before what the device computes from now on."""
 
+    def drop(self, drop: Copy) -> None:
+        """``drop`` memory that was copied to, when what the device was told to compute so far does not need
+        it any more.
+        """
+
     def settle(self) -> None:
         """Whatever the device was told to do is done, for others to see."""
 
@@ -47,6 +52,10 @@ class ThreadCopier:
     def now(self, copy: Copy) -> None:
         """Here: who waits for a thread of its own waits longer."""
         copy()
+
+    def drop(self, drop: Copy) -> None:
+        """It is computed."""
+        drop()
 
     def settle(self) -> None:
         """It is."""
@@ -73,11 +82,9 @@ class StreamCopier:
         self._beside = cuda.Stream(device)
 
     def ahead(self, copy: Copy) -> Wait:
-        """In the stream, behind what the device was told to compute so far: that may still read the memory
-        which the copy takes.
-        """
+        """In the stream, behind what the device was told to compute so far."""
         # torch gives back what is dropped at once, to the stream that it came from, though another one may
-        # still read it. (D-devices-023)
+        # still read it: so it waits here and in ``drop``. (D-devices-023)
         computes = self._cuda.current_stream(self._device)
         self._beside.wait_stream(computes)
         with self._cuda.stream(self._beside):
@@ -88,6 +95,13 @@ class StreamCopier:
     def now(self, copy: Copy) -> None:
         """In the same stream, as the memory has to come from there."""
         self.ahead(copy)()
+
+    def drop(self, drop: Copy) -> None:
+        """At once. The stream that the memory goes back to waits: whoever gets it there, some other one of
+        torch's streams that is the same to the GPU, or the driver, comes behind what still reads it.
+        """
+        self._beside.wait_stream(self._cuda.current_stream(self._device))
+        drop()
 
     def settle(self) -> None:
         """The host waits, as another process knows nothing of streams here."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from oobleckd.planner.plan import Layout
 from oobleckd.worker.messaging.messenger import Messenger
+from oobleckd.worker.runtime.card_memory import is_refused
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.timing import DeviceTimer, Moment
 from oobleckd.worker.sharding.copier import Copier, ThreadCopier, Wait
@@ -61,6 +62,14 @@ class Waited(NamedTuple):
     stop: Moment
 
 
+class Unopened(NamedTuple):
+    """What a device of ``rank`` said after the update before ``round_``; ``meta``: its windows."""
+
+    rank: int
+    round_: int
+    meta: bytes
+
+
 class Sources(NamedTuple):
     """Of a layer's weights: where numbers go and where they come from, and bytes that others have of it."""
 
@@ -73,8 +82,9 @@ class ShardGroup:
     """Of ``device``. ``others``: the rest of its group, by rank; nobody, where stages have one device.
 
     ``hear_gradients``: takes in what the others have computed of this one's shard. ``copier``, ``timer``: of
-    the device. Since they were last counted: ``waits`` for weights, ``gathered_bytes``, that were read of the
-    others', and ``gradient_bytes`` that were sent them.
+    the device. ``waits``: for weights, in this round. Since they were last counted: ``gathered_bytes``, that
+    were read of the others', and ``gradient_bytes`` that were sent them.
+    ``unopened``: who did not answer yet.
     """
 
     device: str
@@ -86,9 +96,11 @@ class ShardGroup:
     gathered_bytes: int = 0
     gradient_bytes: int = 0
     waits: list[Waited] = field(default_factory=list)
+    unopened: dict[str, Unopened] = field(default_factory=dict)
     copier: Copier = field(default_factory=ThreadCopier)
     timer: DeviceTimer = field(default_factory=DeviceTimer)
     _ahead: tuple[GatheredLayer, Wait] | None = None
+    _waited_s: float = 0.0
     _updated: dict[str, int] = field(default_factory=dict)
     _memory: dict[tuple[int, int], Opened] = field(default_factory=dict)
     _sources: dict[int, Sources] = field(default_factory=dict)
@@ -100,7 +112,7 @@ class ShardGroup:
         self._forget_ahead()
         self.epoch = layout.epoch
         before, self._memory = self._memory, {}
-        self._updated, self._sources = {}, {}
+        self._updated, self.unopened, self._sources = {}, {}, {}
         for window in before.values():
             window.close()
         self.messenger.purge(lambda key: key[0] == UPDATED and int(key[1]) < layout.epoch)
@@ -114,6 +126,7 @@ class ShardGroup:
         # A hop that halted may have left a layer as it was before the update.
         self._forget_ahead()
         self.copier.settle()
+        self._count_waits()
         assert self.store.memory is not None
         meta = msgspec.msgpack.encode(ShownBuckets(self.store.memory.handles))
         for peer in self.others.values():
@@ -129,27 +142,45 @@ class ShardGroup:
         if epoch < self.epoch or source not in self.others.values():
             return True
         rank = next(rank for rank, name in self.others.items() if name == source)
-        if source in self._updated or self._opened(rank, message.meta):
-            self._updated[source] = max(round_, self._updated.get(source, round_))
+        if source in self._updated:
+            self._updated[source] = max(round_, self._updated[source])
+        else:
+            self.unopened[source] = Unopened(rank, round_, message.meta)
+            self._open(source)
         return True
 
-    def _opened(self, rank: int, meta: bytes) -> bool:
-        """Open the windows of the device of ``rank``; False: it is dead, which this one will be told. Raises
-        UserError where the system does not allow it.
+    def open_late(self) -> bool:
+        """Open the windows of those who did not answer when they were heard; whether there still are some.
+        Waits a second for each.
         """
+        for source in list(self.unopened):
+            self._open(source)
+        return bool(self.unopened)
+
+    def _open(self, source: str) -> None:
+        """Open the windows of ``source``, if it answers, or forget it, if it is dead, which this one will be
+        told. Raises UserError where the system does not allow it.
+        """
+        rank, round_, meta = self.unopened[source]
         handles = msgspec.msgpack.decode(meta, type=ShownBuckets).handles
         try:
             found = {(rank, bucket): opened(handle, self.store.device) for bucket, handle in handles.items()}
-        except (FileNotFoundError, TimeoutError):  # whoever does not answer for so long is taken for dead
-            return False
+        except TimeoutError:  # it is stopped, or slow
+            return
+        except FileNotFoundError:
+            del self.unopened[source]
+            return
         except OSError as error:
+            if not is_refused(error):
+                raise
             raise UserError(
                 f"resources.devices_per_stage: {self.device} may not read the memory of {self.others[rank]}: "
                 f"{error.strerror}",
                 _to_mend(self.store.device),
             ) from error
+        del self.unopened[source]
         self._memory |= found
-        return True
+        self._updated[source] = round_
 
     def is_ready(self, round_: int) -> bool:
         """Whether the weights of all are those of ``round_``."""
@@ -177,7 +208,7 @@ class ShardGroup:
                 self._ahead = ahead, self.copier.ahead(partial(self._gather, ahead))
             yield
         finally:
-            layer.drop()
+            self.copier.drop(layer.drop)
 
     def _await(self, layer: GatheredLayer) -> None:
         """Have the weights of ``layer``, whether they are under way or not."""
@@ -188,7 +219,7 @@ class ShardGroup:
             self.gathered_bytes += self._of_layer(ahead.layer).num_bytes
             if ahead is layer:
                 return
-            ahead.drop()  # the hop that it was for has halted
+            self.copier.drop(ahead.drop)  # the hop that it was for has halted
         self.copier.now(partial(self._gather, layer))
         self.gathered_bytes += self._of_layer(layer.layer).num_bytes
 
@@ -198,7 +229,7 @@ class ShardGroup:
         if under_way is not None:
             layer, wait = under_way
             wait()
-            layer.drop()
+            self.copier.drop(layer.drop)
 
     def _gather(self, layer: GatheredLayer) -> None:
         layer.take()
@@ -274,10 +305,15 @@ class ShardGroup:
 
     def take_count(self) -> GroupCount:
         """What there was since the last call. On a GPU it waits for what was waited for."""
-        count = GroupCount(self.gathered_bytes, self.gradient_bytes, waited_s(self.waits, self.timer))
-        self.gathered_bytes = self.gradient_bytes = 0
-        self.waits = []
+        self._count_waits()
+        count = GroupCount(self.gathered_bytes, self.gradient_bytes, self._waited_s)
+        self.gathered_bytes, self.gradient_bytes, self._waited_s = 0, 0, 0.0
         return count
+
+    def _count_waits(self) -> None:
+        """Keep of ``waits`` how long they took."""
+        waits, self.waits = self.waits, []
+        self._waited_s += waited_s(waits, self.timer)
 
     # ------------------------------------------------------------------ whole states
 

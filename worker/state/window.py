@@ -9,7 +9,6 @@ what lies; not when it may be read (``group``).
 
 from __future__ import annotations
 
-import errno
 import functools
 import mmap
 import os
@@ -22,7 +21,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.worker.runtime.card_memory import Card, card_of
+from oobleckd.worker.runtime.card_memory import Card, card_of, is_refused
 from oobleckd.worker.runtime.descriptors import Lender, borrowed
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state.bucket_state import ALIGNED_BYTES, SlotShape, StateShape
@@ -114,10 +113,9 @@ class CardWindow:
     """Memory of the GPU ``card``, besides what torch has of it. Raises OSError where there is not as much."""
 
     def __init__(self, num_bytes: int, card: Card, lender: Lender) -> None:
-        self._number = -1
+        self._lender, self._number = lender, -1
         mapped, self._number = card.made(num_bytes)
         self.memory = card.owned(mapped)
-        self._lender = lender
         lender.lend(self._number)
 
     @property
@@ -142,10 +140,16 @@ def window(num_bytes: int, device: torch.device) -> Window:
     """
     if device.type != "cuda":
         return HostWindow(num_bytes)
+    if (allocator := torch.cuda.get_allocator_backend()) != "native":
+        # That one does not know which stream memory came from.
+        raise UserError(
+            f"resources.devices_per_stage: torch's allocator {allocator} does not go with it",
+            "unset PYTORCH_CUDA_ALLOC_CONF, or set resources.devices_per_stage to 1",
+        )
     try:
         return CardWindow(num_bytes, card_of(device), _lender())
     except OSError as error:
-        if error.errno == errno.ENOMEM:
+        if not is_refused(error):
             raise
         raise UserError(
             f"resources.devices_per_stage: no other device can read the memory of {device}: {error}",
@@ -168,7 +172,7 @@ def opened(handle: Handle, device: torch.device) -> Opened:
 
 def of_card(handle: Handle, card: Card) -> Opened:
     """The same, for ``card``."""
-    number = borrowed(handle.address, handle.number)
+    number = borrowed(handle.address, handle.number, handle.pid)
     try:
         mapped = card.opened(number, handle.num_bytes)
     finally:

@@ -277,10 +277,22 @@ class Executor:
             elif key[0] in {SUMS, MEANS}:
                 heard |= self._hear_sums(key)
             elif key[0] == UPDATED:
-                heard |= self.group.hear(key)
+                heard |= self._hear_updated(key)
             elif key[0] == GRADIENTS:
                 heard |= self._hear_gradients(key)
-        return heard
+        return self._open_late() or heard
+
+    def _hear_updated(self, key: Key) -> bool:
+        """That another one of the shard group has updated. To open its memory takes as long as it takes to
+        answer.
+        """
+        with self.activity.doing("open", units=0):
+            return self.group.hear(key)
+
+    def _open_late(self) -> bool:
+        """Try again with those who did not answer; whether that has to go on."""
+        with self.activity.doing("open", units=0) if self.group.unopened else nullcontext():
+            return self.group.open_late()
 
     def _hear_all_gradients(self) -> None:
         """Between two layers: what has come by now of the others of the shard group."""
@@ -526,11 +538,12 @@ class Executor:
             return False
         for key in self.messenger.waiting():
             if key[0] == UPDATED:
-                self.group.hear(key)
+                self._hear_updated(key)
+        late = self._open_late()
         # Where the group has lost a device there is nobody to wait for: no bucket falls to this one
         # (``writer_of``), and what it reads is looked at as ever.
         if self.machine.computes and not self.group.is_ready(self.counters.round):
-            return False
+            return late
         self.checkpoint_due = False
         self.write_checkpoint()
         return True

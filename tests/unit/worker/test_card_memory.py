@@ -20,7 +20,7 @@ import torch
 
 from oobleckd.worker.runtime import card_memory
 from oobleckd.worker.runtime.card_memory import AccessDesc, AllocationProp, CardError, card_of, mapped_bytes
-from oobleckd.worker.runtime.deaths import death_of, is_out_of_memory
+from oobleckd.worker.runtime.deaths import death_of, is_broken_card, is_out_of_memory
 from oobleckd.worker.runtime.descriptors import Lender
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state import window as window_module
@@ -52,6 +52,7 @@ def driver() -> CudaDriver:
 @pytest.fixture
 def card(driver: CudaDriver, monkeypatch: pytest.MonkeyPatch) -> HostCard:
     card = HostCard(driver)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setitem(card_memory._CARDS, CUDA, card)
     return card
 
@@ -86,12 +87,12 @@ def test_another_process_reads_it_and_still_has_it_when_its_owner_was_killed(
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     assert memory[:3].tolist() == [7.0, 2.0, 3.0]
-    assert (driver.handles, len(driver.mapped), card.waits) == ({}, 1, 0)
+    assert (driver.handles, len(driver.mapped), card.waits) == ({}, 1, 1)
     with pytest.raises(FileNotFoundError):
         opened(handle, CUDA)
     found.close()
     found.close()
-    assert (driver.mapped, driver.reserved, card.waits) == ({}, {}, 1)
+    assert (driver.mapped, driver.reserved, card.waits) == ({}, {}, 2)
 
 
 def test_it_lives_as_long_as_a_tensor_of_it(card: HostCard, driver: CudaDriver) -> None:
@@ -110,7 +111,7 @@ def test_it_lives_as_long_as_a_tensor_of_it(card: HostCard, driver: CudaDriver) 
     assert driver.used == 2 * GRAIN
     del part
     gc.collect()
-    assert (driver.used, mapped_bytes(CUDA), driver.reserved, card.waits) == (0, 0, {}, 1)
+    assert (driver.used, mapped_bytes(CUDA), driver.reserved, card.waits) == (0, 0, {}, 2)
 
 
 def test_a_descriptor_of_a_window_that_is_closed_leads_to_no_other_file(card: HostCard) -> None:
@@ -169,6 +170,7 @@ def test_a_gpu_that_may_not_read_another_one_says_so(
 
 def test_without_a_driver_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card_memory, "_CARDS", {})
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     assert mapped_bytes(CUDA) == 0
     with pytest.raises(OSError, match=r"libcuda\.so\.1"):
         card_of(CUDA)
@@ -184,6 +186,20 @@ def test_errors_that_cuda_has_no_text_for(card: HostCard, driver: CudaDriver) ->
     with pytest.raises(CardError, match=r"out of memory"):
         card.made(1)
     assert card.given_back == 1
+
+
+def test_a_broken_card_is_no_matter_of_the_job_s(card: HostCard, driver: CudaDriver) -> None:
+    driver.fails["cuMemMap"] = 719
+    with pytest.raises(CardError) as broken:
+        window(GRAIN, CUDA)
+    assert is_broken_card(broken.value)
+
+
+def test_another_allocator_of_torch_is_refused(card: HostCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    with pytest.raises(UserError, match="cudaMallocAsync") as refused:
+        window(GRAIN, CUDA)
+    assert "PYTORCH_CUDA_ALLOC_CONF" in refused.value.hint
 
 
 def test_on_a_cpu_windows_are_files() -> None:

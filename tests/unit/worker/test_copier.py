@@ -56,7 +56,7 @@ class Layers:
             under_way[1]()
         if under_way is None or under_way[0] != layer:
             if under_way is not None:
-                self.gpu.drop(self._taken.pop(under_way[0]))
+                self.drop(under_way[0])
             self.copier.now(self.copy(layer))
         if following is not None:
             self._ahead = following, self.copier.ahead(self.copy(following))
@@ -64,7 +64,19 @@ class Layers:
         for _ in range(1 + self.chance.randrange(3)):
             self.gpu.tell(lambda: self.seen.append((layer, memory[0])))
         self.gpu.get_on()
-        self.gpu.drop(self._taken.pop(layer))
+        self.drop(layer)
+        if self.chance.random() < 0.3:
+            self.beside()
+
+    def drop(self, layer: int) -> None:
+        self.copier.drop(lambda: self.gpu.drop(self._taken.pop(layer)))
+
+    def beside(self) -> None:
+        """One who has a stream that is the same to the GPU takes memory of it, and writes to it."""
+        with self.gpu.stream(self.copier._beside):
+            taken = self.gpu.take()
+            self.gpu.tell(lambda: taken[1].__setitem__(0, "somebody else's"))
+            self.gpu.drop(taken)
 
 
 def through(gpu: Gpu, copier: StreamCopier, seed: int) -> Layers:
@@ -91,7 +103,7 @@ def test_a_gpu_computes_with_the_weights_of_the_layer(seed: int) -> None:
 
 
 class _Hasty(StreamCopier):
-    """Copies without a look at what is still computed."""
+    """Takes memory, copies and gives it back without a look at what is still computed."""
 
     def ahead(self, copy: Callable[[], object]) -> Wait:
         computes = self._cuda.current_stream(CUDA)
@@ -99,6 +111,16 @@ class _Hasty(StreamCopier):
             copy()
             copied = self._beside.record_event()
         return lambda: computes.wait_event(copied)
+
+    def drop(self, drop: Callable[[], object]) -> None:
+        drop()
+
+
+class _Rash(StreamCopier):
+    """Gives memory back without a look at what is still computed."""
+
+    def drop(self, drop: Callable[[], object]) -> None:
+        drop()
 
 
 class _Careless(StreamCopier):
@@ -109,14 +131,14 @@ class _Careless(StreamCopier):
         return lambda: None
 
 
-@pytest.mark.parametrize("wrong", [_Hasty, _Careless])
+@pytest.mark.parametrize("wrong", [_Hasty, _Rash, _Careless])
 def test_the_model_finds_what_a_gpu_would_do_with_less(wrong: type[StreamCopier]) -> None:
     found = 0
     for seed in range(40):
         gpu = Gpu(seed)
         layers = through(gpu, wrong(CUDA, gpu), seed)
         found += any(layer != what for layer, what in layers.seen)
-    assert found > 10
+    assert found > 5
 
 
 def test_what_was_told_is_done_when_it_is_settled() -> None:

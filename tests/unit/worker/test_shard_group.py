@@ -8,10 +8,12 @@ import msgspec
 import pytest
 import torch
 
+from oobleckd.worker.runtime.card_memory import CardError
+from oobleckd.worker.runtime.deaths import is_broken_card, is_out_of_memory
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.sharding import group as group_module
 from oobleckd.worker.sharding.group import UPDATED, ShardGroup, ShownBuckets
-from oobleckd.worker.state.window import Handle
+from oobleckd.worker.state.window import Handle, Opened
 from oobleckd.worker.transport.mailbox import TensorMessage
 from tests.helpers.cards import CUDA
 from tests.helpers.engine import World
@@ -89,11 +91,56 @@ def test_what_the_system_forbids_is_said(world: World, monkeypatch: pytest.Monke
     assert "nvidia-smi topo -p2p r" in said.value.hint
 
 
-def test_one_who_does_not_answer_is_taken_for_dead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_who_does_not_answer_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, right = iter((TimeoutError(), TimeoutError(), None)), group_module.opened
+    asked = []
+
+    def slow(handle: Handle, device: torch.device) -> Opened:
+        if (error := next(answers, None)) is not None:
+            asked.append(handle.pid)
+            raise error
+        return right(handle, device)
+
+    monkeypatch.setattr(group_module, "opened", slow)
+    world.nodes["a0/0"].messenger.purge(lambda _: True)
+    say(world, "a0/1", 1, 0)
+    group = group_of(world, "a0/0")
+    assert not group.is_ready(0)
+    assert world.nodes["a0/0"].executor._open_late(), "there is something to do yet"
+    assert not group.is_ready(0)
+    assert not group.open_late()
+    assert group.is_ready(0)
+    assert len(asked) == 2
+
+
+def test_one_who_died_while_he_did_not_answer_is_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def silent(_handle: Handle, _device: torch.device) -> None:
         raise TimeoutError
 
     monkeypatch.setattr(group_module, "opened", silent)
     world.nodes["a0/0"].messenger.purge(lambda _: True)
-    say(world, "a0/1", 1, 0)
-    assert not group_of(world, "a0/0").is_ready(0)
+    say(world, "a0/1", 1, 0, GONE)
+    group = group_of(world, "a0/0")
+    assert [*group.unopened] == ["a0/1"]
+    monkeypatch.undo()
+    assert not group.open_late()
+    assert not group.is_ready(0)
+    assert group.unopened == {}
+
+
+def test_a_full_or_a_broken_card_is_no_matter_of_the_job_s(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong is said by the error itself."""
+    for result in (2, 719):
+
+        def fails(_handle: Handle, _device: torch.device, result: int = result) -> None:
+            raise CardError("cuMemMap", result, "went wrong")
+
+        monkeypatch.setattr(group_module, "opened", fails)
+        world.nodes["a0/0"].messenger.purge(lambda _: True)
+        with pytest.raises(CardError) as said:
+            say(world, "a0/1", 1, 0)
+        assert (is_out_of_memory(said.value), is_broken_card(said.value)) == (result == 2, result == 719)
