@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oobleckd.worker.runtime.card_memory import Card, Mapped
+from oobleckd.worker.runtime.card_memory import CardMemory, MappedMemory
 from tests.helpers.models import CPU
 
 GRAIN = 2 << 20
@@ -156,12 +156,12 @@ class CudaDriver:
 class _Array:
     """What numpy asks, of a mapping that it keeps alive."""
 
-    def __init__(self, mapped: Mapped) -> None:
+    def __init__(self, mapped: MappedMemory) -> None:
         self._mapped = mapped
         self.__array_interface__ = mapped.__cuda_array_interface__
 
 
-class HostCard(Card):
+class HostCard(CardMemory):
     """A GPU whose memory the CPU can read. ``waits``: how often the host waited for it; ``given_back``: and
     torch gave back what it keeps.
     """
@@ -172,7 +172,7 @@ class HostCard(Card):
         library: Any = driver
         super().__init__(CPU, library)
 
-    def owned(self, mapped: Mapped) -> Tensor:
+    def owned(self, mapped: MappedMemory) -> Tensor:
         """A numpy array keeps what it is of, as torch does."""
         return torch.from_numpy(np.asarray(_Array(mapped)))
 

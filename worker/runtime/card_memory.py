@@ -75,7 +75,7 @@ class Library(Protocol):
         """The function of this name."""
 
 
-class CardError(OSError):
+class CardMemoryError(OSError):
     """The driver did not do what it was asked for. ``errno``: ENOMEM, or EIO; ``error_code``: its CUresult,
     as torch's errors have it.
     """
@@ -85,12 +85,12 @@ class CardError(OSError):
         self.error_code = result
 
 
-class Mapped:
+class MappedMemory:
     """``num_bytes`` of memory at the address ``pointer`` of this process, for the GPU ``card``."""
 
-    def __init__(self, card: Card, pointer: int, num_bytes: int) -> None:
+    def __init__(self, card: CardMemory, pointer: int, num_bytes: int) -> None:
         self.pointer, self.num_bytes = pointer, num_bytes
-        self._card: Card | None = card
+        self._card: CardMemory | None = card
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
@@ -110,7 +110,7 @@ class Mapped:
             self.release()
 
 
-class Card:
+class CardMemory:
     """The GPU ``device`` of this process. ``library``: CUDA's driver; that of the system, where it is not
     given. Raises OSError where there is none.
     """
@@ -128,9 +128,9 @@ class Card:
 
     # ------------------------------------------------------------------ memory
 
-    def made(self, num_bytes: int) -> tuple[Mapped, int]:
+    def made(self, num_bytes: int) -> tuple[MappedMemory, int]:
         """New memory of at least ``num_bytes``, with zeros, and a descriptor of it, which is the caller's to
-        close. Raises CardError; ENOMEM, where there is not as much.
+        close. Raises CardMemoryError; ENOMEM, where there is not as much.
         """
         prop = AllocationProp(_PINNED, _DESCRIPTOR, Location(_ON_DEVICE, self._index))
         grain = ctypes.c_size_t()
@@ -150,9 +150,9 @@ class Card:
         os.set_inheritable(descriptor.value, False)
         return mapped, descriptor.value
 
-    def opened(self, descriptor: int, num_bytes: int) -> Mapped:
+    def opened(self, descriptor: int, num_bytes: int) -> MappedMemory:
         """The memory that has ``descriptor``, whoever made it, of whichever GPU of this host: ``num_bytes``,
-        all of it. Raises CardError where this GPU may not read that one's.
+        all of it. Raises CardMemoryError where this GPU may not read that one's.
         """
         handle = ctypes.c_ulonglong()
         number = ctypes.c_void_p(descriptor)  # by value, in the place of a pointer
@@ -176,24 +176,24 @@ class Card:
         doing = f"tried to allocate {size} bytes"
         try:
             self._call("cuMemCreate", *what, doing=doing)
-        except CardError as error:
+        except CardMemoryError as error:
             if error.errno != errno.ENOMEM:
                 raise
             self.give_back()  # what torch keeps for tensors to come is free, and not to the driver
             self._call("cuMemCreate", *what, doing=doing)
         return handle
 
-    def _map(self, handle: ctypes.c_ulonglong, size: int) -> Mapped:
+    def _map(self, handle: ctypes.c_ulonglong, size: int) -> MappedMemory:
         pointer = ctypes.c_ulonglong()
         self._call(
             "cuMemAddressReserve", ctypes.byref(pointer), _size(size), _size(0), _address(0), _NO_FLAGS
         )
         try:
             self._call("cuMemMap", pointer, _size(size), _size(0), handle, _NO_FLAGS)
-        except CardError:
+        except CardMemoryError:
             self._call("cuMemAddressFree", pointer, _size(size))
             raise
-        mapped = Mapped(self, pointer.value, size)
+        mapped = MappedMemory(self, pointer.value, size)
         access = AccessDesc(Location(_ON_DEVICE, self._index), _READ_WRITE)
         self._call("cuMemSetAccess", pointer, _size(size), ctypes.byref(access), _size(1))
         return mapped
@@ -204,15 +204,15 @@ class Card:
             text = ctypes.c_char_p()
             self._cuda.cuGetErrorString(result, ctypes.byref(text))
             said = (text.value or b"an unknown error").decode(errors="replace")
-            raise CardError(name, result, f"{said} ({result})" + f", {doing}" * bool(doing))
+            raise CardMemoryError(name, result, f"{said} ({result})" + f", {doing}" * bool(doing))
 
     # ------------------------------------------------------------------ torch
 
-    def owned(self, mapped: Mapped) -> Tensor:
+    def owned(self, mapped: MappedMemory) -> Tensor:
         """All of ``mapped``, of this GPU, uint8; it stays mapped as long as any tensor of it is there."""
         return torch.as_tensor(mapped, device=self.device)
 
-    def seen(self, mapped: Mapped) -> Tensor:
+    def seen(self, mapped: MappedMemory) -> Tensor:
         """All of ``mapped``, of whichever GPU, uint8, for this one to read: until ``mapped`` is released."""
         # Whose memory it is torch would ask the driver, and take the number of a GPU that may not be visible
         # to this process. A copy within one GPU finds its source by the address.
@@ -231,13 +231,13 @@ class Card:
         torch.cuda.empty_cache()
 
 
-_CARDS: dict[torch.device, Card] = {}
+_CARDS: dict[torch.device, CardMemory] = {}
 
 
-def card_of(device: torch.device) -> Card:
+def card_of(device: torch.device) -> CardMemory:
     """That of this process. Raises OSError where CUDA's driver is not there."""
     if device not in _CARDS:
-        _CARDS[device] = Card(device)
+        _CARDS[device] = CardMemory(device)
     return _CARDS[device]
 
 

@@ -28,7 +28,7 @@ from oobleckd.worker.sharding.copier import Copier, ThreadCopier, Wait
 from oobleckd.worker.state.bucket_state import BucketState
 from oobleckd.worker.state.gathered import GatheredLayer
 from oobleckd.worker.state.store import Store
-from oobleckd.worker.state.window import Handle, Opened, opened
+from oobleckd.worker.state.window import Handle, OpenedWindow, opened
 from oobleckd.worker.transport.mailbox import Key
 
 UPDATED, GRADIENTS = "W", "D"
@@ -102,7 +102,7 @@ class ShardGroup:
     _ahead: tuple[GatheredLayer, Wait] | None = None
     _waited_s: float = 0.0
     _updated: dict[str, int] = field(default_factory=dict)
-    _memory: dict[tuple[int, int], Opened] = field(default_factory=dict)
+    _memory: dict[tuple[int, int], OpenedWindow] = field(default_factory=dict)
     _sources: dict[int, Sources] = field(default_factory=dict)
 
     def adopt(self, layout: Layout) -> None:

@@ -21,7 +21,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from oobleckd.worker.runtime.card_memory import Card, card_of, is_refused
+from oobleckd.worker.runtime.card_memory import CardMemory, card_of, is_refused
 from oobleckd.worker.runtime.descriptors import Lender, borrowed
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.state.bucket_state import ALIGNED_BYTES, SlotShape, StateShape
@@ -78,7 +78,7 @@ class Window(Protocol):
         """Nobody can open it any more."""
 
 
-class Opened(NamedTuple):
+class OpenedWindow(NamedTuple):
     """The ``memory`` of another process's window, uint8. ``close``: nobody may use it from then on."""
 
     memory: Tensor
@@ -112,7 +112,7 @@ class HostWindow:
 class CardWindow:
     """Memory of the GPU ``card``, besides what torch has of it. Raises OSError where there is not as much."""
 
-    def __init__(self, num_bytes: int, card: Card, lender: Lender) -> None:
+    def __init__(self, num_bytes: int, card: CardMemory, lender: Lender) -> None:
         self._lender, self._number = lender, -1
         mapped, self._number = card.made(num_bytes)
         self.memory = card.owned(mapped)
@@ -157,7 +157,7 @@ def window(num_bytes: int, device: torch.device) -> Window:
         ) from error
 
 
-def opened(handle: Handle, device: torch.device) -> Opened:
+def opened(handle: Handle, device: torch.device) -> OpenedWindow:
     """The memory of another process's window, for ``device`` to read. Raises FileNotFoundError where that
     process is gone, TimeoutError where it does not answer, and OSError where it may not be read.
     """
@@ -165,19 +165,19 @@ def opened(handle: Handle, device: torch.device) -> Opened:
         return of_card(handle, card_of(device))
     number = os.open(Path("/proc") / str(handle.pid) / "fd" / str(handle.number), os.O_RDWR | os.O_CLOEXEC)
     try:
-        return Opened(_mapped(number, handle.num_bytes), lambda: None)
+        return OpenedWindow(_mapped(number, handle.num_bytes), lambda: None)
     finally:
         os.close(number)
 
 
-def of_card(handle: Handle, card: Card) -> Opened:
+def of_card(handle: Handle, card: CardMemory) -> OpenedWindow:
     """The same, for ``card``."""
     number = borrowed(handle.address, handle.number, handle.pid)
     try:
         mapped = card.opened(number, handle.num_bytes)
     finally:
         os.close(number)
-    return Opened(card.seen(mapped), mapped.release)
+    return OpenedWindow(card.seen(mapped), mapped.release)
 
 
 @functools.cache

@@ -19,7 +19,13 @@ import pytest
 import torch
 
 from oobleckd.worker.runtime import card_memory
-from oobleckd.worker.runtime.card_memory import AccessDesc, AllocationProp, CardError, card_of, mapped_bytes
+from oobleckd.worker.runtime.card_memory import (
+    AccessDesc,
+    AllocationProp,
+    CardMemoryError,
+    card_of,
+    mapped_bytes,
+)
 from oobleckd.worker.runtime.deaths import death_of, is_broken_card, is_out_of_memory
 from oobleckd.worker.runtime.descriptors import Lender
 from oobleckd.worker.runtime.errors import UserError
@@ -135,7 +141,7 @@ def test_what_torch_keeps_is_given_back_before_there_is_too_little(
     made = window(3 * GRAIN, CUDA)
     assert driver.used == 3 * GRAIN == made.memory.numel()
     with pytest.raises(
-        CardError, match=r"cuMemCreate: out of memory \(2\), tried to allocate 4194304"
+        CardMemoryError, match=r"cuMemCreate: out of memory \(2\), tried to allocate 4194304"
     ) as full:
         window(2 * GRAIN, CUDA)
     assert full.value.errno == errno.ENOMEM
@@ -162,7 +168,7 @@ def test_a_gpu_that_may_not_read_another_one_says_so(
     other = CudaDriver()
     made = CardWindow(GRAIN, HostCard(other), Lender())
     driver.peers = False
-    with pytest.raises(CardError, match=r"cuMemSetAccess: not permitted"):
+    with pytest.raises(CardMemoryError, match=r"cuMemSetAccess: not permitted"):
         opened(made.handle, CUDA)
     gc.collect()
     assert (driver.handles, driver.mapped, driver.reserved, card.mapped_bytes) == ({}, {}, {}, 0)
@@ -180,17 +186,17 @@ def test_without_a_driver_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch)
 
 def test_errors_that_cuda_has_no_text_for(card: HostCard, driver: CudaDriver) -> None:
     driver.fails["cuMemCreate"] = 4711
-    with pytest.raises(CardError, match=r"cuMemCreate: an unknown error \(4711\)"):
+    with pytest.raises(CardMemoryError, match=r"cuMemCreate: an unknown error \(4711\)"):
         card.made(1)
     driver.fails["cuMemCreate"] = OUT_OF_MEMORY
-    with pytest.raises(CardError, match=r"out of memory"):
+    with pytest.raises(CardMemoryError, match=r"out of memory"):
         card.made(1)
     assert card.given_back == 1
 
 
 def test_a_broken_card_is_no_matter_of_the_job_s(card: HostCard, driver: CudaDriver) -> None:
     driver.fails["cuMemMap"] = 719
-    with pytest.raises(CardError) as broken:
+    with pytest.raises(CardMemoryError) as broken:
         window(GRAIN, CUDA)
     assert is_broken_card(broken.value)
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import torch
 
-from oobleckd.worker.runtime.card_memory import CardError
+from oobleckd.worker.runtime.card_memory import CardMemoryError
 from oobleckd.worker.runtime.deaths import is_broken_card, is_out_of_memory
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.sharding import group as group_module
 from oobleckd.worker.sharding.group import UPDATED, ShardGroup, ShownBuckets
-from oobleckd.worker.state.window import Handle, Opened
+from oobleckd.worker.state.window import Handle, OpenedWindow
 from oobleckd.worker.transport.mailbox import TensorMessage
 from tests.helpers.cards import CUDA
 from tests.helpers.engine import World
@@ -95,7 +95,7 @@ def test_one_who_does_not_answer_is_asked_again(world: World, monkeypatch: pytes
     answers, right = iter((TimeoutError(), TimeoutError(), None)), group_module.opened
     asked = []
 
-    def slow(handle: Handle, device: torch.device) -> Opened:
+    def slow(handle: Handle, device: torch.device) -> OpenedWindow:
         if (error := next(answers, None)) is not None:
             asked.append(handle.pid)
             raise error
@@ -137,10 +137,10 @@ def test_a_full_or_a_broken_card_is_no_matter_of_the_job_s(
     for result in (2, 719):
 
         def fails(_handle: Handle, _device: torch.device, result: int = result) -> None:
-            raise CardError("cuMemMap", result, "went wrong")
+            raise CardMemoryError("cuMemMap", result, "went wrong")
 
         monkeypatch.setattr(group_module, "opened", fails)
         world.nodes["a0/0"].messenger.purge(lambda _: True)
-        with pytest.raises(CardError) as said:
+        with pytest.raises(CardMemoryError) as said:
             say(world, "a0/1", 1, 0)
         assert (is_out_of_memory(said.value), is_broken_card(said.value)) == (result == 2, result == 719)
