@@ -25,12 +25,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
+# pip would compile every module that comes: 43 s of a processor for 17,000 of them, of which all tests
+# together import a tenth. Python compiles those when they are first imported.
 PIP = (
     str(VENV / "bin" / "pip"), "install", "--no-compile", "--disable-pip-version-check", "--progress-bar",
     "off",
 )  # fmt: skip
-# pip compiles one module after the other, which is a third of its time; this uses all cores.
-COMPILE = (str(VENV / "bin" / "python"), "-m", "compileall", "-qq", "-j", "0", str(VENV / "lib"))
 PINNED = ("-c", "constraints.txt")
 REDRAW_EVERY_S, LINE_EVERY_S = 0.5, 15.0
 LINES_OF_A_FAILURE = 30
@@ -39,14 +39,11 @@ DOING_WIDTH = 60
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A command, and what it does in words. ``then``: run once that has gone well; its own status is nothing
-    to go by, as some packages hold files of other Pythons.
-    """
+    """A command, and what it does in words."""
 
     number: int
     what: str
     command: tuple[str, ...]
-    then: tuple[str, ...] = ()
 
 
 def product() -> list[Stage]:
@@ -58,14 +55,14 @@ def product() -> list[Stage]:
     return [
         *environment,
         Stage(2, "install torch, the largest download", (*PIP, *PINNED, "torch==2.13.0")),
-        Stage(3, "install oobleckd and what it needs", (*PIP, *PINNED, "-e", "."), COMPILE),
+        Stage(3, "install oobleckd and what it needs", (*PIP, *PINNED, "-e", ".")),
     ]
 
 
 def dev() -> list[Stage]:
     """What tests, checks and benchmarks need on top."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
-    return [Stage(4, "install what tests and checks need", (*PIP, *PINNED, *groups["dev"]), COMPILE)]
+    return [Stage(4, "install what tests and checks need", (*PIP, *PINNED, *groups["dev"]))]
 
 
 def shortened(text: str) -> str:
@@ -105,9 +102,6 @@ def run(stage: Stage, num_stages: int) -> int:
     line = Line(f"[{stage.number}/{num_stages}] {stage.what}")
     said: deque[str] = deque(maxlen=LINES_OF_A_FAILURE)
     code = _follow(stage.command, said, line)
-    if code == 0 and stage.then:
-        line.doing = "compiling"
-        _follow(stage.then, deque(maxlen=0), line)
     line.end("done in" if code == 0 else f"failed ({code}) after")
     if code:
         print("\n".join(said), file=sys.stderr)

@@ -66,7 +66,7 @@ def test_devices_that_are_gpus_share_stages_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, asked: str | int, number: int
 ) -> None:
     monkeypatch.setattr(SimDevice, "kind", "cuda")
-    world = running(6, devices_per_stage=asked)
+    world = running(6, devices_per_stage=asked, steps=8)
     assert each(world) == number
     finish(world)
 

@@ -4,6 +4,8 @@ deaths.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from oobleckd.worker.round_machine.copies import Fate, SumCopies
@@ -84,8 +86,13 @@ IN_SLICES = [
 ]
 
 
-@pytest.mark.thin(100)
-@pytest.mark.parametrize(("deaths", "steps", "topology", "update", "go_on", "twice"), IN_SLICES)
+def some_in_slices() -> Iterator[object]:
+    """One in eight for ``make test``: each takes seconds."""
+    for number, history in enumerate(IN_SLICES):
+        yield pytest.param(*history, marks=[] if number % 8 == 3 else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("deaths", "steps", "topology", "update", "go_on", "twice"), [*some_in_slices()])
 def test_longer_histories_in_slices(
     deaths: int, steps: int, topology: Topology, update: str, go_on: bool, twice: bool
 ) -> None:
