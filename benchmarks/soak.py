@@ -2,17 +2,20 @@
 clock.
 
 python benchmarks/soak.py --seeds 5000         from 0 on; one line of what was seen at the end
+python benchmarks/soak.py --shared             only of those that draw stages of several devices
 python benchmarks/soak.py --seed 17            one seed again; if it fails, what it takes
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,10 +33,19 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=5000, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--shared", action="store_true", help="with stages of several devices alone")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at once")
     parser.add_argument("--seed", type=int, help="this one only")
     args = parser.parse_args()
-    return one(args.seed) if args.seed is not None else many(args.first, args.seeds, args.jobs)
+    if args.seed is not None:
+        return one(args.seed)
+    wanted = filter(shared, itertools.count(args.first)) if args.shared else itertools.count(args.first)
+    return many([*itertools.islice(wanted, args.seeds)], args.jobs)
+
+
+def shared(seed: int) -> bool:
+    """Whether it draws stages of several devices."""
+    return weather.forecast(seed).devices_per_stage > 1
 
 
 def one(seed: int) -> int:
@@ -50,12 +62,12 @@ def one(seed: int) -> int:
     return 0
 
 
-def many(first: int, num_seeds: int, jobs: int) -> int:
-    """Seeds on ``jobs`` processes; those that fail with what repeats them."""
+def many(seeds: Sequence[int], jobs: int) -> int:
+    """``seeds`` on ``jobs`` processes; those that fail with what repeats them."""
     began = said = time.monotonic()
     seen, failed, count = Seen(Counter()), 0, 0
     with multiprocessing.Pool(jobs) as pool:
-        for seed, found in pool.imap_unordered(attempt, range(first, first + num_seeds), _CHUNK):
+        for seed, found in pool.imap_unordered(attempt, seeds, _CHUNK):
             count += 1
             if isinstance(found, str):
                 failed += 1
@@ -64,7 +76,7 @@ def many(first: int, num_seeds: int, jobs: int) -> int:
                 seen.add(found)
             if time.monotonic() - said > _SAY_EVERY_S:
                 said = time.monotonic()
-                print(f"  {count} of {num_seeds} seeds, {failed} violations", flush=True)
+                print(f"  {count} of {len(seeds)} seeds, {failed} violations", flush=True)
     print(f"{count} seeds, {failed} violations in {time.monotonic() - began:.0f} s: {seen}")
     return 1 if failed else 0
 

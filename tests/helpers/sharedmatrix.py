@@ -149,6 +149,10 @@ def _run(cluster: Cluster, cell: SharedCell, guest: str) -> JobView:
         _move_until(_Hits(cluster, cell, doomed, before), view, nodes, guest)
     hits = _Hits(cluster, cell, doomed, before)
     hits.take_nodes()
+    if cell.moving and cell.manner.policy in ROLLING_BACK:
+        for node in cluster.client.nodes():  # too few may be left without those who were drained
+            if node.state in {"draining", "drained"}:
+                cluster.client.undrain(node.name, "matrix")
     done = cluster.job_in(job, "done")
     assert hits.all_fired(), f"{cell.name}: {doomed} were to die, but only {hits.fired()} did"
     if not cell.moving:  # who dies while a plan is deployed is lost in it, before training goes on
