@@ -224,16 +224,20 @@ class Cluster:
         return sorted(map(json.loads, lines), key=lambda hit: float(hit["at"]))
 
 
+TINY = {
+    "n_layer": 6, "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 256,
+    "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+"""Of a GPT-2."""
+
+
 def tiny_job(name: str, **sections: dict[str, Any]) -> Job:
     """A GPT-2 of 6 blocks that needs two nodes because of its memory cap; a step takes tens of ms."""
     raw: dict[str, Any] = {
         "name": name,
         "model": {
             "family": "gpt2",
-            "config": {
-                "n_layer": 6, "n_embd": 64, "n_head": 4, "n_positions": 32, "vocab_size": 256,
-                "bos_token_id": 0, "eos_token_id": 0,
-            },
+            "config": TINY,
         },
         "train": {"steps": 24, "global_batch": 12, "micro_batch": 2, "sequence": 32},
         "optimizer": {"lr": 0.003, "warmup_steps": 4},

@@ -16,7 +16,7 @@ from oobleckd.planner.plan import device_name, node_of
 from oobleckd.planner.policy import REROUTING, ROLLING_BACK
 from oobleckd.protocol.job import Job, PolicyName
 from oobleckd.protocol.jobviews import JobView, ShownStage
-from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.cluster import TINY, Cluster, tiny_job
 from tests.helpers.manners import MANNERS, Manner
 from tests.helpers.matrix import AHEAD, STEPS, drain, survivable, undrain
 
@@ -73,6 +73,9 @@ class SharedCell:
         tables = self.manner.tables(self.each, saving=saving)
         tables["resources"] = shared_resources(self.each, 2)
         tables["checkpoint"] = {"every": _SAVES_EVERY if saving else 0}
+        if self.phase == "checkpoint":
+            # Holders of layers write them in turns: with fewer layers than holders some write nothing.
+            tables["model"] = {"config": TINY | {"n_layer": 4 * self.each + 2}}
         train = {"steps": _MOVING_STEPS if self.moving else STEPS, "micro_batch": 1}
         train["global_batch"] = _NUM_TURNS * self.each
         return tiny_job(self.name[:_MAX_NAME], train=train, **tables)
