@@ -57,11 +57,11 @@ class Lender:
 
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(_ASK_S)
+        asked = connection.recv(_NUMBER.size)  # also of a stranger: unread, it would take the answer with it
+        if len(asked) != _NUMBER.size:
+            return
         if _peer(connection)[1] not in {0, os.geteuid()}:
             connection.send(_NOT_YOURS)
-            return
-        asked = connection.recv(_NUMBER.size)
-        if len(asked) != _NUMBER.size:
             return
         (number,) = _NUMBER.unpack(asked)
         with self._changing:

@@ -280,7 +280,9 @@ class Executor:
                 heard |= self._hear_updated(key)
             elif key[0] == GRADIENTS:
                 heard |= self._hear_gradients(key)
-        return self._open_late() or heard
+        if self.group.unopened:
+            heard |= self._open_late()
+        return heard
 
     def _hear_updated(self, key: Key) -> bool:
         """That another one of the shard group has updated. To open its memory takes as long as it takes to
@@ -291,7 +293,7 @@ class Executor:
 
     def _open_late(self) -> bool:
         """Try again with those who did not answer; whether that has to go on."""
-        with self.activity.doing("open", units=0) if self.group.unopened else nullcontext():
+        with self.activity.doing("open", units=0):
             return self.group.open_late()
 
     def _hear_all_gradients(self) -> None:
@@ -539,7 +541,7 @@ class Executor:
         for key in self.messenger.waiting():
             if key[0] == UPDATED:
                 self._hear_updated(key)
-        late = self._open_late()
+        late = bool(self.group.unopened) and self._open_late()
         # Where the group has lost a device there is nobody to wait for: no bucket falls to this one
         # (``writer_of``), and what it reads is looked at as ever.
         if self.machine.computes and not self.group.is_ready(self.counters.round):
