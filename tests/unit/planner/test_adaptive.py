@@ -281,7 +281,7 @@ def test_who_has_no_room_for_copies_beside_training_begins_none():
 
 
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_a_bound_rules_out_what_would_not_be_chosen(data: st.DataObject):
     """Ways whose bound is dearer than to re-instantiate are not looked at; had they been, they would not have
     been taken.

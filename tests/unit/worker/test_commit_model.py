@@ -87,9 +87,9 @@ IN_SLICES = [
 
 
 def some_in_slices() -> Iterator[object]:
-    """One in eight for ``make test``: each takes seconds."""
+    """One in sixteen for ``make test``: each takes seconds."""
     for number, history in enumerate(IN_SLICES):
-        yield pytest.param(*history, marks=[] if number % 8 == 3 else [pytest.mark.slow])
+        yield pytest.param(*history, marks=[] if number % 16 == 3 else [pytest.mark.slow])
 
 
 @pytest.mark.parametrize(("deaths", "steps", "topology", "update", "go_on", "twice"), [*some_in_slices()])

@@ -38,7 +38,7 @@ def test_a_report_in_the_middle_of_a_task(
 
     monkeypatch.setattr(Passes, "_run", watched)
     changed = msgspec.structs.replace(deep[0], schedule=Schedule(backward=backward))
-    for seed in range(24):
+    for seed in range(12):
         world = World(changed, STAGES_DEEP, seed, tmp_path)
         world.nodes["b0/0" if seed % 2 else "a1/0"].faults.arm(["backward", "forward", "reduce"][seed % 3], 2)
         world.run()
