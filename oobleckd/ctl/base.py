@@ -2,7 +2,8 @@
 it.
 
 Owns that conversation, and where there is no base to be had: the caller starts the agent by exec then, which
-takes longer and is otherwise the same. ``OOBLECK_FORK=0`` does without.
+takes longer and is otherwise the same. ``OOBLECK_FORK=0`` does without. Who starts many clusters has another
+base run all the time and names its folder in ``OOBLECK_BASE``: theirs are forks of it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from oobleckd.host.interpreter import MODULE, command
 from oobleckd.host.standing import ENVIRONMENT, Birth, Born, Ended, standing
 
 NAME = "base"
+_MODULE = "oobleckd.worker.fork.base"
 _ROOM = "--room=" + "." * 1500  # for the command lines of its forks (``oobleckd.worker.processes.title``)
 _LOAD_S, _ANSWER_S = 60.0, 20.0
 _LOOK_EVERY_S = 0.02
@@ -59,8 +61,22 @@ class Base:
         if self.process() is None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._socket.unlink(missing_ok=True)
-            words = command("oobleckd.worker.fork.base", str(self._socket), _ROOM)
-            processes.start(NAME, words, self._folder, self._folder, {**ENVIRONMENT, **os.environ, **environ})
+            wanted = {**ENVIRONMENT, **os.environ, **environ}
+            if not self._begun_by_another(wanted):
+                words = command(_MODULE, str(self._socket), _ROOM)
+                processes.start(NAME, words, self._folder, self._folder, wanted)
+
+    def _begun_by_another(self, wanted: Mapping[str, str]) -> bool:
+        """Whether it could be forked from the base that ``OOBLECK_BASE`` names, which has torch loaded."""
+        folder = os.environ.get("OOBLECK_BASE")
+        if not folder or (other := Base(Path(folder))).process() is None:
+            return False
+        words = (*MODULE, _MODULE, str(self._socket), _ROOM)
+        birth = Birth(words, {**wanted}, str(Path.cwd()), standing(wanted), _MODULE)
+        try:
+            return isinstance(other._forked(NAME, birth, self._folder, self._folder), ClusterProcess)
+        except (OSError, EOFError, ValueError):
+            return False
 
     def process(self) -> ClusterProcess | None:
         """It, if it runs."""
@@ -82,19 +98,13 @@ class Base:
         birth = Birth(tuple(command), wanted, str(Path.cwd()), standing(wanted))
         try:
             self.begin(environ)
-            with self._connect() as base, processes.undisturbed():
-                logs.mkdir(parents=True, exist_ok=True)
-                with (logs / f"{name}.log").open("ab") as log:
-                    born = _ask(base, birth, [log.fileno()])
-                if not born.pid:
-                    note(f"{name} is started by exec: {born.problem}")
-                    return None
-                process = processes.identify(born.pid) or ClusterProcess(born.pid, -1, "")
-                processes.remember(name, process, run)
-                return process
+            forked = self._forked(name, birth, run, logs)
         except (OSError, EOFError, ValueError) as error:
-            note(f"{name} is started by exec: {error}")
-            return None
+            forked = str(error)
+        if isinstance(forked, ClusterProcess):
+            return forked
+        note(f"{name} is started by exec: {forked}")
+        return None
 
     def run(self, module: str, words: Sequence[str], environ: Mapping[str, str]) -> Done | None:
         """Run a program of ``PROGRAMS`` to its end; None where it has to be done without, or was cut short by
@@ -117,6 +127,20 @@ class Base:
                 return Done(code, out.read().decode(), err.read().decode())
         except (OSError, EOFError, ValueError):
             return None
+
+    def _forked(self, name: str, birth: Birth, run: Path, logs: Path) -> ClusterProcess | str:
+        """The program, noted in ``run`` with its log in ``logs``; or why there is none. Raises OSError,
+        EOFError, ValueError.
+        """
+        with self._connect() as base, processes.undisturbed():
+            logs.mkdir(parents=True, exist_ok=True)
+            with (logs / f"{name}.log").open("ab") as log:
+                born = _ask(base, birth, [log.fileno()])
+            if not born.pid:
+                return born.problem
+            process = processes.identify(born.pid) or ClusterProcess(born.pid, -1, "")
+            processes.remember(name, process, run)
+            return process
 
     def _connect(self) -> socket.socket:
         """A connection, once it has loaded what it is for. Raises OSError."""

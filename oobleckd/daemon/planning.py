@@ -1,25 +1,18 @@
 """Makes plans in processes of their own, so that a long one never delays a heartbeat.
 
-Owns the processes: warmed at start, made anew when one dies (and the request repeated once), gone with the
-daemon however that ends. When the second process dies over it too, a plan after a loss is made in a thread of
-the daemon, from the templates and sizes that there are: recovery outranks the loop's punctuality. Owns no
-plan: requests and answers are the core's, the work is ``oobleckd.planner.policies``. Templates that were
-prepared are kept, so that ``adapt`` after a loss starts at once; and after every plan the sizes for fewer
-nodes are computed ahead, a few at a time, so that nobody waits long.
+Owns which process makes which plan (``lanes``), and what is done without any: when a second process dies
+over it too, a plan after a loss is made in a thread of the daemon, from the templates and sizes that there
+are: recovery outranks the loop's punctuality. Owns no plan: requests and answers are the core's, the work is
+``oobleckd.planner.policies``. Templates that were prepared are kept, so that ``adapt`` after a loss starts at
+once; and after every plan the sizes for fewer nodes are computed ahead, a few at a time, so that nobody waits
+long.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Callable, Collection
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,9 +21,10 @@ from oobleckd.core.events import MakePlan, Planned
 from oobleckd.core.questions import LossQuestion, StepQuestion
 from oobleckd.core.samples import Sample
 from oobleckd.daemon import poolwork
+from oobleckd.daemon.lanes import LOST, Lane, PlanForker
 from oobleckd.daemon.past import PastText
+from oobleckd.daemon.planforker import LaneOrder
 from oobleckd.host import urgency
-from oobleckd.host.orphans import end_with_parent
 from oobleckd.planner.plan import Template
 from oobleckd.planner.policy import ROLLING_BACK, PlanError, Setup, Situation
 from oobleckd.planner.sizing.catalogue import Catalogue
@@ -45,12 +39,10 @@ _AHEAD = 32  # numbers of nodes a call: some 0.1 s
 _URGENT_S = (
     0.05  # most plans take 1 to 5 ms; one that is searched for longer leaves the processor to training again
 )
-_WRITER = "QueueFeederThread"  # as multiprocessing calls it
 _NICER_BY = 5  # what is not waited for leaves the processor to the loop, and to training on this host
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-LOST = (BrokenProcessPool, MemoryError)
 Key = tuple[str, Setup]
 
 
@@ -67,61 +59,6 @@ class _Prepared:
     filling: bool = False
 
 
-class _Lane:
-    """A pool of one process, made anew when that is lost."""
-
-    def __init__(self, nicer_by: int, on_trouble: Callable[[str], None], *, urgent: bool = False) -> None:
-        self.num_rebuilt = 0
-        self._nicer_by = nicer_by
-        self._on_trouble = on_trouble
-        self._urgent = urgent
-        self._pool = self._new_pool()
-
-    def warm(self) -> None:
-        """Have the process started and the planner imported there, without waiting for it."""
-        others = set(threading.enumerate())
-        started = self._pool.submit(os.getpid)
-        if urgency.hurries():
-            started.add_done_callback(lambda _: _hasten(others, urgent=self._urgent))
-
-    def close(self) -> None:
-        """End the process; what is under way is dropped."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def run(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Run it there, once more if the process is lost over it. Raises one of LOST."""
-        try:
-            return await self._once(function, *arguments)
-        except LOST:
-            return await self._once(function, *arguments)
-
-    async def _once(self, function: Callable[..., Result], *arguments: object) -> Result:
-        pool = self._pool
-        try:
-            return await asyncio.wrap_future(pool.submit(function, *arguments))
-        except LOST:
-            self._rebuild(pool)
-            raise
-
-    def _rebuild(self, broken: ProcessPoolExecutor) -> None:
-        # Several requests may meet the same broken pool; one of them replaces it.
-        if self._pool is broken:
-            self._on_trouble(
-                "a process of the planner was lost (killed, or out of memory): it is made anew, and its "
-                "plan once more; sizes that were computed ahead still serve"
-            )
-            self.num_rebuilt += 1
-            broken.shutdown(wait=False)
-            self._pool = self._new_pool()
-            self.warm()
-
-    def _new_pool(self) -> ProcessPoolExecutor:
-        # spawn: the daemon has threads, and a fork of those may hang.
-        context = multiprocessing.get_context("spawn")
-        beginning = (self._nicer_by, self._urgent)
-        return ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=beginning)
-
-
 class Planning:
     """The pool: a process for plans after a loss, so that these wait for nothing, and one for all else.
 
@@ -133,8 +70,9 @@ class Planning:
         self._on_trouble = on_trouble
         # A plan after a loss waits for nothing, not even for the tenth of a second of a catalogue's call.
         # (D-daemon-005)
-        self._urgent = _Lane(0, self._trouble, urgent=urgency.hurries())
-        self._patient = _Lane(_NICER_BY, self._trouble)
+        self._forker = PlanForker()
+        self._urgent = Lane(self._forker, LaneOrder(urgent=urgency.hurries()), self._lost)
+        self._patient = Lane(self._forker, LaneOrder(_NICER_BY), self._lost)
         self._prepared: dict[Key, _Prepared] = {}
         self._ahead: set[asyncio.Task[None]] = set()
         self._looking = asyncio.Lock()  # who watches waits for who watches, and training for none of them
@@ -142,7 +80,7 @@ class Planning:
     @property
     def num_rebuilt(self) -> int:
         """Processes lost and made anew."""
-        return self._urgent.num_rebuilt + self._patient.num_rebuilt
+        return self._urgent.num_lost + self._patient.num_lost
 
     def warm(self) -> None:
         """Have the processes started and the planner imported there, without waiting for it."""
@@ -238,14 +176,13 @@ class Planning:
         """End the processes; plans under way are dropped."""
         for task in self._ahead:
             task.cancel()
-        self._urgent.close()
-        self._patient.close()
+        for lane in (self._urgent, self._patient):
+            lane.close()
+        self._forker.close()
 
     def pids(self) -> tuple[int, ...]:
-        """Process numbers of the pool."""
-        return tuple(
-            sorted(child.pid for child in multiprocessing.active_children() if child.pid is not None)
-        )
+        """Process numbers: of who forks, and of those that plan."""
+        return tuple(pid for pid in (self._forker.pid, self._urgent.pid, self._patient.pid) if pid)
 
     async def _chosen(self, request: MakePlan) -> Setup:
         setups = (request.setup, *request.others)
@@ -284,6 +221,12 @@ class Planning:
         finally:
             prepared.filling = False
 
+    def _lost(self) -> None:
+        self._trouble(
+            "a process of the planner was lost (killed, or out of memory): it is made anew, and its "
+            "plan once more; sizes that were computed ahead still serve"
+        )
+
     def _trouble(self, text: str) -> None:
         self._on_trouble(text)
 
@@ -301,34 +244,9 @@ def _failed(request: MakePlan, problem: str) -> Planned:
     return Planned(request.ticket, error=problem, hint="this is a fault of oobleckd; the log has more")
 
 
-def _hasten(others: Collection[threading.Thread], *, urgent: bool) -> None:
-    """Make urgent the threads through which a plan passes on its way to the process and back: the calling
-    one, which gives out work and has the results, and the one that writes to the queue. Those of the patient
-    lane hold the interpreter's lock, too.
-    """
-    set_urgent = urgency.hurry if urgent else urgency.hurry_behind
-    set_urgent()
-    for thread in threading.enumerate():
-        if thread.name == _WRITER and thread not in others and thread.native_id is not None:
-            set_urgent(thread.native_id)
-
-
 def _at_once(function: Callable[..., Result], *arguments: object) -> Result:
     """Run it in the process for plans after a loss: before ordinary programs, for as long as that
     is short.
     """
     with urgency.hurried_for(_URGENT_S):
         return function(*arguments)
-
-
-def _begin(nicer_by: int, urgent: bool) -> None:
-    """In each process: leave Ctrl-C to the daemon, and end with it even if it was killed."""
-    with contextlib.suppress(
-        OSError
-    ):  # a sandbox may forbid it: then its plans take the processor that they get
-        os.nice(nicer_by)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    poolwork.load()
-    end_with_parent()
-    if urgent:
-        urgency.hurry()

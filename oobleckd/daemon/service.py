@@ -45,7 +45,7 @@ from oobleckd.daemon.sinking import Sinking, orders_of
 from oobleckd.daemon.tokens import Token, load_tokens
 from oobleckd.daemon.traces import Traces, open_traces
 from oobleckd.daemon.verifying import Verifying
-from oobleckd.host import sd, semaphores
+from oobleckd.host import sd
 from oobleckd.protocol.agentmessages import LogTold
 from oobleckd.protocol.api import Status
 from oobleckd.protocol.artifactmessages import GetArtifact, NoArtifact, PutArtifact, WantArtifact
@@ -268,7 +268,6 @@ def _assemble(config: Config, clock: Clock, journal: Journal, history: History) 
         _log.warning("%s", text)
         history.notice(text, DaemonTrouble("planner", error=text), "warn")
 
-    semaphores.name_after(journal.names[0])  # of the planner's processes
     planning = Planning(on_trouble=on_trouble)
     folders = Folders(journal.names)
     made = Loop(machine, journal, history, planning, hub.tell, clock, folders)

@@ -20,8 +20,8 @@ from oobleckd.core.run import Run
 from oobleckd.core.samples import Sample
 from oobleckd.core.state import JobRecord
 from oobleckd.daemon import answers, paging, stepstore
+from oobleckd.daemon.lanes import LOST
 from oobleckd.daemon.past import PastError, PastText
-from oobleckd.daemon.planning import LOST
 from oobleckd.daemon.refusal import Refusal
 from oobleckd.daemon.service import Service
 from oobleckd.daemon.turns import Few

@@ -13,7 +13,7 @@ import msgspec
 
 # oobleckd.daemon.accepting: MAX_EACH; oobleckd.daemon.halfopen: RESERVE; oobleckd.daemon.spares: NUM_SPARES.
 USER_CONNECTIONS, RESERVE, SPARE_FILES = 64, 64, 8
-DAEMON_FILES = 53  # counted: journal, past, sockets, ZeroMQ, pipes of the planner's processes
+DAEMON_FILES = 39  # counted: journal, past, sockets, ZeroMQ, links of the planner's processes
 NODE_FILES = 1  # its connection (oobleckd.daemon.hub)
 
 AGENT_FILES = 30  # counted: ZeroMQ, the loop, the forker, its log
@@ -27,8 +27,8 @@ PEER_FILES = 3
 STRANGERS = 64  # oobleckd.worker.transport.transport: _MAX_STRANGERS
 CUDA_FILES = 64  # assumed: device files and pipes of CUDA and NCCL
 
-DAEMON_TASKS = 11  # counted: main, ZeroMQ, the loop's own, journal, past
-PLANNER_TASKS = 2 * 2 + 1  # two processes of two threads (oobleckd.daemon.planning), and who tracks them
+DAEMON_TASKS = 8  # counted: main, ZeroMQ, the loop's own, journal, past
+PLANNER_TASKS = 2 + 1  # two processes (oobleckd.daemon.planning), and who forks them
 NODE_TASKS = 4 + 1  # the agent (main, two of ZeroMQ, children-watch), and its forker
 CHILD_TASKS = 1  # the agent's thread at a child's life line
 DEVICE_TASKS = 5  # counted, with the writer of checkpoints
@@ -39,7 +39,6 @@ SPARE_TASKS = 1
 # What NCCL makes in /dev/shm for a connection of two processes of a host: the size in its own message
 # "Error while creating shared memory segment /dev/shm/nccl-… (size 9637888)".
 NCCL_SHARED_BYTES = 9_637_888
-SEMAPHORE_BYTES = 1 << 20  # of the planner's processes (multiprocessing)
 # NCCL_BUFFSIZE, for both directions of a connection: what a network card's driver locks of the host's memory.
 NCCL_LOCKED_BYTES = 2 * (4 << 20)
 
@@ -81,7 +80,7 @@ class ClusterSize(msgspec.Struct, frozen=True):
     def shared_bytes(self) -> int:
         """What is put into /dev/shm."""
         pairs = self.devices_here * (self.devices_here - 1) if self._cuda else 0
-        return SEMAPHORE_BYTES * self.daemon + pairs * NCCL_SHARED_BYTES
+        return pairs * NCCL_SHARED_BYTES
 
     def locked_bytes(self) -> int:
         """What one process locks of the host's memory, where it has a network card for RDMA."""

@@ -62,6 +62,7 @@ class Birth(msgspec.Struct, frozen=True):
 PROGRAMS = frozenset(
     {
         "oobleckd.worker.agent.main",
+        "oobleckd.worker.fork.base",
         "oobleckd.worker.tools.export",
         "oobleckd.worker.tools.look",
         "oobleckd.worker.tools.reference",

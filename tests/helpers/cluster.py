@@ -6,7 +6,9 @@ job is compared with, bit by bit. Ends only what its own ``up`` started.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import io
 import json
 import os
@@ -14,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,8 +25,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from oobleckd.client import Client, socket_of
-from oobleckd.ctl import reference
-from oobleckd.ctl.local import DAEMON, Home
+from oobleckd.ctl import base, reference
+from oobleckd.ctl.local import DAEMON, ONE_THREAD, Home
 from oobleckd.ctl.processes import ClusterProcess, is_alive
 from oobleckd.ctl.verify import judge
 from oobleckd.ctl.waiting import FINAL
@@ -67,6 +70,9 @@ class Cluster:
         return Home(self.state)
 
     def __enter__(self) -> Self:
+        if base.is_wanted():
+            base.Base(base_folder()).begin(ONE_THREAD)
+            self.env.setdefault("OOBLECK_BASE", str(base_folder()))
         try:
             self.ctl("up", "--nodes", str(self.num_nodes), "--allow-injection", *self._options)
         except BaseException:  # interrupted, too: half a cluster is not left behind
@@ -222,6 +228,19 @@ class Cluster:
         files = self.state.glob("run/*/faults.jsonl")
         lines = [line for file in files for line in file.read_text().splitlines()]
         return sorted(map(json.loads, lines), key=lambda hit: float(hit["at"]))
+
+
+@functools.cache
+def base_folder() -> Path:
+    """Of the base that forks those of all clusters of this process: torch is loaded once for them."""
+    folder = Path(tempfile.mkdtemp(prefix="oobleck-base-"))
+
+    def end() -> None:
+        base.Base(folder).end(5.0)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(end)
+    return folder
 
 
 TINY = {

@@ -20,10 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oobleckd.host.orphans import die_with_parent
 from oobleckd.worker.fork import forker
 from oobleckd.worker.fork.forking import Forker, begin
 from oobleckd.worker.fork.orders import num_threads
-from oobleckd.worker.processes.children import Child, ChildSetting, die_with_parent
+from oobleckd.worker.processes.children import Child, ChildSetting
 from oobleckd.worker.processes.orphans import Orphans
 from oobleckd.worker.runtime.lifeline import hold
 

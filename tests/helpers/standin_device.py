@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from oobleckd.host.orphans import die_with_parent
 from oobleckd.protocol.agentmessages import Inject
 from oobleckd.protocol.deaths import OUT_OF_MEMORY, TO_MEND, Death, Memory
 from oobleckd.protocol.messages import Progress, Report, Resume, StepDone
@@ -23,7 +24,6 @@ from oobleckd.protocol.nodemessages import DeviceUp, LastWords
 from oobleckd.protocol.parts import Counters, DeviceInfo
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.process import Loading, wait_for_place
-from oobleckd.worker.processes.children import die_with_parent
 from oobleckd.worker.runtime.activity import LOOK_UP_S, ActivityPage
 from oobleckd.worker.runtime.faults import hang_for_ever
 from oobleckd.worker.runtime.lifeline import hold

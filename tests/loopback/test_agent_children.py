@@ -28,7 +28,7 @@ time.sleep(600)
 """
 PARENT = """
 import os, subprocess, sys, time
-code = "import os, sys, time; from oobleckd.worker.processes.children import die_with_parent; "
+code = "import os, sys, time; from oobleckd.host.orphans import die_with_parent; "
 code += "die_with_parent(int(sys.argv[1])); print('here', flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", code, str(os.getpid())], stdout=subprocess.PIPE, text=True)
 child.stdout.readline()
@@ -144,9 +144,7 @@ def test_a_device_dies_with_its_parent() -> None:
 
 
 def test_a_device_whose_parent_is_gone_already_ends() -> None:
-    code = (
-        "from oobleckd.worker.processes.children import die_with_parent; die_with_parent(1); print('alive')"
-    )
+    code = "from oobleckd.host.orphans import die_with_parent; die_with_parent(1); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == -9
     assert done.stdout == b""

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 
 from oobleckd.core.events import MakePlan
+from oobleckd.daemon import planforker, poolwork
 from oobleckd.daemon import planning as daemon_planning
-from oobleckd.daemon import poolwork
 from oobleckd.daemon.planning import Planning
 from oobleckd.host import urgency
 from oobleckd.planner.costs.sharded import UNKNOWN, Sharding, sharded_setup
@@ -37,8 +37,9 @@ def setup_of(*, device_memory_bytes: int = 0) -> Setup:
 SITUATION = Situation(("node-1", "node-2", "node-3", "node-4"), {})
 
 
-@pytest.fixture
-def planning() -> Iterator[Planning]:
+@pytest_asyncio.fixture
+async def planning(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Planning]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # for what the tests have it do
     made = Planning()
     yield made
     made.close()
@@ -95,16 +96,52 @@ async def test_a_fault_of_the_planner_is_an_answer_too(
 async def test_a_killed_process_is_replaced_and_the_request_repeated(planning: Planning) -> None:
     await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
     await planning.planned_ahead()
-    pids = planning.pids()
+    forker, *pids = planning.pids()
     assert len(pids) == 2
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     answer = await planning.plan(MakePlan(2, "oobleck", setup_of(), SITUATION))
     assert answer.proposal is not None
-    assert planning.num_rebuilt == 1
     assert (await planning.plan(MakePlan(3, "oobleck", setup_of(device_memory_bytes=10**6)))).templates
     assert planning.num_rebuilt == 2
-    assert not set(planning.pids()) & set(pids)
+    same, *others = planning.pids()
+    assert same == forker
+    assert not set(others) & set(pids)
+
+
+@pytest.mark.asyncio
+async def test_a_killed_forker_is_replaced_with_all_that_it_forked(planning: Planning) -> None:
+    await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
+    await planning.planned_ahead()
+    pids = planning.pids()
+    handles = [os.pidfd_open(pid) for pid in pids]
+    os.kill(pids[0], signal.SIGKILL)
+    for handle in handles:
+        assert await asyncio.to_thread(select.select, [handle], [], [], 60), "it ends with who forked it"
+        os.close(handle)
+    answer = await planning.plan(MakePlan(2, "oobleck", setup_of(), SITUATION))
+    assert answer.proposal is not None
+    assert (await planning.plan(MakePlan(3, "oobleck", setup_of(device_memory_bytes=10**6)))).templates
+    assert len({*pids, *planning.pids()}) == 6
+
+
+@pytest.mark.asyncio
+async def test_who_stops_waiting_takes_nobody_else_s_answer(
+    planning: Planning, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A call that nobody waits for any more is made to its end, and the next one has its own answer."""
+    os.mkfifo(tmp_path / "go")
+    monkeypatch.setattr(poolwork, "prepare", waits)
+    left = asyncio.create_task(planning.plan(MakePlan(1, str(tmp_path / "go"), setup_of())))
+    go = await asyncio.to_thread((tmp_path / "go").open, "w")  # it is at it
+    left.cancel()
+    monkeypatch.undo()
+    after = asyncio.create_task(planning.plan(MakePlan(2, "oobleck", setup_of())))
+    go.close()
+    answer = await after
+    assert (answer.ticket, answer.error) == (2, "")
+    assert left.cancelled()
+    assert planning.num_rebuilt == 0
 
 
 @pytest.mark.asyncio
@@ -155,7 +192,7 @@ async def test_what_cannot_be_computed_ahead_is_logged_and_plans_go_on(
 
 def dies_in_the_pool(*arguments: Any) -> bytes:
     """``adapt`` of a planner that is killed each time; not so in the daemon's own process."""
-    if multiprocessing.parent_process() is not None:
+    if "oobleckd.daemon.planforker" in Path("/proc/self/cmdline").read_text(encoding="utf-8"):
         os.kill(os.getpid(), signal.SIGKILL)
     return adapt(*arguments)
 
@@ -169,48 +206,52 @@ def has_no_memory(*_arguments: Any) -> bytes:
     raise MemoryError
 
 
-begin = daemon_planning._begin
-
-
-def begins_where_nobody_may_be_nicer(nicer_by: int, urgent: bool) -> None:
+def test_a_sandbox_that_forbids_nice_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_by: int) -> int:
         raise PermissionError(1, "Operation not permitted")
 
-    os.nice = refuse
-    begin(nicer_by, urgent)
-
-
-@pytest.mark.asyncio
-async def test_a_sandbox_that_forbids_nice_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_planning, "_begin", begins_where_nobody_may_be_nicer)
-    planning = Planning()
-    answer = await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
-    planning.close()
-    assert answer.proposal is not None
-    assert planning.num_rebuilt == 0
+    monkeypatch.setattr(os, "nice", refuse)
+    planforker.stand(planforker.LaneOrder(nicer_by=5))
 
 
 def test_plans_after_a_loss_come_before_what_computes() -> None:
-    """All on their way: the process that makes them, and the daemon's threads to it and back. Not the process
-    for all else.
+    """The process that makes them is urgent: not the one that forks it, nor that for all else. On their way
+    to it and back they pass no thread but the loop's.
     """
 
-    async def policies() -> tuple[list[int], list[bool]]:
+    async def policies() -> tuple[list[int], set[threading.Thread]]:
+        before = {*threading.enumerate()}
         planning = Planning()
         planning.warm()
         await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
-        threads = [thread for thread in threading.enumerate() if thread.name == "QueueFeederThread"]
         found = [os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK for pid in planning.pids()]
         planning.close()
-        return found, [os.sched_getscheduler(t.native_id or 0) != os.SCHED_OTHER for t in threads]
+        return found, {*threading.enumerate()} - before
 
-    def hurried() -> tuple[bool, list[int], list[bool]]:
+    def hurried() -> tuple[bool, list[int], set[threading.Thread]]:
         return urgency.hurry(), *asyncio.run(policies())
 
     with ThreadPoolExecutor(1) as other:  # the tests' own thread is to stay as it is
-        allowed, processes, writers = other.submit(hurried).result()
-    assert sorted(processes) == ([os.SCHED_OTHER, os.SCHED_RR] if allowed else [os.SCHED_OTHER] * 2)
-    assert any(writers) is allowed
+        allowed, processes, threads = other.submit(hurried).result()
+    assert processes == [os.SCHED_OTHER, os.SCHED_RR if allowed else os.SCHED_OTHER, os.SCHED_OTHER]
+    assert not threads
+
+
+def threads_of(pid: int) -> int:
+    return len([*Path(f"/proc/{pid}/task").iterdir()])
+
+
+def test_who_forks_the_planner_has_one_thread() -> None:
+    """What another thread held at a fork would be held for ever in it."""
+
+    async def looked() -> int:
+        planning = Planning()
+        await planning.plan(MakePlan(1, "oobleck", setup_of(), SITUATION))
+        found = threads_of(planning.pids()[0])
+        planning.close()
+        return found
+
+    assert asyncio.run(looked()) == 1
 
 
 adapt = poolwork.adapt
@@ -306,12 +347,14 @@ if __name__ == "__main__":
 def test_no_process_outlives_a_killed_daemon() -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout is not None
-        pid = int(daemon.stdout.readline())
-        try:
-            child = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return  # it is gone already
-        try:
-            assert select.select([child], [], [], 120)[0], "it ends by itself"
-        finally:
-            os.close(child)
+        pids = [int(pid) for pid in daemon.stdout.readline().split()]
+        assert len(pids) == 2
+        for pid in pids:
+            try:
+                child = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue  # it is gone already
+            try:
+                assert select.select([child], [], [], 120)[0], "it ends by itself"
+            finally:
+                os.close(child)

@@ -25,10 +25,10 @@ import click
 import msgspec
 
 from oobleckd.host.journald import LineFormatter
+from oobleckd.host.orphans import die_with_parent
 from oobleckd.protocol import codec
 from oobleckd.protocol.job import Job
 from oobleckd.protocol.nodemessages import LastWords, LayersLoaded, LoadLayers, SpareUp, TakePlace
-from oobleckd.worker.processes.children import die_with_parent
 from oobleckd.worker.runtime.activity import ActivityPage
 from oobleckd.worker.runtime.deaths import death_of
 from oobleckd.worker.runtime.errors import UserError, at_the_end, ends_the_process

@@ -30,10 +30,11 @@ from typing import BinaryIO, NoReturn
 import msgspec
 
 from oobleckd.host.interpreter import command
+from oobleckd.host.orphans import die_with_parent
 from oobleckd.host.standing import ENVIRONMENT
 from oobleckd.worker.device import process
 from oobleckd.worker.fork.orders import ORDER_BYTES, READY, Answer, Order, num_threads
-from oobleckd.worker.processes.children import NUM_TIES, die_with_parent, words_of_ties
+from oobleckd.worker.processes.children import NUM_TIES, words_of_ties
 from oobleckd.worker.processes.title import set_title
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -204,8 +205,8 @@ def live(
     agent: socket.socket, node: str, run: Run = process.main, program: Sequence[str] = PROGRAM
 ) -> NoReturn:
     """Be the forker of ``node``, or a fork of it, to the end of the process."""
-    code = 0
-    try:
+
+    def be() -> None:
         _leave_sigterm_to_the_agent()
         set_title(command("oobleckd.worker.fork.forker", f"--node={node}"), "oobleck-forker")
         forked = serve(agent)
@@ -216,6 +217,15 @@ def live(
             if _is_in_bad_fork():
                 _exec(program, words, fds)
             run()
+
+    end_after(be)
+
+
+def end_after(run: Run) -> NoReturn:
+    """Run it, and end the process of a fork with its exit code."""
+    code = 0
+    try:
+        run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:  # noqa: BLE001 - whatever it is, what called us is another process's

@@ -22,6 +22,7 @@ from typing import NoReturn
 import msgspec
 
 from oobleckd.host.interpreter import command
+from oobleckd.host.orphans import die_with_parent
 from oobleckd.host.standing import ENVIRONMENT
 from oobleckd.worker.fork.orders import ORDER_BYTES, READY, Answer, Order, limits, num_threads
 from oobleckd.worker.processes.children import (
@@ -29,7 +30,6 @@ from oobleckd.worker.processes.children import (
     ChildSetting,
     Process,
     Ties,
-    die_with_parent,
     start,
     words_of,
 )

@@ -3,13 +3,12 @@
 Owns how a device process is started and how its end is seen; whether it hangs is ``watchdog``'s. Its life
 line (``lifeline``) tells within milliseconds, long before its memory is freed and its sockets close; a pidfd
 is the second evidence, and the only one before the process holds its line. The other half runs in the device
-process: it ends with its agent (``die_with_parent``).
+process: it ends with its agent (``oobleckd.host.orphans``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import re
@@ -35,21 +34,7 @@ from oobleckd.worker.runtime.lifeline import Lifeline
 EXITING = "the process is exiting"
 """Evidence of an end whose cause the kernel does not tell yet."""
 
-_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
-
-
-def die_with_parent(expected_ppid: int) -> None:
-    """Have the kernel end this process when the thread that started it ends. Call it first of all.
-
-    ``expected_ppid`` closes the gap: a parent that died before this call is seen by its absence. (Not in
-    a preexec function: those are unsafe in a parent with threads.) Raises OSError.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != expected_ppid:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
