@@ -162,7 +162,7 @@ def _take_turns(windows: dict[str, Window], pairs: int, steps: int) -> dict[str,
     for turn in range(pairs):
         for name in ordered(list(windows), backwards=turn % 2 == 1):
             rates[name].append(windows[name](steps))
-            print(f"{turn + 1}/{pairs} {name}: {rates[name][-1]:.1f} samples/s", file=sys.stderr, flush=True)
+            print(f"{turn + 1}/{pairs} {name}: {rates[name][-1]:#.4g} samples/s", file=sys.stderr, flush=True)
     return rates
 
 
@@ -184,7 +184,7 @@ def report(tokens: int, rates: dict[str, list[float]]) -> tuple[dict[str, object
     """Print the tables; returns what the JSON line says, and whether every ratio is as high as it must be."""
     medians = {name: median_interval(values).median for name, values in rates.items()}
     print(
-        table(["system", "samples/s"], [[name, f"{value:.1f}"] for name, value in medians.items()]),
+        table(["system", "samples/s"], [[name, f"{value:#.4g}"] for name, value in medians.items()]),
         end="\n\n",
     )
     ratios, rows, passes = [], [], True

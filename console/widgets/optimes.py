@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from oobleckd.console.widgets.pipelines import node_of
+from oobleckd.console.widgets.timeline import lane_names
 from oobleckd.draw.lines import Line, bar, cell, clipped
 from oobleckd.protocol.watch import LaneView, OpKind, OpView, ScheduleView
 from oobleckd.words import CELLS, seconds
@@ -27,13 +27,15 @@ def paint(schedule: ScheduleView, numbers: Sequence[int], width: int) -> list[Li
         f" {cell(name, CELLS, right=True)}{_AN_OP if roomy else ''}" for name, _ in _KINDS
     )
     lines = [clipped(((f"{head}   busy", "dim"),), width)]
+    names = lane_names(schedule)
     for number in numbers:
         lanes = (lane for lane in schedule.lanes if lane.pipeline == number)
-        lines += [clipped(_row(lane, schedule.span_s, each=roomy, bars=bars), width) for lane in lanes]
+        rows = (_row(lane, names[lane.device], schedule.span_s, each=roomy, bars=bars) for lane in lanes)
+        lines += [clipped(row, width) for row in rows]
     return lines
 
 
-def _row(lane: LaneView, span_s: float, *, each: bool, bars: bool) -> Line:
+def _row(lane: LaneView, called: str, span_s: float, *, each: bool, bars: bool) -> Line:
     """``each``: how long a single op of a kind took, too. ``bars``: how busy it was as a bar as well."""
     told = "".join(
         f" {cell(_total(found), CELLS, right=True)}"
@@ -41,7 +43,7 @@ def _row(lane: LaneView, span_s: float, *, each: bool, bars: bool) -> Line:
         for found in (_of(lane.ops, kinds) for _, kinds in _KINDS)
     )
     share = sum(op.stop_s - op.start_s for op in lane.ops) / span_s if span_s else 0.0
-    name = cell(node_of(lane.device) or lane.device, 12)
+    name = cell(called, 12)
     drawn = f"  {cell(bar(0.0, share, _BAR) if share else '', _BAR)}" if bars else ""
     return (
         (f" P{lane.pipeline:<3}{name}", "bad" if lane.dead else ""), (told, "dim" if lane.dead else ""),

@@ -8,6 +8,7 @@ has a colour of its own, and its origin is said in words.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -181,11 +182,12 @@ def _pipeline(
 ) -> list[Line]:
     lines = [clipped(_head(number, lanes), width)]
     all_modelled = {lane.device: lane for lane in other.lanes} if other is not None else {}
+    names = lane_names(shown)
     for lane in lanes:
         if other is None:
-            line = _lane(lane, shown.span_s, width)
+            line = _lane(lane, names[lane.device], shown.span_s, width)
         else:
-            line = _difference(lane, all_modelled.get(lane.device), shown, other, width)
+            line = _difference(lane, names[lane.device], all_modelled.get(lane.device), shown, other, width)
         line = clipped(line, width)
         lines += [line, *[_ground(line)] * (tall - 1)]
     return lines
@@ -221,15 +223,22 @@ def micro_batches(number: int) -> str:
     return count(number, "micro-batch")
 
 
-def _label(lane: LaneView) -> Span:
+def lane_names(schedule: ScheduleView) -> dict[str, str]:
+    """Device -> what its lane is called: its node, unless that has several lanes."""
+    nodes = {lane.device: node_of(lane.device) for lane in schedule.lanes}
+    shared = Counter(nodes.values())
+    return {device: node if node and shared[node] == 1 else device for device, node in nodes.items()}
+
+
+def _label(lane: LaneView, called: str) -> Span:
     stages = "+".join(map(str, lane.stages))
-    name = cut(node_of(lane.device) or lane.device, _NAME - 1)
+    name = cut(called, _NAME - 1)
     sign = "✗" if lane.dead else " "
     return (f"{sign}s{stages:<3} {name:<{_NAME}}", "bad" if lane.dead else "")
 
 
-def _lane(lane: LaneView, span_s: float, width: int) -> Line:
-    label = _label(lane)
+def _lane(lane: LaneView, called: str, span_s: float, width: int) -> Line:
+    label = _label(lane, called)
     room = max(1, width - len(label[0]))
     return (label, *cells(lane, span_s, room))
 
@@ -288,10 +297,15 @@ def _text(op: OpView, width: int) -> str:
 
 
 def _difference(
-    lane: LaneView, modelled: LaneView | None, shown: ScheduleView, other: ScheduleView, width: int
+    lane: LaneView,
+    called: str,
+    modelled: LaneView | None,
+    shown: ScheduleView,
+    other: ScheduleView,
+    width: int,
 ) -> Line:
     """Where both do the same at the same time there is a line; else what was measured."""
-    label = _label(lane)
+    label = _label(lane, called)
     if modelled is None:
         return (label, ("not in the plan that is modelled", "dim"))
     tail = f" {lane.bubble:4.0%}, model {modelled.bubble:.0%}" if not lane.dead else ""

@@ -16,7 +16,7 @@ from oobleckd.ctl.branch import LATEST, Origin, check, origin_of
 from oobleckd.ctl.connect import connected
 from oobleckd.ctl.evaluations import when_evaluated
 from oobleckd.ctl.jobfiles import as_found, changed, existing, read_job, set_option
-from oobleckd.ctl.liveline import followed, live_line, silent
+from oobleckd.ctl.liveline import followed, live_line, on_terminal
 from oobleckd.ctl.look import look
 from oobleckd.ctl.names import job_argument
 from oobleckd.ctl.nodes import told
@@ -162,7 +162,7 @@ def until_over(client: Client, job: str) -> JobView:
     def told(view: JobView) -> None:
         nonlocal said_s
         show(view)
-        if show is not silent or view.state != "preparing" or time.monotonic() - said_s < _SAY_EVERY_S:
+        if on_terminal() or view.state != "preparing" or time.monotonic() - said_s < _SAY_EVERY_S:
             return
         said_s = time.monotonic()
         note(f"{view.id} {being(view.state)}: {view.reason}")

@@ -1,6 +1,7 @@
 """One line on a terminal that says how far a job is while a command waits for it, and what Ctrl-C means then.
 
-Owns the line and its words. Where stderr is no terminal there is none: a log has no use for it.
+Owns the line and its words. Where stderr is no terminal there is none, as a log has no use for it: there a
+job that stands still is told of, once each time, with the reason.
 """
 
 from __future__ import annotations
@@ -12,24 +13,40 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from oobleckd.ctl.output import note
-from oobleckd.protocol.jobviews import JobView
+from oobleckd.protocol.jobviews import JobState, JobView
 from oobleckd.protocol.text import visible
-from oobleckd.words import done, loss, rate, seconds
+from oobleckd.words import being, done, loss, rate, seconds
 
 Found = TypeVar("Found")
 Told = Callable[[JobView], None]
+_STANDS: tuple[JobState, ...] = ("queued", "waiting", "paused")
 _START, _CLEAR = "\r", "\x1b[2K"
 
 
-def silent(_view: JobView) -> None:
-    """Of who has nobody to tell it."""
+class _Standing:
+    """Says why a job stands still."""
+
+    def __init__(self) -> None:
+        self._said: JobState | None = None
+
+    def told(self, view: JobView) -> None:
+        if view.state not in _STANDS:
+            self._said = None
+        elif view.reason and view.state != self._said:
+            self._said = view.state
+            note(f"{view.id} {being(view.state)}: {view.reason}")
+
+
+def on_terminal() -> bool:
+    """Whether there is a line."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextmanager
 def live_line() -> Iterator[Told]:
     """What it is told of a job is shown until the next, and nothing of it is left in the end."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield silent
+    if not on_terminal():
+        yield _Standing().told
         return
     shown = ""
 

@@ -70,7 +70,15 @@ class Products:
         return [tensor for result in self._results for tensor in _tensors(result.value)]
 
 
-class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch loads its compiler, to leave out what nobody compiles: a second of a device's first pass.
+        # (D-recompute-006)
+        return False
+
+
+class _Keeping(_Mode):  # type: ignore[no-untyped-call]
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = generator
@@ -101,7 +109,7 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 result.value = result.state = None
 
 
-class _Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Giving(_Mode):  # type: ignore[no-untyped-call]
     def __init__(self, generator: torch.Generator, results: deque[_Result]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator, self._results = generator, results

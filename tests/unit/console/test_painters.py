@@ -25,6 +25,7 @@ from oobleckd.console.widgets import (
     jobfacts,
     log,
     nodetable,
+    optimes,
     recovery,
     shares,
     templatetable,
@@ -141,6 +142,20 @@ def test_more_ops_than_cells_still_fit_and_each_in_its_place() -> None:
     text = "".join(part for part, _ in timeline.cells(lane, 2.0, 20))
     assert len(text) == 20
     assert text.count("·") in {9, 10}
+
+
+def test_of_a_node_with_several_devices_each_has_its_name() -> None:
+    """As where a stage is of several devices; a node with one device is named by itself."""
+    lanes = (
+        watching.lane("node-1/0", 0, 0, watching.ops(0)),
+        watching.lane("node-1/1", 0, 0, watching.ops(0)),
+        watching.lane("node-2/0", 0, 1, watching.ops(1)),
+    )
+    view = fold(LIVE, [Watched(NOW, schedule=watching.schedule(lanes=lanes))])
+    shown = [line.split() for line in drawn(view)[1:]]
+    assert [row[:2] for row in shown] == [["s0", "node-1/0"], ["s0", "node-1/1"], ["s1", "node-2"]]
+    times = map(plain, optimes.paint(watching.schedule(lanes=lanes), [0], 150))
+    assert [row.split()[1] for row in times][1:] == ["node-1/0", "node-1/1", "node-2"]
 
 
 def test_modelled_and_the_difference() -> None:

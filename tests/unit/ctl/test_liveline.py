@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from oobleckd.ctl import waiting
 from oobleckd.ctl.liveline import progress_words
 from oobleckd.protocol.jobviews import ProgressView
 from tests.helpers.api_server import job_spec, job_view, node_view
@@ -96,3 +97,18 @@ def test_a_log_has_no_use_for_it(ctl: Ctl) -> None:
     result = ctl("wait", "small", "--for", "step=500", "--timeout", "0.01")
     assert result.exit_code == 124
     assert "tokens/s" not in result.stderr
+
+
+@pytest.mark.parametrize("words", [("wait", "job-1", "--for", "step=500"), ("verify", "over")])
+def test_a_log_hears_why_a_job_stands_still(
+    ctl: Ctl, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, however often it is looked at, and again when it has gone on meanwhile."""
+    standing = job_view(**(RUNNING | {"state": "waiting", "reason": "too few nodes: 3 more are needed"}))
+    running, over = job_view(**RUNNING), job_view(**(RUNNING | {"state": "cancelled"}))
+    looks = (standing, standing, running, standing, standing, over)
+    monkeypatch.setattr(waiting, "views", lambda *_: iter(looks))
+    ctl.api.jobs = [running, job_view(id="job-2", name="over", checkpoint="/c")]
+    result = ctl(*words)
+    assert result.exit_code != 0
+    assert result.stderr.count(f"{standing.id} is waiting: {standing.reason}") == 2

@@ -467,3 +467,11 @@ def test_what_draws_and_is_kept_leaves_the_generator_as_it_was(monkeypatch: pyte
     assert torch.equal(first, second)
     assert torch.equal(*(torch.autograd.grad(out.sum(), x)[0] for out in (first, second)))
     assert set(first.tolist()) == {0.0, 4.0}
+
+
+def test_keeping_results_does_not_load_torch_s_compiler() -> None:
+    """torch wraps a mode's dispatch by default: at the first operation within, a device would load the
+    compiler for a second, in the middle of a recovery.
+    """
+    assert not hasattr(products._Keeping.__torch_dispatch__, "__wrapped__")
+    assert not hasattr(products._Giving.__torch_dispatch__, "__wrapped__")
