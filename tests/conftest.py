@@ -7,8 +7,10 @@ import gc
 import os
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import settings
@@ -30,20 +32,43 @@ settings.register_profile("ours", deadline=None, derandomize=True, print_blob=Tr
 settings.load_profile("ours")
 
 
+Kind = Literal["clusters", "processes", "computing"]
+"""Of tests: with whole clusters; with real processes, but no cluster; and all others."""
+_TURNS: tuple[tuple[Kind, ...], ...] = (
+    ("clusters", "processes", "computing"),
+    ("processes", "computing", "clusters"),
+    ("computing", "processes", "clusters"),
+)
+
+
 class ClustersTogether(LoadScopeScheduling):
-    """Tests with whole clusters run one after another in one of the processes that ``make test`` starts. The
-    other begins with the files of tests that have real processes, but no cluster, and goes on with what only
-    computes; whoever is through first takes of that, one test at a time, so that both end together.
+    """Tests with whole clusters run one after another in one of the processes that ``make test`` starts, the
+    files of those with other processes in the second, and what only computes in all others; whoever is
+    through first takes of that, one test at a time, so that all end together.
 
     Where two clusters share the machine, both take more than twice as long; beside what only computes, they
     wait less.
     """
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        super().__init__(config, log)
+        self._left: Counter[Kind] = Counter()
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         if not file.startswith(_LIVE):
             return nodeid
         return "clusters" if has_cluster(file) else file
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """As in the base, of the kind whose turn it is."""
+        if self._left.total() != len(self.workqueue):  # at first, and when a process has died
+            self._left = Counter(map(_kind_of, self.workqueue))
+        turns = _TURNS[min(self.nodes.index(node), len(_TURNS) - 1)]
+        kind = next(kind for kind in turns if self._left[kind])
+        self._left[kind] -= 1
+        self.workqueue.move_to_end(next(s for s in self.workqueue if _kind_of(s) == kind), last=False)
+        super()._assign_work_unit(node)
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
         """As in the base. What a process is through with is forgotten: the base counts all of it again after
@@ -57,6 +82,26 @@ class ClustersTogether(LoadScopeScheduling):
 
 
 _LIVE = ("tests/host/", "tests/loopback/")
+
+
+def _kind_of(scope: str) -> Kind:
+    if scope == "clusters":
+        return "clusters"
+    return "processes" if scope.startswith(_LIVE) else "computing"
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """What only computes leaves the processor to those that wait for each other."""
+    if "PYTEST_XDIST_WORKER" in os.environ and _kind_of(nodeid) == "computing":
+        _give_way()
+
+
+@functools.cache
+def _give_way() -> None:
+    os.nice(_NICER_BY)
+
+
+_NICER_BY = 3  # half of the processor where another one wants it
 
 
 @functools.cache

@@ -409,7 +409,11 @@ def _of_shell(service: Service) -> Iterator[Metric]:
         ("oobleck_replayed_datagrams_total", "Datagrams said before.", datagrams.datagrams_replayed),
         ("oobleck_journal_errors_total", "Failed writes of the journal.", service.journal.num_errors),
         ("oobleck_manifest_errors_total", "Failed tries to complete a checkpoint.", loop.num_manifest_errors),
-        ("oobleck_planner_rebuilt_total", "Planner pools lost and made anew.", service.planning.num_rebuilt),
+        (
+            "oobleck_planner_rebuilt_total",
+            "Planner processes lost and made anew.",
+            service.planning.num_rebuilt,
+        ),
         (
             "oobleck_planner_invalid_orders_total",
             "Plans whose orders of ops could not be run and were left out.",

@@ -140,15 +140,22 @@ def pairwise(cells: Sequence[Cell]) -> list[Cell]:
     """Few cells in which every pair of values of two different axes still occurs; among equals, the manner
     seen least.
     """
-    pairs = [(each, frozenset(_pairs(each))) for cell in cells for each in on_all_data(cell)]
-    left = set[object]().union(*(found for _, found in pairs))
+    bits: dict[
+        object, int
+    ] = {}  # of a set of pairs, which is a number: they are compared half a million times
+    pairs = [
+        (each, sum(bits.setdefault(pair, 1 << len(bits)) for pair in _pairs(each)))
+        for cell in cells
+        for each in on_all_data(cell)
+    ]
+    left = (1 << len(bits)) - 1
     chosen: list[Cell] = []
     seen: Counter[Manner] = Counter()
     while left:
-        best, found = max(pairs, key=lambda pair: (len(left & pair[1]), -seen[pair[0].manner]))
+        best, found = max(pairs, key=lambda pair: ((left & pair[1]).bit_count(), -seen[pair[0].manner]))
         chosen.append(best)
         seen[best.manner] += 1
-        left -= found
+        left &= ~found
     return chosen
 
 
