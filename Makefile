@@ -31,10 +31,10 @@ INSTALLED := 0
 demo: .venv/product ## train on seven nodes of this machine, kill some, compare bit for bit; KEEP=1 leaves the cluster running
 	@$(BIN)/python examples/demo.py --after $(INSTALLED) $(if $(KEEP),--keep)
 
-# Whole clusters in one process of pytest, everything else in the other, and whoever is through helps (D-testing-017).
+# Whole clusters in one process of pytest, other live tests in the second, what computes in the third (D-testing-021).
 # A test that hangs for ten minutes says where, in every thread, and fails: else CI's own limit would say nothing.
 test: setup ## every test but the long repetitions
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 \
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 \
 		-o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 
 test-gpu: setup ## the tests that need an NVIDIA GPU (tests/gpu/README.md)
