@@ -140,9 +140,8 @@ def pairwise(cells: Sequence[Cell]) -> list[Cell]:
     """Few cells in which every pair of values of two different axes still occurs; among equals, the manner
     seen least.
     """
-    bits: dict[
-        object, int
-    ] = {}  # of a set of pairs, which is a number: they are compared half a million times
+    # A set of pairs is a number, with a bit for each: they are compared half a million times.
+    bits: dict[object, int] = {}
     pairs = [
         (each, sum(bits.setdefault(pair, 1 << len(bits)) for pair in _pairs(each)))
         for cell in cells
