@@ -18,6 +18,7 @@ from oobleckd.planner.plan import Detours, Layout, Plan, Template, node_of
 from oobleckd.planner.policy import Setup
 from oobleckd.planner.profile import Profile
 from oobleckd.protocol.api import LostRecords
+from oobleckd.protocol.canonical import digest
 from oobleckd.protocol.incidentviews import IncidentView
 from oobleckd.protocol.inputs import Inputs
 from oobleckd.protocol.job import Job
@@ -119,9 +120,10 @@ class _Survivors(NamedTuple):
 class _Remembers:
     """Has room for what is no part of the state: ``survivors`` are looked up, and not kept on disk."""
 
-    __slots__ = ("_fewest", "_survivors")
+    __slots__ = ("_digest", "_fewest", "_survivors")
     _survivors: _Survivors
     _fewest: tuple[_Survivors, int]
+    _digest: tuple[Job | None, str]
 
     def _remember(self, found: _Survivors) -> _Survivors:
         self._survivors = found
@@ -129,6 +131,10 @@ class _Remembers:
 
     def _remember_fewest(self, found: tuple[_Survivors, int]) -> int:
         self._fewest = found
+        return found[1]
+
+    def _remember_digest(self, found: tuple[Job | None, str]) -> str:
+        self._digest = found
         return found[1]
 
 
@@ -211,6 +217,7 @@ class JobRecord(_Remembers):
     def __post_init__(self) -> None:
         self.step_s = deque(self.step_s, maxlen=RECENT_STEPS)
         self._remember_fewest((self._remember(_Survivors()), 0))
+        self._remember_digest((None, ""))
 
     @property
     def final(self) -> bool:
@@ -262,6 +269,13 @@ class JobRecord(_Remembers):
         self.evaluations.shelve()
         if not whole:
             self.setup, self.templates, self.plan = None, (), None
+
+    def digest(self) -> str:
+        """Of its specification (``oobleckd.protocol.canonical``). Asked at every look, and that takes longer
+        than all else.
+        """
+        of, known = self._digest
+        return known if of is self.spec else self._remember_digest((self.spec, digest(self.spec)))
 
     def survivors(self) -> tuple[str, ...]:
         """Live devices of the layout in force, in name order."""

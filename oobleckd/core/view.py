@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections import Counter
@@ -25,11 +24,9 @@ from oobleckd.planner.placement.lanes import Lanes
 from oobleckd.planner.plan import Layers, node_of
 from oobleckd.planner.policy import ROLLING_BACK
 from oobleckd.protocol.api import LostRecords, Status
-from oobleckd.protocol.canonical import canonical
 from oobleckd.protocol.changes import Change
 from oobleckd.protocol.evalviews import BestLoss, EvalSummary, EvaluationView, SourceLoss
 from oobleckd.protocol.incidentviews import IncidentView
-from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobviews import (
     DeathView,
     JobView,
@@ -44,12 +41,6 @@ from oobleckd.protocol.parts import RouterMeans, Spare
 from oobleckd.words import count, seconds, silence
 
 _SAID_S = 7 * 86400.0
-
-
-def digest(spec: Job) -> str:
-    """Names what a job computes: SHA-256 of its specification without the name and without sinks."""
-    nameless = msgspec.structs.replace(spec, name="job", sink=msgspec.UNSET)
-    return hashlib.sha256(canonical(nameless)).hexdigest()
 
 
 def in_layout(core: Core, name: str) -> bool:
@@ -239,7 +230,7 @@ def job_view(core: Core, job: JobRecord) -> JobView:
         incidents=job.num_incidents,
         steps_lost=job.steps_lost,
         checkpoint=job.checkpoint,
-        digest=digest(job.spec),
+        digest=job.digest(),
         spec=job.spec,
         updates_early=run.updates_early if run else 0,
         updates_taken_back=run.updates_taken_back if run else 0,

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import click
 import msgspec
@@ -46,7 +46,14 @@ from oobleckd.host.mounts import MOUNTS, mount_of
 from oobleckd.host.needs import DAEMON_FILES
 from oobleckd.host.program import Listed, Program, end
 from oobleckd.host.rlimits import RAISE_FILES, raise_file_limit, too_few_files
-from oobleckd.host.settings import ConfigError, LoadedSettings, config_files, is_in_files_alone, is_list
+from oobleckd.host.settings import (
+    ConfigError,
+    LoadedSettings,
+    config_files,
+    hints_of,
+    is_in_files_alone,
+    is_list,
+)
 
 FAILED, USAGE, REFUSED = 1, 2, 5
 _STATUS_EVERY_S = 1.0
@@ -79,7 +86,7 @@ class SocketTaken(Exception):
 def _options(command: Callable[..., None]) -> Callable[..., None]:
     """One option for every field of ``Config``, so that neither can be forgotten."""
     for field in reversed(msgspec.structs.fields(Config)):
-        hint = get_type_hints(Config, include_extras=True)[field.name]
+        hint = hints_of(Config)[field.name]
         if is_in_files_alone(Config, field.name):
             continue
         meta = next(extra for extra in hint.__metadata__ if extra.description)

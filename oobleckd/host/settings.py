@@ -10,6 +10,7 @@ Errors: ConfigError (a ValueError) with ``hint``.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,9 +63,15 @@ def config_files(home: Path, cwd: Path) -> tuple[Path, ...]:
     )
 
 
+@functools.cache
+def hints_of(model: type[msgspec.Struct]) -> dict[str, Any]:
+    """The types of its fields, with what is said of them; Python works them out anew each time."""
+    return get_type_hints(model, include_extras=True)
+
+
 def is_in_files_alone(model: type[msgspec.Struct], key: str) -> bool:
     """Whether neither a flag nor a variable may have it."""
-    extras = getattr(get_type_hints(model, include_extras=True)[key], "__metadata__", ())
+    extras = getattr(hints_of(model)[key], "__metadata__", ())
     return any(getattr(extra, "extra", None) == FILES_ALONE for extra in extras)
 
 
@@ -161,7 +168,7 @@ def _from_env(fields: Iterable[str], env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _convert(model: type[Model], where: str, key: str, value: Any, *, text: bool) -> Any:
-    kind = get_type_hints(model, include_extras=True)[key]
+    kind = hints_of(model)[key]
     if key.endswith("_s") and isinstance(value, str):
         with suppress(ValueError):  # what is no time is refused below
             value = parse_seconds(value)

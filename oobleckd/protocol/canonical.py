@@ -6,6 +6,8 @@ were there, so a reference run that was kept still serves it.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ import msgspec
 from oobleckd.protocol.job import Job, Train
 from oobleckd.protocol.joboptimizer import Optimizer
 from oobleckd.protocol.jobschedule import Resources, Schedule
+from oobleckd.protocol.jobtable import fields_of
 
 _OPTIMIZER = (
     "schedule", "warmup_tokens", "decay_steps", "decay_type",
@@ -52,9 +55,20 @@ def canonical(job: Job, tables: Sequence[str] = ()) -> bytes:
     return msgspec.json.encode(what)
 
 
+def digest(spec: Job) -> str:
+    """Names what a job computes: SHA-256 of its specification without the name and without sinks."""
+    nameless = msgspec.structs.replace(spec, name="job", sink=msgspec.UNSET)
+    return hashlib.sha256(canonical(nameless)).hexdigest()
+
+
 def _without(table: dict[str, Any], kind: type[msgspec.Struct], later: Sequence[str]) -> dict[str, Any]:
-    defaults = {field.encode_name: _default(field) for field in msgspec.structs.fields(kind)}
+    defaults = _defaults(kind)
     return {key: value for key, value in table.items() if key not in later or value != defaults[key]}
+
+
+@functools.cache
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.encode_name: _default(field) for field in fields_of(kind)}
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:

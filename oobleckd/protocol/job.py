@@ -24,7 +24,7 @@ from oobleckd.protocol.jobeval import Eval, check_eval
 from oobleckd.protocol.joboptimizer import Optimizer, check_rule
 from oobleckd.protocol.jobschedule import FIRST_NAMES, Resources, Schedule, check_link, check_stages
 from oobleckd.protocol.jobsinks import SinkTable, check_sinks
-from oobleckd.protocol.jobtable import SEE, JobError, JobTable
+from oobleckd.protocol.jobtable import SEE, JobError, JobTable, fields_of
 from oobleckd.protocol.parts import Counters
 from oobleckd.protocol.units import parse_size
 from oobleckd.protocol.unreadable import misfit
@@ -488,7 +488,7 @@ def _check_experts(train: Train) -> None:
 
 def _check_spikes(train: Train) -> None:
     if train.on_spike == "ignore":
-        defaults = {field.name: field.default for field in msgspec.structs.fields(Train)}
+        defaults = {field.name: field.default for field in fields_of(Train)}
         for key in ("spike_factor", "spike_window", "spike_grad_norm"):
             if getattr(train, key) != defaults[key]:
                 problem = 'nobody looks for spikes: train.on_spike = "ignore"'
@@ -619,7 +619,7 @@ def _path_of(stored: str) -> str:
 
 
 def _reject_unknown(raw: dict[str, Any], table: type[msgspec.Struct], path: str) -> None:
-    fields = {field.encode_name: field for field in msgspec.structs.fields(table)}
+    fields = {field.encode_name: field for field in fields_of(table)}
     for key, value in raw.items():
         where = f"{path}.{key}" if path else key
         if key not in fields:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from oobleckd.protocol.jobtable import JobError, JobTable
+from oobleckd.protocol.jobtable import JobError, JobTable, fields_of
 from oobleckd.protocol.optimizers import KEYED, RULES, takes
 
 ScheduleName = Literal["cosine", "linear", "constant", "inverse-sqrt", "wsd"]
@@ -138,7 +137,7 @@ class Optimizer(JobTable, frozen=True):
 
 def check_rule(optimizer: Optimizer) -> None:
     """Raises JobError for what its rule does not take."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(Optimizer)} | {"options": {}}
+    defaults = {field.name: field.default for field in fields_of(Optimizer)} | {"options": {}}
     taken = takes(optimizer.name)
     for key in KEYED:
         if key not in taken and getattr(optimizer, key) != defaults[key]:

@@ -6,13 +6,14 @@ import time
 import msgspec
 import pytest
 
-from oobleckd.core import view
+from oobleckd.core import state, view
 from oobleckd.core.config import CoreConfig
 from oobleckd.core.events import Asked, Heard, LinkLost, ManifestWritten, Planned, Tell, Tick, WriteManifest
 from oobleckd.core.machine import Machine
 from oobleckd.core.steps import both_nan
 from oobleckd.planner.plan import node_of
 from oobleckd.protocol.agentmessages import Ack, Goodbye, Heartbeat, Hello, Refused
+from oobleckd.protocol.canonical import digest
 from oobleckd.protocol.changes import CheckpointGivenUp, LossDisputed, PlanRefused, SpareReady
 from oobleckd.protocol.checkpointmessages import CheckpointPart
 from oobleckd.protocol.messages import (
@@ -292,14 +293,28 @@ def test_the_journal_rebuilds_the_state(world):
     assert set(states.values()) == {"disconnected"}
 
 
+def test_a_look_at_a_job_does_not_name_it_anew(world, monkeypatch):
+    """People look many times a second, and its digest took three quarters of each look."""
+    core, job = world.machine.core, world.job()
+    before = view.job_view(core, job).digest
+    made = []
+    monkeypatch.setattr(state, "digest", lambda spec: made.append(spec) or "another")
+    assert view.job_view(core, job).digest == before
+    assert not made
+    job.spec = msgspec.structs.replace(job.spec, name="changed")
+    assert [view.job_view(core, job).digest for _ in range(3)] == ["another"] * 3
+    assert made == [job.spec]
+
+
 def test_views(world):
     core = world.machine.core
     assert view.status(core).line.startswith("4 nodes, job-1 running, step ")
     assert view.status(core).line.endswith("can lose 1")
     assert sum(template.instances for template in view.template_views(world.job())) == 2
     assert {node.state for node in view.node_views(core)} == {"active"}
-    assert view.digest(make_job("one")) == view.digest(make_job("two"))
-    assert view.digest(make_job(steps=1)) != view.digest(make_job(steps=2))
+    assert view.job_view(core, world.job()).digest == digest(world.job().spec)
+    assert digest(make_job("one")) == digest(make_job("two"))
+    assert digest(make_job(steps=1)) != digest(make_job(steps=2))
     world.kill("n02")
     world.until_state("recovering")
     assert world.incidents()[0].open

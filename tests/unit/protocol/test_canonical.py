@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oobleckd.core.view import digest
 from oobleckd.ctl.reference import training
+from oobleckd.protocol.canonical import digest
 from oobleckd.protocol.job import Job, parse_job
 
 TRAIN = {"steps": 3, "global_batch": 4, "micro_batch": 2, "sequence": 8}

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oobleckd.core.view import digest
+from oobleckd.protocol.canonical import digest
 from oobleckd.protocol.job import Job, parse_job, table_of
 from oobleckd.protocol.jobtable import JobError
 from tests.helpers.cluster import tiny_job
