@@ -135,13 +135,15 @@ def _said(status: str, name: str) -> str:
 
 def shared_memory(cluster: ClusterSize, folder: Path = _SHM) -> CheckupItem:
     """Room for what processes of one machine share."""
-    about = (str(folder),)
+    about, wanted = (str(folder),), cluster.shared_bytes()
+    if not wanted:
+        return CheckupItem("shared memory", "ok", f"nothing is put into {folder}")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         hint = f"mount a tmpfs at {folder}"
         return CheckupItem(
             "shared memory", "fail", f"{folder} cannot be written to", hint, "not-writable", about
         )
-    free, wanted = shutil.disk_usage(folder).free, cluster.shared_bytes()
+    free = shutil.disk_usage(folder).free
     text = f"{size(free)} free in {folder}"
     if free < wanted:
         hint = "enlarge it (docker: --shm-size; Kubernetes: an emptyDir with medium: Memory)"
