@@ -124,24 +124,26 @@ class Lane:
         call = asyncio.ensure_future(self._answer(data))
         # Who asks may go away meanwhile; the process is at it all the same, and nobody else's turn comes.
         call.add_done_callback(self._over)
-        returned, value = pickle.loads(await asyncio.shield(call))  # noqa: S301 - of a process of ours
+        returned, value = await asyncio.shield(call)
         if returned:
             return value
-        if isinstance(value, MemoryError) and self._process is not None:
-            self._process.end()  # who had no room is not to keep what he has
         raise value
 
-    def _over(self, call: asyncio.Future[bytes]) -> None:
+    def _over(self, call: asyncio.Future[tuple[bool, Any]]) -> None:
         self._turn.release()
         if not call.cancelled():
             call.exception()  # it is known, also if nobody waits for it any more
 
-    async def _answer(self, data: bytes) -> bytes:
+    async def _answer(self, data: bytes) -> tuple[bool, Any]:
         try:
             process = self._present()
         except OSError as error:
             raise ProcessLost(f"it cannot be started: {error}") from error
-        return await process.ask(data)
+        returned, value = pickle.loads(await process.ask(data))  # noqa: S301 - of a process of ours
+        if not returned and isinstance(value, MemoryError):
+            process.drop()  # who had no room is not to keep what he has: it ends with its link
+            self._lost(process)
+        return returned, value
 
     def _present(self) -> _Process:
         if self._process is None:
@@ -181,11 +183,6 @@ class _Process:
         with suppress(OSError):  # it has ended, which the reader sees
             await self._loop.sock_sendall(self._link, frame(data))
         return await asked
-
-    def end(self) -> None:
-        """Have it end, when it waits for a call."""
-        with suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
 
     def drop(self) -> None:
         """Let go of it, and of what it was asked."""

@@ -206,6 +206,17 @@ def has_no_memory(*_arguments: Any) -> bytes:
     raise MemoryError
 
 
+_spent: list[bool] = []
+
+
+def has_none_left(policy: str, setup: bytes) -> bytes:
+    """``prepare`` in a process that has no room the second time that it is asked."""
+    if policy == "again" and _spent:
+        raise MemoryError
+    _spent.append(True)
+    return prepare("oobleck", setup)
+
+
 def test_a_sandbox_that_forbids_nice_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_by: int) -> int:
         raise PermissionError(1, "Operation not permitted")
@@ -254,7 +265,7 @@ def test_who_forks_the_planner_has_one_thread() -> None:
     assert asyncio.run(looked()) == 1
 
 
-adapt = poolwork.adapt
+adapt, prepare = poolwork.adapt, poolwork.prepare
 
 
 @pytest.mark.asyncio
@@ -325,6 +336,16 @@ async def test_templates_without_memory_are_an_answer_and_the_pool_comes_back(
     assert "memory" in answer.error
     monkeypatch.undo()
     assert (await planning.plan(MakePlan(2, "oobleck", setup_of()))).templates
+
+
+@pytest.mark.asyncio
+async def test_who_has_no_memory_is_replaced_before_the_call_is_made_again(
+    planning: Planning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poolwork, "prepare", has_none_left)
+    assert (await planning.plan(MakePlan(1, "first", setup_of()))).templates
+    assert (await planning.plan(MakePlan(2, "again", setup_of()))).templates
+    assert planning.num_rebuilt == 1
 
 
 PROGRAM = """
