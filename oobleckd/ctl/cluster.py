@@ -118,7 +118,7 @@ def up(
         lost = _printed(home, cluster)
         if foreground:
             note("up; Ctrl-C ends it")
-            signal.pause()
+            wait_for_interrupt()
     if lost is not None:
         raise lost
 
@@ -170,6 +170,20 @@ def _interruptible() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGHUP, before_hup)
+
+
+def wait_for_interrupt() -> None:
+    """Wait for SIGINT or SIGTERM. Raises KeyboardInterrupt."""
+    # Not signal.pause: a signal that comes as it begins is noted for Python to see after it, which is never.
+    # Blocked ones wait to be taken; those from before are heard where they are blocked.
+    ends = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        signal.sigwait(ends)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    raise KeyboardInterrupt
 
 
 def _answers(client: Client) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import threading
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from oobleckd.ctl import processes, startcheck
+from oobleckd.ctl import cluster, processes, startcheck
 from oobleckd.ctl.checkup import CheckupItem
 from oobleckd.ctl.local import Cluster, Home, free_endpoint, free_memory_bytes, spares_fit
 from oobleckd.ctl.main import main
@@ -167,3 +170,28 @@ def test_the_socket_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OOBLECK_SOCKET", "/nowhere/s")
     assert "/nowhere/s does not exist" in missing()
     assert "/elsewhere/s does not exist" in missing("--socket", "/elsewhere/s")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["before", "as it begins", "later"])
+def test_an_interrupt_ends_the_waiting_whenever_it_comes(
+    when: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that came as the waiting began was noted and never heard."""
+    block = signal.pthread_sigmask
+
+    def blocked(how: int, mask: Iterable[int]) -> set[int | signal.Signals]:
+        wanted = number in {*mask}
+        if wanted and when == "before":
+            os.kill(os.getpid(), number)
+        found = block(how, mask)
+        if wanted and when == "as it begins":
+            os.kill(os.getpid(), number)
+        elif wanted:
+            threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+        return found
+
+    monkeypatch.setattr(signal, "pthread_sigmask", blocked)
+    with cluster._interruptible(), pytest.raises(KeyboardInterrupt):
+        cluster.wait_for_interrupt()
+    assert not block(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}
