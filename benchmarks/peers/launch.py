@@ -9,7 +9,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from benchmarks.peers.attempts import FOLDER, Attempt, AttemptReader
+from oobleckd.host.ports import free_port
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,14 +180,6 @@ def start_ranks(programs: Programs, module: str, *args: str, **environment: str)
             f"rank{rank}", [sys.executable, "-m", module, *args], RANK=str(rank), LOCAL_RANK=str(rank),
             WORLD_SIZE="4", LOCAL_WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **environment,
         )  # fmt: skip
-
-
-def free_port() -> int:
-    """A TCP port of loopback that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def isolate() -> None:

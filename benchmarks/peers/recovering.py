@@ -19,7 +19,8 @@ from pathlib import Path
 from benchmarks.cost import Cost, missing_of
 from benchmarks.peers import shape
 from benchmarks.peers.attempts import Attempt
-from benchmarks.peers.launch import Programs, free_port
+from benchmarks.peers.launch import Programs
+from oobleckd.host.ports import free_port
 
 NORMAL_STEPS = 8
 """Undisturbed steps of every process before each kill."""

@@ -6,7 +6,6 @@ the processes (``processes``), nor what is said to the user (``cluster``).
 
 from __future__ import annotations
 
-import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from oobleckd.ctl.base import Base
 from oobleckd.ctl.output import FAILED, USAGE, fail
 from oobleckd.ctl.processes import ClusterProcess
 from oobleckd.host.durable import write_whole
+from oobleckd.host.ports import free_port
 from oobleckd.protocol.unreadable import UNREADABLE, problem_of
 
 DAEMON = "oobleckd"
@@ -153,9 +153,7 @@ def program(name: str) -> str:
 
 def free_endpoint() -> str:
     """A loopback endpoint for the daemon, kept for its restarts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 def free_memory_bytes() -> int:

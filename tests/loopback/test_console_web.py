@@ -18,12 +18,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from oobleckd.host.ports import free_port
 from tests.helpers.api_server import serving
 from tests.helpers.browser import browsing, install
 from tests.helpers.busy import BusyApi
 from tests.helpers.cluster import BIN
 from tests.helpers.fleet import Fleet
-from tests.helpers.tls import free_port
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("OOBLECK_NO_BROWSER_TESTS") == "1", reason="OOBLECK_NO_BROWSER_TESTS is 1"

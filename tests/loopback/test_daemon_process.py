@@ -16,6 +16,7 @@ import pytest
 
 from oobleckd.client import Client
 from oobleckd.daemon import keys
+from oobleckd.host.ports import free_port
 from oobleckd.protocol.agentmessages import Refused, Welcome
 from oobleckd.protocol.changes import Audited, Change, DaemonTrouble
 from oobleckd.unixhttp import ApiProblem, ClientError, Unreachable
@@ -229,9 +230,7 @@ def test_an_aborted_daemon_leaves_its_stacks(tmp_path: Path) -> None:
 
 
 def test_metrics_on_a_port_of_this_machine(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     with daemon(tmp_path, "--metrics", address) as running:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=120) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")

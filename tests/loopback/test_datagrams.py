@@ -17,6 +17,7 @@ from oobleckd.daemon import heartbeats, keys
 from oobleckd.daemon.connections import Connection
 from oobleckd.daemon.heartbeats import Heartbeats
 from oobleckd.daemon.hub import Hub
+from oobleckd.host.ports import free_port
 from oobleckd.protocol.agentmessages import Dismiss, Heartbeat, Refused
 from oobleckd.protocol.datagrams import Sender
 from oobleckd.protocol.messages import FromWorker
@@ -277,8 +278,8 @@ async def test_a_flood_does_not_starve_the_loop(world: Idlers) -> None:
 async def test_where_the_port_is_taken_it_goes_on_without(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+        port = free_port()  # to ZeroMQ, too
+        taken.bind(("127.0.0.1", port))
         hub = Hub(f"tcp://127.0.0.1:{port}", pair=None, allowed={})
         assert hub.heartbeats.port == 0
         (warned,) = [record for record in caplog.records if record.name == heartbeats.__name__]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from oobleckd.ctl.local import free_endpoint
 from oobleckd.daemon import keys
 from oobleckd.protocol.changes import LinkClosed, NodeHere, NodeLost, NodeRevived
 from oobleckd.protocol.nodeviews import NodeView
@@ -168,9 +169,7 @@ def test_a_key_is_changed_and_it_heartbeats_by_datagrams_again(
 
 
 def test_after_a_restart_of_the_daemon_it_is_back(folder: Path, launch: Launch) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = free_endpoint()
     for _ in range(2):
         with daemon(folder, *HEARTBEATS, "--endpoint", endpoint) as running:
             if not (folder / "agent").exists():
