@@ -15,6 +15,7 @@ import torch
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.host_memory import forget_most
+from oobleckd.worker.transport.lending import LENDING
 from oobleckd.worker.transport.pages import MESSAGE_PAGES
 
 
@@ -42,12 +43,14 @@ class DeviceContext:
 
 
 def give_back_memory() -> None:
-    """Return to the system what the C library (``children``), ``pages``, and torch on a GPU, which others may
-    be on, keep for allocations to come. What is told of the most memory that was ever used begins anew.
+    """Return to the system what the C library (``children``), ``pages``, ``lending``, and torch on a GPU,
+    which others may be on, keep for allocations to come. What is told of the most memory that was ever used
+    begins anew.
     """
     # A finished job's freed memory is kept for the next micro-batch (GLIBC_TUNABLES), so it is given back
     # here, when the job ends. (D-devices-005)
     MESSAGE_PAGES.clear()
+    LENDING.clear()
     forget_most()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gc.collect()  # a job's state is in cycles, and what a GPU shares is not the allocator's

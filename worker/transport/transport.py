@@ -1,4 +1,4 @@
-"""Tensor messages between device processes: Unix sockets on one host, TCP between hosts.
+"""Tensor messages between device processes: Unix sockets and shared memory on one host, TCP between hosts.
 
 Owns the listeners, the peers and the reader threads: one per incoming link, and one writer thread per
 outgoing link (``outgoing``), so that a silent host holds up nobody else. A link carries messages one
@@ -173,16 +173,19 @@ class Transport:
         """Send a message; never blocks. ``later``: it leaves when no other does. False: dropped, as ``peer``
         is unknown, forgotten, lost or left.
 
-        Contiguous CPU tensors are not copied: they must not change until ``flush`` or an answer.
+        Contiguous CPU tensors need not be copied: they must not change until ``flush`` or an answer.
         Raises WireError for a dtype that has no form on the wire.
         """
-        frame = wire.message_frame(key, tensors, meta)
         with self._changed:
             link = self._link_to(peer)
+        frame_of = wire.message_frame if link is None or later else link.frame_of
+        frame = frame_of(key, tensors, meta)
+        with self._changed:
             self.counts.sent_messages += 1
             self.counts.sent_bytes += frame.num_bytes
         if link is not None and (link.send_later(key, frame) if later else link.send(frame)):
             return True
+        frame.drop()
         with self._changed:
             self.counts.dropped += 1
         return False
@@ -273,11 +276,13 @@ class Transport:
             )
         return known.link
 
-    def _greet(self, sock: socket.socket, target: str) -> None:
+    def _greet(self, sock: socket.socket, target: str) -> bool:
         with self._changed:
             secret = next(reversed(self._secrets.values()))
         incarnation = _incarnation(self.address, self.local)
-        handshake.connect(sock, source=self.device, incarnation=incarnation, target=target, secret=secret)
+        return handshake.connect(
+            sock, source=self.device, incarnation=incarnation, target=target, secret=secret
+        )
 
     def _close_links(self, known: _Known) -> None:
         if known.link is not None:
@@ -434,6 +439,8 @@ class Transport:
             if is_out_of_memory(error):
                 raise
             why = str(error) or type(error).__name__
+        finally:
+            reader.close()
         self._unblocked.wait()
         with self._changed:
             links = self._incoming[greeting.incarnation]
