@@ -24,7 +24,7 @@ _START, _CLEAR = "\r", "\x1b[2K"
 
 
 class _Standing:
-    """Says why a job stands still."""
+    """Says that a job stands still, and why. It is queued for a moment without a reason."""
 
     def __init__(self) -> None:
         self._said: JobState | None = None
@@ -32,9 +32,9 @@ class _Standing:
     def told(self, view: JobView) -> None:
         if view.state not in _STANDS:
             self._said = None
-        elif view.reason and view.state != self._said:
+        elif view.state != self._said and (view.reason or view.state == "paused"):
             self._said = view.state
-            note(f"{view.id} {being(view.state)}: {view.reason}")
+            note(f"{view.id} {being(view.state)}{': ' if view.reason else ''}{view.reason}")
 
 
 def on_terminal() -> bool:

@@ -113,3 +113,16 @@ def test_a_log_hears_why_a_job_stands_still(
     result = ctl(*words)
     assert result.exit_code != 0
     assert result.stderr.count(f"{standing.id} is waiting: {why}") == 2
+
+
+def test_a_log_hears_of_a_pause_too(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For which nobody gave a reason; and nothing of a job that is queued for a moment, without one."""
+    queued, paused, over = (
+        job_view(**(RUNNING | {"state": state, "reason": ""})) for state in ("queued", "paused", "cancelled")
+    )
+    monkeypatch.setattr(waiting, "views", lambda *_: iter((queued, paused, paused, over)))
+    ctl.api.jobs = [job_view(**RUNNING)]
+    said = ctl("wait", "job-1", "--for", "step=500").stderr.splitlines()
+    assert said[0] == f"{paused.id} is paused"
+    assert not any("queued" in line for line in said)
+    assert sum("paused" in line for line in said) == 1

@@ -4,6 +4,8 @@ held from the forward to the backward.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 import zlib
 from pathlib import Path
@@ -473,5 +475,16 @@ def test_keeping_results_does_not_load_torch_s_compiler() -> None:
     """torch wraps a mode's dispatch by default: at the first operation within, a device would load the
     compiler for a second, in the middle of a recovery.
     """
-    assert not hasattr(products._Keeping.__torch_dispatch__, "__wrapped__")
-    assert not hasattr(products._Giving.__torch_dispatch__, "__wrapped__")
+    program = """
+import sys
+import torch
+from oobleckd.worker.recompute.products import Products
+
+a, kept = torch.ones(2, 2), Products(torch.device("cpu"))
+with kept.kept():
+    torch.mm(a, a)
+with kept.given():
+    torch.mm(a, a)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=300)
