@@ -127,7 +127,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of what is marked ``thin(n)``, about one in n is for ``make test``: all others are slow, and
-    ``make thorough`` runs them. Random failures of simulated worlds and of the engine are thin(3) where
+    ``make thorough`` runs them. Random failures of simulated worlds and of the engine are thin(6) where
     nothing else is said.
     """
     kinds: dict[str, list[pytest.Function]] = {}
@@ -135,7 +135,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not isinstance(item, pytest.Function):
             continue
         if is_seeded(item) and not {"thin", "slow"} & {mark.name for mark in item.iter_markers()}:
-            item.add_marker(pytest.mark.thin(3))
+            item.add_marker(pytest.mark.thin(6))
         if item.get_closest_marker("thin") is not None:
             kinds.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for kind in kinds.values():

@@ -22,7 +22,7 @@ from tests.helpers.switch import Switch
 from tests.helpers.unitcluster import CHECKOUT, HOME, installation
 
 WORKERS = 4
-STEPS = 300
+STEPS = 200
 PEOPLE = "/home/kim"
 STATE = f"{PEOPLE}/state"
 SETTINGS = f"""\

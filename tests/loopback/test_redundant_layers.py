@@ -19,8 +19,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.parametrize("backward", ["fused", "decoupled"])
-@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize(
+    ("place", "backward"),
+    [
+        (0, "decoupled"),
+        (2, "fused"),
+        pytest.param(0, "fused", marks=pytest.mark.slow),
+        pytest.param(2, "decoupled", marks=pytest.mark.slow),
+    ],
+)
 def test_one_pipeline_alone_survives_a_kill(
     cluster: Cluster, place: int, backward: Literal["fused", "decoupled"]
 ) -> None:

@@ -122,7 +122,7 @@ def test_the_server_answers_as_s3_does(server: S3) -> None:
 # --------------------------------------------------------------------------- reading
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("name", IN_STORE)
 def test_every_format_gives_the_tokens_of_the_folder(

@@ -59,7 +59,7 @@ def strike(world: World, how: str) -> None:
         world.run_for(0.3)  # somebody was about to be told something: all have to wait for the disk
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("how", ["spare", "device"])
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
 @pytest.mark.parametrize("seed", range(8))
@@ -97,7 +97,7 @@ def tell_and_die(seed: int, how: str) -> set[tuple[int, tuple[str, ...]]]:
     return told
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("how", ["spare", "device"])
 @pytest.mark.parametrize("seed", range(5))
 def test_no_epoch_is_told_twice(seed: int, how: str) -> None:

@@ -79,7 +79,7 @@ def test_a_second_cancel_changes_nothing(wait_s: float) -> None:
     assert world.job().checkpoint in answer.hint
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream", "bamboo", "adaptive"])
 @pytest.mark.parametrize("wait_s", [0.0, 0.05, 0.1, 0.2, 0.3])
 def test_a_loss_in_between_loses_no_step(wait_s: float, policy: str) -> None:

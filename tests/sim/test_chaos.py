@@ -49,7 +49,7 @@ def stormy(seed: int, policy: PolicyName) -> None:
     world.check_done()
 
 
-@pytest.mark.thin(18)
+@pytest.mark.thin(30)
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_storm(policy, seed):

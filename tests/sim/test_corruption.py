@@ -68,7 +68,7 @@ def quarantined(world: World) -> list[str]:
     return sorted(world.machine.core.state.quarantined)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("schedule", MANNERS)
 @pytest.mark.parametrize("seed", range(4))
 def test_with_three_copies_the_majority_names_it_at_once(seed: int, schedule: Schedule) -> None:
@@ -92,7 +92,7 @@ def test_with_three_copies_the_majority_names_it_at_once(seed: int, schedule: Sc
     assert incident.steps_lost == world.job().steps_lost > 0
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream", "adaptive", "bamboo", "varuna"])
 @pytest.mark.parametrize("seed", range(4))
 def test_with_two_copies_computing_it_again_names_it(seed: int, policy: str) -> None:

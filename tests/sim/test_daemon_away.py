@@ -19,7 +19,7 @@ def running(seed, num_nodes=6, **spec):
     return world
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_training_is_undisturbed(seed):
     world = running(seed)
@@ -147,7 +147,7 @@ def test_a_grace_that_it_sleeps_through_is_none(seed):
     assert world.incidents() == []
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("phase", ["report", "run", "deploy"])
 @pytest.mark.parametrize("seed", range(8))
 def test_killed_in_the_middle_of_a_recovery(phase, seed):

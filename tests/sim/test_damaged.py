@@ -42,7 +42,7 @@ def finish(world: World) -> None:
     world.check_done()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_newest_is_damaged_and_the_one_before_it_whole(seed: int) -> None:
     world = running(seed=seed)
@@ -109,7 +109,7 @@ def test_nobody_was_lost() -> None:
     assert incident.steps_lost == back.steps_lost > 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(20))
 def test_while_other_things_fail(seed: int) -> None:
     """The daemon or another node dies, some time between the first rollback and the end of the second."""

@@ -59,7 +59,7 @@ def peer_of(world, *others):
     raise AssertionError(pipelines)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_loss_costs_no_deployment(seed, silent):
@@ -97,7 +97,7 @@ def test_what_is_shown_of_a_vacant_place():
     assert world.view().tolerance == before - 1
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(8))
 def test_one_after_the_other(seed):
     world = running(8, seed, f=2, steps=25)
@@ -113,7 +113,7 @@ def test_one_after_the_other(seed):
     assert world.job().steps_lost == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.02, 0.05])
 def test_two_at_nearly_the_same_time(seed, apart_s):
@@ -201,7 +201,7 @@ def test_a_standby_takes_the_place_at_once(seed):
     world.check_done()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_spare_gets_back_what_its_device_held(seed, num_devices):
@@ -219,7 +219,7 @@ def test_a_spare_gets_back_what_its_device_held(seed, num_devices):
     world.check_done()
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_daemon_restarts_while_re_routed(seed):
     world = running(seed=seed, steps=35, lease_s=1.5, grace_s=2.0)
@@ -237,7 +237,7 @@ def test_the_daemon_restarts_while_re_routed(seed):
     assert len(world.incidents()) == 1
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("phase", ["report", "run"])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_daemon_restarts_in_the_middle(phase, seed):
@@ -339,7 +339,7 @@ def test_a_checkpoint_while_re_routed():
     world.check_done()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("phase", ["report", "deploy"])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_death_while_a_place_is_filled(phase, seed):

@@ -49,7 +49,7 @@ def finish(world: World) -> None:
     world.check_done()
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream", "varuna"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_job_goes_on_says_so_once_and_tries_again(seed: int, policy: str) -> None:

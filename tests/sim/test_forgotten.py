@@ -29,7 +29,7 @@ def cut(world: World, left: int) -> None:
     world.daemon.start(forgotten=True)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream", "adaptive", "varuna"])
 @pytest.mark.parametrize("seed", range(10))
 def test_a_job_goes_back_to_what_is_known_and_ends_as_if_nothing_had_been(seed: int, policy: str) -> None:

@@ -33,7 +33,7 @@ def news(world: World) -> list[DevicePace]:
     return [said for said in world.told(DevicePace) if said.slow]
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream", "adaptive"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_node_that_takes_three_times_as_long_is_named_and_drained(seed: int, policy: str) -> None:

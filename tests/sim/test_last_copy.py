@@ -41,7 +41,7 @@ def until_waited_for(world: World) -> None:
     world.run(lambda: bool(world.told(LastCopyAwaited)), limit_s=10.0)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stopped_device_is_woken_and_no_step_is_lost(seed: int) -> None:
     world = training(seed)
@@ -141,7 +141,7 @@ def test_a_copy_that_has_become_the_last_one_counts() -> None:
     assert world.job().steps_lost == 0
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_silent_node_is_waited_for_where_it_holds_the_last_copy(seed: int) -> None:
     """SIGSTOP of its agent as well: nobody there can send anything, nor be asked."""

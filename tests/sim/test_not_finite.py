@@ -52,7 +52,7 @@ def test_three_in_a_row_end_a_job_and_say_why(update: str) -> None:
     assert world.view().checkpoint == ""
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(9))
 def test_whoever_dies_meanwhile_it_ends_at_the_same_step(seed: int) -> None:
     world = running(seed)

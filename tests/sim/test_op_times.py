@@ -40,7 +40,7 @@ def check_flow(view: ScheduleView) -> None:
             assert op.start_s >= waited_for - 1e-9, op
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize(
     "schedule", [Schedule(), Schedule(backward="decoupled"), Schedule(update="staggered")]
 )
@@ -62,7 +62,7 @@ def test_sampled_steps_are_whole(seed: int, schedule: Schedule) -> None:
         check_flow(view)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("policy", ["oobleck", "slipstream"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_repaired_round_shows_who_stepped_in(seed: int, policy: str) -> None:

@@ -31,7 +31,7 @@ def devices(world: World) -> list:
     return [world.device(name) for name in world.job().layout.holdings if world.device(name) is not None]
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("schedule", [Schedule(), DECOUPLED, STAGGERED])
 @pytest.mark.parametrize("seed", range(4))
 def test_after_a_loss_an_order_follows(seed: int, schedule: Schedule):
@@ -60,7 +60,7 @@ def test_after_a_loss_an_order_follows(seed: int, schedule: Schedule):
     assert world.job().steps_lost == 0
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_next_loss_has_it_forgotten_and_another_order_follows(seed: int):
     world = three_stages(9, seed, f=2, steps=25)

@@ -66,7 +66,7 @@ def come_and_go(storm: Storm, strikes: Strikes) -> None:
     world.after(0.1, come_and_go, storm, strikes)
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_deaths_at_points(seed: int) -> None:
     try:

@@ -91,7 +91,7 @@ def deployments(world: World) -> list[tuple[int, int]]:
     return [(plan.copied_bytes, plan.staged_bytes) for plan in plans][1:]
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("policy", ["slipstream", "bamboo", "oobleck"])
 @pytest.mark.parametrize("seed", range(4))
 def test_training_goes_on_while_layers_are_copied_to_whoever_joins(policy: str, seed: int) -> None:
@@ -186,7 +186,7 @@ def test_rounds_of_all_kinds_come_in_between(seed: int) -> None:
     finish(world)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("who", ["source", "target", "other"])
 @pytest.mark.parametrize("seed", range(10))
 def test_deaths_while_copies_are_made(who: str, seed: int) -> None:
@@ -295,7 +295,7 @@ def test_numbers_are_not_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     finish(world)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_storms_on_slow_links(seed: int) -> None:
     dice = random.Random(f"precopy {seed}")
@@ -307,7 +307,7 @@ def test_storms_on_slow_links(seed: int) -> None:
     world.check_done()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("point", ["ahead", "stage"])
 @pytest.mark.parametrize("policy", ["slipstream", "bamboo"])
 @pytest.mark.parametrize("seed", range(8))

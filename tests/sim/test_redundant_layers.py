@@ -70,7 +70,7 @@ def test_everybody_holds_its_successor_s_layers_and_runs_its_forwards_ahead() ->
     world.check_done()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("silent", [False, True])
@@ -103,7 +103,7 @@ def test_a_loss_costs_no_deployment_and_the_predecessor_takes_over(
     assert world.job().steps_lost == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize(
     "manner", [Schedule(), Schedule("decoupled"), Schedule("decoupled", update="staggered")]
 )
@@ -126,7 +126,7 @@ def test_two_that_are_no_neighbours_one_after_the_other(seed: int, manner: Sched
     assert world.job().steps_lost == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.02, 0.3])
 def test_two_neighbours_come_from_another_pipeline(seed: int, apart_s: float) -> None:
@@ -200,7 +200,7 @@ def test_a_standby_takes_the_place_at_once(seed: int) -> None:
     world.check_done()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_spare_gets_back_what_its_device_held(seed: int, num_devices: int) -> None:
@@ -217,7 +217,7 @@ def test_a_spare_gets_back_what_its_device_held(seed: int, num_devices: int) -> 
     world.check_done()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("phase", ["report", "run"])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_daemon_restarts_in_the_middle(phase: str, seed: int) -> None:

@@ -24,7 +24,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "KEPT_INCIDENTS", 3)
 
 
-@pytest.mark.thin(16)
+@pytest.mark.thin(32)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("policy", get_args(PolicyName))
 def test_storm(policy: PolicyName, seed: int) -> None:

@@ -64,7 +64,7 @@ def test_spikes_are_skipped_and_told(losses: None, update: str) -> None:
     assert {change.level for change in spikes} == {"warn"}
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(9))
 def test_whoever_dies_meanwhile_the_same_are_skipped(losses: None, seed: int) -> None:
     world = running(seed)

@@ -18,7 +18,7 @@ def running(manner: Manner, seed: int, **config: tuple[int, ...]) -> World:
     return world
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize(
     "manner", [m for m in KEEPING_MANNERS if m.update == "staggered"], ids=lambda m: m.name
 )

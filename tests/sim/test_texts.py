@@ -237,7 +237,7 @@ def test_a_touch_is_nothing() -> None:
     assert world.incidents() == []
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_last_checkpoint_counts_only_when_it_was_checked(seed: int) -> None:
     """The text changes in the last steps; nothing shows but its bytes."""
@@ -246,7 +246,7 @@ def test_the_last_checkpoint_counts_only_when_it_was_checked(seed: int) -> None:
     until_failed(world)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("update", ["flushed", "staggered"])
 @pytest.mark.parametrize("seed", range(3))
 def test_all_die_right_after(seed: int, update: str) -> None:
@@ -270,7 +270,7 @@ def test_all_die_right_after(seed: int, update: str) -> None:
     assert back.counters.step <= step
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(6))
 def test_while_the_daemon_is_away(seed: int) -> None:
     world = begun(seed, steps=FOREVER)
@@ -281,7 +281,7 @@ def test_while_the_daemon_is_away(seed: int) -> None:
     until_failed(world)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(4))
 def test_while_a_node_dies(seed: int) -> None:
     world = begun(seed, 6, steps=FOREVER, policy="oobleck")
@@ -376,7 +376,7 @@ def test_a_resumed_job_whose_text_is_as_it_was() -> None:
     assert world.job("job-2").inputs == world.job("job-1").inputs
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_drained_node_has_its_text_read_once_more(seed: int) -> None:
     """It leaves with a wrong text that nobody saw: what it gave is given back all the same."""

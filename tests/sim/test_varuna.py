@@ -53,7 +53,7 @@ def test_f_is_not_needed_to_begin():
     assert world.job().steps_lost == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_loss_goes_back_to_the_checkpoint_and_says_how_far(seed, silent):
@@ -88,7 +88,7 @@ def test_without_a_checkpoint_it_begins_anew():
     finish(world)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("phase", ["off", "deploy"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_second_loss_in_every_phase(phase, seed):
@@ -206,7 +206,7 @@ def test_paused_in_between():
     assert world.job().steps_lost == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("phase", ["off", "deploy", "run"])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_daemon_dies_in_the_middle_of_a_recovery(phase, seed):
@@ -219,7 +219,7 @@ def test_the_daemon_dies_in_the_middle_of_a_recovery(phase, seed):
     finish(world)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_daemon_dies_in_the_middle_of_a_morph(seed):
     world = running(4, seed, grace_s=1.0, lease_s=1.5, steps=40)
@@ -280,7 +280,7 @@ def struck(seed: int) -> None:
     world.check_done()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(60))
 def test_deaths_in_the_middle_of_a_checkpoint_and_of_a_deployment(seed):
     try:

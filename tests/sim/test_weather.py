@@ -19,7 +19,7 @@ SEEDS = 200
 seen = Seen(Counter())
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_weather(seed: int) -> None:
     try:

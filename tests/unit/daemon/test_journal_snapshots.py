@@ -259,7 +259,7 @@ def _prepare(folder: Path, how: str) -> None:
 # ---------------------------------------------------------------------- flipped
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("which", FILES)
 def test_one_flipped_bit_changes_no_state(tmp_path: Path, which: str, seed: int) -> None:
@@ -275,7 +275,7 @@ def test_one_flipped_bit_changes_no_state(tmp_path: Path, which: str, seed: int)
     assert (found, again) == (known, None), "mended once is mended"
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("seed", range(40))
 def test_many_flipped_bits_are_never_taken_for_what_was_written(tmp_path: Path, seed: int) -> None:
     known = written(tmp_path)

@@ -58,7 +58,7 @@ def test_parameters_are_those_of_transformers(family: str) -> None:
         assert shape_of(published).params == load_spec(published).num_params
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("data", [{}, SEPARATE], ids=["joined", "separate"])
 @pytest.mark.parametrize("precision", [FP32, BF16, ALL_BF16], ids=["fp32", "bf16", "experts-too"])
 @pytest.mark.parametrize("family", DEFAULTS)

@@ -77,7 +77,7 @@ def truth(reference, tmp_path: Path, step: int) -> Fingerprints:
     return world.truth[step]
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("how", ["flip-weight", "flip-moment"])
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "c0/0"])
 @pytest.mark.parametrize("seed", range(3))
@@ -92,7 +92,7 @@ def test_with_three_copies_most_holders_name_it(
     assert blame.outvoted(caught.value.odds) == (victim,)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "c0/0"])
 @pytest.mark.parametrize("after", range(1, 6))
 def test_whenever_it_flips_between_a_forward_and_its_backward_too(
@@ -105,7 +105,7 @@ def test_whenever_it_flips_between_a_forward_and_its_backward_too(
     assert blame.outvoted(caught.value.odds) == (victim,)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("how", ["flip-weight", "flip-moment"])
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "b2/0"])
 @pytest.mark.parametrize("seed", range(3))
@@ -176,7 +176,7 @@ def test_a_sum_that_changes_before_it_is_contributed_is_found_by_its_device(
     assert world.nodes[victim].executor.counters.round == FLIP_AT
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "c0/0"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mean_that_changes_after_it_is_made_is_found_by_its_device_where_it_is_given(
@@ -207,7 +207,7 @@ def test_a_mean_that_changes_after_it_is_made_is_found_with_two_copies(
     assert blame.refuted(Dispute(step, caught.value.odds), truth(reference, tmp_path, step)) == (victim,)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("stages", [STAGES, THREE], ids=["two-copies", "three-copies"])
 @pytest.mark.parametrize("victim", ["a1/0", "b0/0", "b1/0"])
 @pytest.mark.parametrize("check_every", [1, 2])

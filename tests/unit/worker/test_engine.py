@@ -55,7 +55,7 @@ def test_single_process_reference_run_is_equal(reference, tmp_path: Path) -> Non
     assert losses == reference[1]
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("point", [p for p in POINTS if p not in ELSEWHERE])
 @pytest.mark.parametrize("victim", ["a0/0", "a1/0", "b0/0", "b1/0", "b2/0"])
 def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str) -> None:
@@ -75,7 +75,7 @@ def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str)
     check(world, reference)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_random_deaths(reference, tmp_path: Path, seed: int) -> None:
     world = World(reference[0], STAGES, seed, tmp_path)
@@ -143,7 +143,7 @@ def test_kill_in_a_decoupled_step(reference, tmp_path: Path, point: str, victim:
     check(world, reference)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("backward", ["fused", "decoupled"])
 @pytest.mark.parametrize("point", ["forward", "backward", "reduce"])
 @pytest.mark.parametrize("victim", ["a0/0", "a1/0", "b0/0", "b1/0", "b2/0"])

@@ -53,7 +53,7 @@ def test_two_chunks_do_not_show(reference, tmp_path: Path, seed: int, stages: An
     assert world.redone == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("point", ["weights", *(p for p in POINTS if p not in {*ELSEWHERE, "frozen"})])
 @pytest.mark.parametrize(("stages", "victim", "schedule"), KILLS_V)
 def test_kill_at_every_point_of_two_chunks(
@@ -90,7 +90,7 @@ def test_kill_of_a_frozen_device_of_two_chunks(reference, tmp_path: Path, first:
         check(world, reference)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("stages", [BOTH_V, ONE_V])
 @pytest.mark.parametrize("seed", range(16))
@@ -114,7 +114,7 @@ without.
 """
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("seed", range(24))
 def test_random_deaths_of_chunks_that_are_apart(deep, tmp_path: Path, seed: int, go_on: bool) -> None:
@@ -124,7 +124,7 @@ def test_random_deaths_of_chunks_that_are_apart(deep, tmp_path: Path, seed: int,
     check(world, deep)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("point", ["forward", "backward", "weights", "reduce"])
 @pytest.mark.parametrize("victim", ["a0/0", "a1/0", "a2/0", "b0/0", "b1/0", "c1/0"])
 def test_kill_where_chunks_are_apart(deep, tmp_path: Path, point: str, victim: str) -> None:

@@ -72,7 +72,7 @@ def test_copies_do_not_show(many, tmp_path: Path, manner: str, monkeypatch: pyte
     assert world.redone == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("manner", SCHEDULES)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_deaths(many, tmp_path: Path, seed: int, manner: str) -> None:
@@ -82,7 +82,7 @@ def test_random_deaths(many, tmp_path: Path, seed: int, manner: str) -> None:
     check(world, many)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("manner", SCHEDULES)
 @pytest.mark.parametrize("seed", range(8))
 def test_several_deaths_among_three_pipelines(many, tmp_path: Path, seed: int, manner: str) -> None:
@@ -93,7 +93,7 @@ def test_several_deaths_among_three_pipelines(many, tmp_path: Path, seed: int, m
     check(world, many)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_deaths_where_a_device_has_two_hops(many, tmp_path: Path, seed: int) -> None:
     world = copying(many, tmp_path, seed, SCHEDULES["decoupled"], stages=FOLDED)
@@ -102,7 +102,7 @@ def test_random_deaths_where_a_device_has_two_hops(many, tmp_path: Path, seed: i
     check(world, many)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_deaths_beside_redundant_layers(many, tmp_path: Path, seed: int) -> None:
     world = copying(many, tmp_path, seed, {}, redundant=True)

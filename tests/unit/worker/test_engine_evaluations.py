@@ -55,7 +55,7 @@ def test_one_device(evaluated: Evaluated, tmp_path: Path) -> None:
     assert sums_told(evaluated[0], tmp_path) == found
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("redundant", [False, True])
 def test_many_devices(evaluated: Evaluated, tmp_path: Path, schedule: str, redundant: bool) -> None:

@@ -49,7 +49,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return world.job, world.losses, world.weights()
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("seed", range(2))
 def test_deaths_do_not_show(trained: Reference, tmp_path: Path, seed: int, schedule: str) -> None:

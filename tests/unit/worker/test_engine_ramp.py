@@ -140,7 +140,7 @@ def test_exponents_leave_room_for_the_step_that_follows(
 # ---------------------------------------------------------------- deaths
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shadowed", [False, True])
 def test_two_pipelines(ramped: Reference, tmp_path: Path, schedule: str, shadowed: bool) -> None:

@@ -36,7 +36,7 @@ SCHEDULES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("seed", range(3))
 def test_redundant_layers_do_not_show(reference, tmp_path: Path, seed: int, schedule: Any) -> None:
@@ -46,7 +46,7 @@ def test_redundant_layers_do_not_show(reference, tmp_path: Path, seed: int, sche
     assert world.redone == world.forwards_again == 0
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("point", [p for p in POINTS if p not in {*ELSEWHERE, "frozen"}])
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("go_on", [False, True])
@@ -68,7 +68,7 @@ def test_kill_at_every_point(reference, tmp_path: Path, point: str, victim: str,
     assert world.redone <= share * own
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("seed", range(8))
@@ -90,7 +90,7 @@ def test_many_random_deaths(reference, tmp_path: Path, seed: int, go_on: bool, s
     test_random_deaths(reference, tmp_path, seed, go_on, schedule)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("backward", ["fused", "decoupled"])
 @pytest.mark.parametrize("victim", ["b0/0", "b1/0", "b2/0"])
 @pytest.mark.parametrize("seed", range(3))

@@ -14,7 +14,7 @@ from tests.helpers.engine_jobs import (
 )
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(30))
 def test_random_deaths_after_which_it_goes_on_re_routed(reference, tmp_path: Path, seed: int) -> None:
     world = World(reference[0], STAGES, seed, tmp_path, go_on=True)

@@ -88,7 +88,7 @@ def test_second_attempts_do_not_show(apart: Reference, tmp_path: Path, seed: int
     check(world, apart)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("victim", ["a0/0", "a1/0", "b1/0", "b2/0"])
 @pytest.mark.parametrize("point", ["forward", "backward", "reduce"])
 def test_passes_that_were_run_ahead_do_not_show(

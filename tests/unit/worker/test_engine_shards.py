@@ -93,7 +93,7 @@ def test_schedules(alone: Reference, tmp_path: Path, schedule: str) -> None:
     check(world, alone)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("go_on", [False, True])
 def test_a_death_in_a_group_does_not_show(alone: Reference, tmp_path: Path, point: str, go_on: bool) -> None:

@@ -103,7 +103,7 @@ def test_float_sums_are_added_in_the_order_of_devices_whoever_makes_means(
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("point", ["reduce", "means", "reduced", "update"])
 @pytest.mark.parametrize("check_every", [0, 2])
 @pytest.mark.parametrize("victim", ["a0/0", "a1/0", "b0/0", "b1/0", "c0/0"])

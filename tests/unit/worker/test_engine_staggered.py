@@ -25,7 +25,7 @@ def staggered(clipped, tmp_path: Path, seed: int, **more: Any) -> World:
     return scheduled(clipped, tmp_path, seed, update="staggered", **more)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("backward", ["fused", "decoupled"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_staggered_update_does_not_show(clipped, tmp_path: Path, seed: int, backward: str) -> None:
@@ -34,7 +34,7 @@ def test_a_staggered_update_does_not_show(clipped, tmp_path: Path, seed: int, ba
     check(world, clipped)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize(
     "point", ["forward", "backward", "reduced", "backup", "update", "validate", "commit", "updated"]
 )
@@ -48,7 +48,7 @@ def test_kill_in_a_staggered_step(clipped, tmp_path: Path, point: str, victim: s
     check(world, clipped)
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_random_deaths_in_staggered_steps(clipped, tmp_path: Path, seed: int, go_on: bool) -> None:

@@ -31,6 +31,7 @@ def three_blocks(family: str, *, tied: bool, dropout: float) -> dict[str, Any]:
     return small_config(family, num_hidden_layers=3, tie_word_embeddings=tied, **more)
 
 
+@pytest.mark.thin(8)
 @pytest.mark.parametrize(("tied", "dropout"), [(False, 0.0), (True, 0.2)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_three_stages_compute_the_bits_of_the_undivided_model(
@@ -58,6 +59,7 @@ def test_three_stages_compute_the_bits_of_the_undivided_model(
     assert shared == ([(0, spec.num_layers - 1)] if is_tied else [])
 
 
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_decoupled_backward_gives_the_same_bits(family: str, precision: str) -> None:

@@ -84,7 +84,7 @@ def test_it_is_as_if_the_step_had_made_no_update(alone: Alone, tmp_path: Path) -
     assert [ignored[step] == losses[step] for step in range(10)] == [step <= BAD for step in range(10)]
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_deaths_do_not_show(alone: Alone, tmp_path: Path, seed: int, go_on: bool) -> None:
@@ -95,7 +95,7 @@ def test_deaths_do_not_show(alone: Alone, tmp_path: Path, seed: int, go_on: bool
     check(world, alone)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("update", ["flushed", "staggered"])
 @pytest.mark.parametrize("point", ["reduce", "reduced", "commit", "updated"])
 def test_a_death_in_the_very_round_does_not_show(

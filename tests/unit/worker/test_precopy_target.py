@@ -53,7 +53,7 @@ def test_the_target_makes_the_source_s_updates(clipped, tmp_path: Path, source: 
     rig.check()
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(6))
 def test_messages_arrive_late_and_in_any_order(clipped, tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
@@ -99,7 +99,7 @@ def test_it_begins_anywhere_in_a_round(
     assert early == ({False, True} if update == "staggered" else {False})
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("seed", range(6))
 def test_updates_that_are_taken_back_are_not_sent(clipped, tmp_path: Path, seed: int) -> None:
     """Staggered updates, and a death in the middle: what is sent is what was committed."""
