@@ -4,10 +4,12 @@ wires.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -106,20 +108,31 @@ class Setting:
 
 def key_of(value: object) -> Hashable:
     """What is equal for equal states, however they came about."""
-    match value:
-        case set() | frozenset():
-            return frozenset(map(key_of, value))
-        case dict():
-            # In what order buckets were reduced and votes came is the same state.
-            return frozenset((key, key_of(of)) for key, of in value.items())
-        case list() | tuple() | deque():
-            return tuple(map(key_of, value))
-        case msgspec.Struct():
-            return _hashed(value, value.__struct_fields__)
-    if is_dataclass(value):
-        return _hashed(value, tuple(field.name for field in fields(value)))
-    assert isinstance(value, Hashable)
-    return value
+    kind = type(value)
+    if kind in _PLAIN:
+        return value  # type: ignore[return-value]
+    return _key_of(kind)(value)
+
+
+_PLAIN = frozenset({int, str, bool, float, bytes, type(None)})
+
+
+@functools.cache
+def _key_of(kind: type) -> Callable[[Any], Hashable]:
+    """How the key of a value of such a ``kind`` is made: asked once for each, as states have few kinds."""
+    if issubclass(kind, set | frozenset):
+        return lambda value: frozenset(map(key_of, value))
+    if issubclass(kind, dict):
+        # In what order buckets were reduced and votes came is the same state.
+        return lambda value: frozenset((key, key_of(of)) for key, of in value.items())
+    if issubclass(kind, list | tuple | deque):
+        return lambda value: tuple(map(key_of, value))
+    if issubclass(kind, msgspec.Struct):
+        return functools.partial(_hashed, names=kind.__struct_fields__)
+    if is_dataclass(kind):
+        return functools.partial(_hashed, names=tuple(field.name for field in fields(kind)))
+    assert issubclass(kind, Hashable)
+    return lambda value: value
 
 
 def _hashed(value: object, names: tuple[str, ...]) -> Hashable:
