@@ -361,7 +361,8 @@ Answer = tuple[int, tuple[tuple[str, int], ...]] | None
 class Walk:
     """A walk through every state of a ``setting`` with at most so many ``deaths``.
 
-    ``states``: of devices, pickled, by number. ``answers``: (number, event) -> what comes of it.
+    ``states``: of devices, pickled, by number. ``answers``: (number, event) -> what comes of it; ``told``:
+    the same of the daemon, which hears a message from a device.
     """
 
     setting: Setting
@@ -371,6 +372,7 @@ class Walk:
     messages: list[Message] = field(default_factory=list)
     message_numbers: dict[Message, int] = field(default_factory=dict)
     answers: dict[tuple[int, object], Answer] = field(default_factory=dict)
+    told: dict[tuple[Daemon, str, int], tuple[Daemon, Sent]] = field(default_factory=dict)
     ends: int = 0
 
     def number(self, device: Device) -> int:
@@ -415,7 +417,7 @@ class Walk:
         for at, ((source, target), (first, *rest)) in enumerate(wires):
             left = (*wires[:at], *((((source, target), tuple(rest)),) if rest else ()), *wires[at + 1 :])
             if target == "daemon":
-                yield self._told(state, left, source, self.messages[first])
+                yield self._told(state, left, source, first)
                 continue
             place = DEVICES.index(target)
 
@@ -450,9 +452,12 @@ class Walk:
             devices = (*devices[:place], number, *devices[place + 1 :])
         return devices, daemon, wires
 
-    def _told(self, state: State, wires: tuple[Wire, ...], source: str, message: Message) -> State:
+    def _told(self, state: State, wires: tuple[Wire, ...], source: str, message: int) -> State:
         devices, daemon, _ = state
-        after, sent = daemon.hear(source, message[1], self.setting)
+        key = (daemon, source, message)
+        if key not in self.told:
+            self.told[key] = daemon.hear(source, self.messages[message][1], self.setting)
+        after, sent = self.told[key]
         if sent:
             numbered = tuple((target, self.named(what)) for target, what in sent)
             wires = _post(wires, f"daemon {after.epoch}", numbered, after.dead)
