@@ -128,10 +128,11 @@ class Lending:
                 self._end(piece)
 
     def clear(self) -> None:
-        """Give all that is not lent back to the system."""
+        """Lend none of them again. What nobody reads goes back to the system; the rest when nobody does."""
         with self._lock:
-            for piece in [piece for piece in self._pieces if piece.is_free]:
-                self._end(piece)
+            # Also those that are lent: their readers would free them a moment later, for nobody.
+            while self._pieces:
+                self._end(self._pieces[-1])
             self._largest = 0
 
     @property

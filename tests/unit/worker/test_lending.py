@@ -107,6 +107,22 @@ def test_memory_that_is_lent_no_more_goes_back_although_a_peer_has_it_mapped() -
     assert both.lending.num_bytes == 0
 
 
+def test_what_is_read_while_all_is_given_back_goes_with_its_reader() -> None:
+    both = Both()
+    piece, tensor = both.pass_on(MIB)
+    piece.data[:3] = b"abc"
+    number = piece.number
+    both.lending.clear()
+    del piece
+    assert both.lending.num_bytes == 0
+    assert bytes(tensor[:3].tolist()) == b"abc"
+    both.borrowed.forget([number])
+    assert "tensor messages" in Path("/proc/self/maps").read_text()
+    del tensor
+    assert "tensor messages" not in Path("/proc/self/maps").read_text()
+    assert both.pass_on(MIB)[0].number != number
+
+
 def test_of_a_link_that_is_over_all_stays_readable_and_nothing_is_lent_again() -> None:
     both = Both()
     piece, tensor = both.pass_on(MIB, "gone")
