@@ -31,6 +31,7 @@ _SMALL_DISK_BYTES = 64 * 2**20
 _TEXT = b"All of this is read again and again, by whoever is there. " * 2000
 _OTHER = _TEXT.translate(bytes.maketrans(b"abcdefgh", b"ABCDEFGH"))
 _AWAY_S = 6.0  # how long a node is stopped or cut off: long enough to be given up
+_SLOW = 8.0  # times
 _DAEMON_EVERY = 3  # in every third run the daemon dies, too
 
 
@@ -220,8 +221,8 @@ def daemon_seed(cluster: Cluster, seed: int, *, with_node: bool, manner: Manner 
     cluster.usable(cluster.num_nodes)
     incidents = len(cluster.client.incidents())
     tables = (manner or manner_of(seed)).tables(cluster.num_devices)
-    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=MOVING_TRAIN | {"steps": 60}, **tables)).id
-    cluster.at_step(job, 3)
+    job = cluster.client.submit(tiny_job(f"daemon-{seed}", train=MOVING_TRAIN, **tables)).id
+    cluster.slow_down(cluster.at_step(job, 3).nodes, _SLOW, _AWAY_S)  # it lasts, without work
     time.sleep(rng.random())
     before = cluster.client.job(job)
     pids = {node.name: node.pids[0] for node in cluster.client.nodes()}

@@ -19,13 +19,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from unittest import mock
 
 from oobleckd.client import Client, socket_of
-from oobleckd.ctl import base, reference
+from oobleckd.ctl import base
 from oobleckd.ctl.local import DAEMON, ONE_THREAD, Home
 from oobleckd.ctl.processes import ClusterProcess, is_alive
 from oobleckd.ctl.verify import judge
@@ -36,6 +37,7 @@ from oobleckd.protocol.nodeviews import NodeView
 from oobleckd.unixhttp import ClientError
 
 T = TypeVar("T")
+D = TypeVar("D")
 BIN = Path(sys.executable).parent
 
 
@@ -62,6 +64,7 @@ class Cluster:
         self._options = ("--kind", kind, "--devices", str(devices), "--spare" if spare else "--no-spare")
         self.env = {**os.environ, "OOBLECK_STATE": str(state), "OMP_NUM_THREADS": "1", **(env or {})}
         self.client = Client(socket_of(state))
+        self.ask_every_s = 0.05  # what is waited for
         self._pause = threading.Event()
 
     @property
@@ -70,9 +73,7 @@ class Cluster:
         return Home(self.state)
 
     def __enter__(self) -> Self:
-        if base.is_wanted():
-            base.Base(base_folder()).begin(ONE_THREAD)
-            self.env.setdefault("OOBLECK_BASE", str(base_folder()))
+        self.env = with_base() | self.env
         try:
             self.ctl("up", "--nodes", str(self.num_nodes), "--allow-injection", *self._options)
         except BaseException:  # interrupted, too: half a cluster is not left behind
@@ -112,6 +113,17 @@ class Cluster:
         for pid in pids[-1:] if how == "one-device" else pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def slow_down(self, nodes: Iterable[str], times: float, seconds: float = 0.0) -> None:
+        """Have the devices of ``nodes`` take so many ``times`` as long for their layers, nearly all of it
+        asleep, for so many ``seconds`` (0.0: until told otherwise): a job then lasts without work.
+        """
+        for node in nodes:
+            self.client.kill(node, "slow", times=times, seconds=seconds)
+
+    def hurry(self, nodes: Iterable[str]) -> None:
+        """Have them be as fast as they can again."""
+        self.slow_down(nodes, 1.0)
 
     def terminate(self, node: str) -> None:
         """SIGTERM of an agent."""
@@ -153,18 +165,34 @@ class Cluster:
     # ------------------------------------------------------------------ waiting for events
 
     def until(self, check: Callable[[], T | None], what: str, timeout_s: float = 120.0) -> T:
-        """The first result of ``check`` that is not None, asked anew every 50 ms.
+        """The first result of ``check`` that is not None, asked anew every ``ask_every_s``, and less often
+        the longer it takes.
 
         Asked and not awaited: what is checked may live in files or in a daemon that is away just now.
         """
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        began = now = time.monotonic()
+        while now < began + timeout_s:
             with contextlib.suppress(ClientError):  # the daemon may be away
                 found = check()
                 if found is not None:
                     return found
-            self._pause.wait(0.05)
+            self._pause.wait(self.ask_every_s + min((now - began) / 50, 0.15))
+            now = time.monotonic()
         raise TimedOut(f"{what}: not within {timeout_s} s; jobs: {self.describe()}")
+
+    def told(self, data: type[D], so: Callable[[D], bool], what: str, timeout_s: float = 120.0) -> D:
+        """Wait until a change says what is ``so``; looked for in all that is kept."""
+        seen = 0
+
+        def check() -> D | None:
+            nonlocal seen
+            for change in self.client.events(seen, follow=False):
+                seen = max(seen, change.seq)
+                if isinstance(change.data, data) and so(change.data):
+                    return change.data
+            return None
+
+        return self.until(check, what, timeout_s)
 
     def describe(self) -> str:
         """The jobs that are not done, and the newest, for a message."""
@@ -210,13 +238,11 @@ class Cluster:
     def verify(self, job: str) -> str:
         """Compare a finished job with its undisturbed run in one process; fails on any difference.
 
-        By the program where that run is to be made; where it is kept from before, without starting one.
+        As ``oobleckctl verify --single`` does, without starting it.
         """
-        view = self.client.job(job)
-        if reference.recall(reference.kept_file(self.client, view, single=True)) is None:
-            return self.ctl("verify", job, "--single").stdout
-        with contextlib.redirect_stderr(io.StringIO()):  # what it says to people is in nobody's way here
-            _, verdict = judge(self.client, view, single=True)
+        said = io.StringIO()  # what it says to people is in nobody's way here
+        with mock.patch.dict(os.environ, self.env, clear=True), contextlib.redirect_stderr(said):
+            _, verdict = judge(self.client, self.client.job(job), single=True)
         assert verdict.identical, (verdict.sentence, verdict.findings)
         return verdict.sentence
 
@@ -228,6 +254,14 @@ class Cluster:
         files = self.state.glob("run/*/faults.jsonl")
         lines = [line for file in files for line in file.read_text().splitlines()]
         return sorted(map(json.loads, lines), key=lambda hit: float(hit["at"]))
+
+
+def with_base() -> dict[str, str]:
+    """An environment whose clusters are forks of the base of this process, which runs from now on."""
+    if not base.is_wanted():
+        return {}
+    base.Base(base_folder()).begin(ONE_THREAD)
+    return {"OOBLECK_BASE": str(base_folder())}
 
 
 @functools.cache
@@ -258,7 +292,7 @@ def tiny_job(name: str, **sections: dict[str, Any]) -> Job:
             "family": "gpt2",
             "config": TINY,
         },
-        "train": {"steps": 24, "global_batch": 12, "micro_batch": 2, "sequence": 32},
+        "train": {"steps": 24, "global_batch": 8, "micro_batch": 2, "sequence": 32},
         "optimizer": {"lr": 0.003, "warmup_steps": 4},
         "fault_tolerance": {"f": 1},
         "resources": {"device_memory": "8MiB"},

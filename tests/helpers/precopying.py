@@ -22,7 +22,8 @@ PRECOPYING = (("ahead", "source"), ("ahead", "leaver"), ("stage", "target"), ("p
 """(phase, who dies in it). A source dies once it has sent something, a target once it has something, the
 daemon once it has told both.
 """
-STEPS = 40
+STEPS = 24
+_SLOW, _SLOW_S = 4.0, 6.0  # while the daemon is away the job lasts, without work
 _BLOCKS, _WIDTH = 6, 128
 _BYTES = 12  # of a parameter: weight and two moments
 _NODES = 4
@@ -55,7 +56,8 @@ def die_in_precopy(cluster: Cluster, phase: str, victim: str, manner: Manner) ->
     if doomed:
         cluster.until(lambda: _fired(cluster, before, phase, doomed) or None, f"{doomed} to die at {phase}")
     else:
-        cluster.until(lambda: _begun(cluster, view.id) or None, "copies to begin")
+        cluster.told(CopiesBegun, lambda begun: begun.job == view.id, "copies to begin")
+        cluster.slow_down(view.nodes, _SLOW, _SLOW_S)
         cluster.kill_daemon()
         cluster.start_daemon()
     cluster.until(lambda: _left(cluster, view.id, cast.leaver) or None, f"{cast.leaver} to leave")
@@ -116,11 +118,6 @@ def _cast(cluster: Cluster, view: JobView) -> Cast:
     assert [len(first.nodes), len(second.nodes)] == [2, 2], view
     (target,) = [node.name for node in cluster.client.nodes() if node.state == "standby"]
     return Cast(first.nodes[0], second.nodes[0], target)
-
-
-def _begun(cluster: Cluster, job: str) -> bool:
-    changes = cluster.client.events(since=0, follow=False)
-    return any(isinstance(change.data, CopiesBegun) and change.data.job == job for change in changes)
 
 
 def _fired(cluster: Cluster, before: int, phase: str, node: str) -> bool:

@@ -65,6 +65,10 @@ class UnitCluster(Cluster):
         """Run oobleckctl in the box, as root."""
         return self.box.run("env", "OMP_NUM_THREADS=1", f"{HOME}/bin/oobleckctl", *args, check=check)
 
+    def verify(self, job: str) -> str:
+        """As ``Cluster`` does, by the program in the box, whose files are there."""
+        return self.ctl("verify", job, "--single").stdout
+
     def systemctl(self, *args: str, check: bool = True) -> str:
         """Run systemctl in the box; what it printed."""
         return self.box.run("systemctl", *args, check=check).stdout.strip()

@@ -24,8 +24,10 @@ from tests.helpers.unitcluster import UnitCluster, installation
 
 NUM_HOSTS = 4
 PARTED_S = 3.0
-STEPS = 100
-"""For as long as a host is away, and more. The same where it can be: one run without failures serves all."""
+STEPS, SLOW, SLOW_S = 40, 8, PARTED_S + 2.0
+"""For as long as a host is away, and more: whoever trains sleeps most of that time. The same where it can be:
+one run without failures serves all.
+"""
 SHARED = "/shared"
 SETTINGS = """
 [daemon]
@@ -48,14 +50,16 @@ class Hosts:
     switch: Switch
 
     def job(self, name: str, steps: int = STEPS) -> str:
-        """Submit a job that all four train, and wait until it is under way."""
+        """Submit a job that all four train, slowly for a while, and wait until it is under way."""
         self.switch.heal()
         self.cluster.usable(NUM_HOSTS)
         spec = tiny_job(
             name, train={"steps": steps, "global_batch": 4}, checkpoint={"dir": f"{SHARED}/{name}"}
         )
         job = self.cluster.client.submit(spec).id
-        assert len(self.cluster.at_step(job, 4).nodes) == NUM_HOSTS
+        nodes = self.cluster.at_step(job, 4).nodes
+        assert len(nodes) == NUM_HOSTS
+        self.cluster.slow_down(nodes, SLOW, SLOW_S)
         return job
 
     def ends_as_ever(self, job: str) -> JobView:

@@ -26,10 +26,12 @@ SOCKET = "oobleckd.socket"
 WORKERS = [f"oobleck-worker@{node}.service" for node in NODES]
 MAX_EXPOSED = 2.0
 RESTARTS, HANGS = 4, 2
-STEPS, SLOW = 90, 8
+STEPS, SLOW = 60, 12
 """For as long as those take, and half as long again: whoever trains sleeps most of the time, so that this
 costs no more than it has to. The same for all jobs: one run without failures serves all.
 """
+FEW, SLOW_S = 24, 3.0
+"""Steps where one thing happens, and for how long they are slow."""
 WATCHDOG_S = 3
 LOG_LINES = 5000
 
@@ -54,7 +56,6 @@ def test_nothing_runs_as_root(services: UnitCluster) -> None:
             assert services.box.run("ps", "-o", "user=", "-p", str(pid)).stdout.strip() == "oobleck"
 
 
-_AT_ONCE_S = 0.001
 _ACTS_EVERY = 6
 """Questions: some eight acts a second, of twenty that the daemon takes of anybody."""
 
@@ -113,8 +114,7 @@ def trains_on(services: UnitCluster, name: str, act: Callable[[str], None], time
     """
     job = services.client.submit(tiny_job(name, train={"steps": STEPS, "global_batch": 6})).id
     services.at_step(job, 4)
-    for node in NODES:
-        services.client.kill(node, "slow", times=SLOW)
+    services.slow_down(NODES, SLOW)
     workers, before = services.pids(), len(services.client.incidents())
     status = f"{job} running"  # told every few seconds
     services.until(lambda: status in services.property(DAEMON, "StatusText") or None, status)
@@ -130,8 +130,7 @@ def trains_on(services: UnitCluster, name: str, act: Callable[[str], None], time
         step = services.client.job(job).step
         assert step < STEPS, f"{name} was too short to show anything"
         services.at_step(job, step + 1)
-    for node in NODES:
-        services.client.kill(node, "slow", seconds=_AT_ONCE_S)
+    services.hurry(NODES)
     view = services.job_in(job, "done", timeout_s=400.0)
     assert (view.step, view.incidents, len(services.client.incidents())) == (STEPS, 0, before)
     assert services.pids() == workers
@@ -181,8 +180,9 @@ def test_who_asks_a_daemon_that_is_stopped_starts_it(services: UnitCluster) -> N
 
 
 def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("stopped", train={"steps": STEPS, "global_batch": 6})).id
+    job = services.client.submit(tiny_job("stopped", train={"steps": FEW, "global_batch": 6})).id
     services.at_step(job, 4)
+    services.slow_down(NODES, SLOW, SLOW_S)
     before = len(services.client.incidents())
     services.systemctl("stop", WORKERS[1])
     (left,) = [node for node in services.client.nodes() if node.name == NODES[1]]
@@ -196,8 +196,9 @@ def test_stopping_a_worker_costs_no_work(services: UnitCluster) -> None:
 
 
 def test_the_journal_tells_the_story_of_an_incident(services: UnitCluster) -> None:
-    job = services.client.submit(tiny_job("story", train={"steps": STEPS, "global_batch": 6})).id
+    job = services.client.submit(tiny_job("story", train={"steps": FEW, "global_batch": 6})).id
     victim = services.at_step(job, 4).nodes[0]
+    services.slow_down(NODES, SLOW, SLOW_S)
     before = {incident.id for incident in services.client.incidents()}
     services.box.run("kill", "-KILL", str(services.pids()[victim][0]))
 

@@ -9,7 +9,7 @@ waits there until its credentials have expired.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,9 +22,14 @@ from tests.helpers.switch import Switch
 from tests.helpers.unitcluster import CHECKOUT, HOME, installation
 
 WORKERS = 4
-STEPS = 200
+STEPS = 60
+ASLEEP_S, AWAKE_S = (0.0, 0.02, 0.0), (0.0, 0.0, 0.0)
+"""Of a pass of embedding, block and head: until it is preempted the job lasts without work."""
+ASK_EVERY_S = 0.4
+"""By a program, which needs a third of a second."""
 PEOPLE = "/home/kim"
 STATE = f"{PEOPLE}/state"
+ASLEEP = f"{PEOPLE}/asleep.json"
 SETTINGS = f"""\
 ClusterName=test
 SlurmctldHost=box
@@ -59,7 +64,7 @@ class Slurm(Cluster):
 
     def __init__(self, box: BootBox) -> None:
         super().__init__(box.path(STATE), WORKERS)
-        self.box = box
+        self.box, self.ask_every_s = box, ASK_EVERY_S
 
     def as_kim(self, command: str, *, check: bool = True) -> str:
         """Run a shell command as that user; what it printed."""
@@ -78,11 +83,17 @@ class Slurm(Cluster):
     def submit(self, job: Job) -> str:
         """The Slurm job's number."""
         self.box.path(f"{PEOPLE}/job.toml").write_text(toml_of(job))
+        self.sleep(ASLEEP_S)
         options = f"--nodes=1 --ntasks-per-node={WORKERS} --cpus-per-task=1 --partition=batch --time=60"
         return self.as_kim(
-            f"sbatch --parsable {options} --export=ALL,OOBLECK_STATE={STATE},OOBLECK_NOTICE_S=60 "
+            f"sbatch --parsable {options} --export=ALL,OOBLECK_STATE={STATE},OOBLECK_NOTICE_S=60,"
+            f"OOBLECK_BENCH_ASLEEP={ASLEEP},PYTHONPATH=/opt/checkout/benchmarks/asleep "
             "/opt/checkout/examples/slurm/oobleck.sbatch job.toml"
         )
+
+    def sleep(self, seconds: Sequence[float]) -> None:
+        """From now on."""
+        self.box.path(ASLEEP).write_text(json.dumps(seconds))
 
     def seen(self, number: str, what: str) -> Any:
         """``oobleckctl get WHAT`` at the job's daemon; None where it does not answer."""
@@ -177,6 +188,7 @@ def test_a_job_that_is_preempted_goes_on_where_it_was(slurm: Slurm) -> None:
     )
     log = slurm.box.path(f"{PEOPLE}/slurm-{number}.out")
     assert "told to make room: the workers leave" in log.read_text()
+    slurm.sleep(AWAKE_S)
 
     slurm.until(lambda: slurm.slurm_state(number) == "COMPLETED" or None, "the job is done", timeout_s=600.0)
     end = [line for line in log.read_text().splitlines() if '"items"' in line][-1]

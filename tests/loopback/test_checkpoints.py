@@ -15,6 +15,8 @@ from tests.helpers.smalldisk import SmallDisk
 from tests.helpers.torn import torn_seed
 
 NODES = 5
+SLOW, SLOW_S = 8, 3.0
+"""Times as long as layers take, nearly all of it asleep, and for how many seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
     tables = {
         "checkpoint": {"every": 25},
         "resources": {"device_memory": "12MiB"},
-        "train": {"steps": 70},
+        "train": {"steps": 36},
         "fault_tolerance": {"policy": "oobleck"},
     }
     spec = tiny_job("texts", data={"source": "text", "path": str(text)}, **tables)
@@ -127,7 +129,7 @@ def test_a_node_that_comes_back_to_another_text(cluster: Cluster, tmp_path: Path
     cluster.kill("node-2", "sigkill")
     cluster.until(lambda: "node-2" not in {n.name for n in cluster.usable(1)} or None, "node-2 lost")
     cluster.ctl("start-node", "node-2")
-    cluster.usable(NODES)
+    cluster.slow_down((node.name for node in cluster.usable(NODES)), SLOW, SLOW_S)
     cluster.client.control(job, "resume")
 
     def kept_out() -> bool | None:

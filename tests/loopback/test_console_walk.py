@@ -70,11 +70,12 @@ class Walk:
     def incidents(self, count: int) -> list[dict[str, Any]]:
         """So many, all over."""
 
-        def over() -> list[dict[str, Any]] | None:
-            found = self.get("get", "incidents")["items"]
-            return found if len(found) == count and not any(each["open"] for each in found) else None
+        def over() -> bool | None:
+            found = self.cluster.client.incidents()
+            return (len(found) == count and not any(each.open for each in found)) or None
 
-        found: list[dict[str, Any]] = self.until(over, f"{count} incidents that are over")
+        self.until(over, f"{count} incidents that are over")
+        found: list[dict[str, Any]] = self.get("get", "incidents")["items"]
         return found
 
 

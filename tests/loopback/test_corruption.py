@@ -18,7 +18,7 @@ from oobleckd.protocol.traits import CANARY
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 7
-STEPS = 30
+STEPS = 22
 
 
 @pytest.fixture(scope="module")

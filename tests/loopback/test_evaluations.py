@@ -64,7 +64,7 @@ def test_a_death_in_an_evaluation_does_not_show(cluster: Cluster, folder: Path) 
     """The head dies with losses that nobody has heard."""
     source = {"name": "held", "kind": "text", "path": str(folder / "held.txt")}
     table = {"every": EVERY, "sequences": 20, "at_start": True, "source": [source]}
-    spec = tiny_job("evaluated", train={"steps": 24}, eval=table)
+    spec = tiny_job("evaluated", train={"steps": 24, "global_batch": 12}, eval=table)
     job = cluster.client.submit(spec).id
     view = cluster.at_step(job, BEGIN)
     victim = view.pipelines[0].nodes[-1]

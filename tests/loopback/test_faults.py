@@ -25,8 +25,9 @@ from oobleckd.protocol.parts import LossCause
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 4
-TRAIN = {"steps": 80, "global_batch": 6}
-STANDING_STILL = {"steps": 40, "global_batch": 6}
+TRAIN, SLOW = {"steps": 40, "global_batch": 6}, 8
+"""Of jobs that train on while something happens to them, so many times as slow, and nearly always asleep."""
+STANDING_STILL = {"steps": 20, "global_batch": 6}
 """Of jobs that wait for what happens to them: nothing is to come while they train on."""
 STOPPED_S = 4.0
 WITHIN_S = 30.0
@@ -78,12 +79,14 @@ def knows_the_heartbeats_of(cluster: Cluster, node: str) -> None:
 def test_a_stopped_node_is_lost_and_joins_anew_when_it_goes_on(cluster: Cluster) -> None:
     job, node = begin(cluster, "stopped", TRAIN)
     before = next(view for view in cluster.client.nodes() if view.name == node)
+    cluster.slow_down(cluster.client.job(job).nodes, SLOW)
     knows_the_heartbeats_of(cluster, node)
     cluster.client.kill(node, "sigstop", seconds=STOPPED_S)
     in_state(cluster, node, "disconnected", "lost")
     in_state(cluster, node, "lost")
     after = in_state(cluster, node, "standby", "active")
     assert after.pids == before.pids  # the same processes, and what they held is dropped
+    cluster.hurry(each.name for each in cluster.usable(NODES))
     finish(cluster, job, node, "silent")
 
 
@@ -111,10 +114,12 @@ def test_a_stopped_device_with_the_last_copy_is_woken(cluster: Cluster) -> None:
 
 def test_a_node_without_a_network(cluster: Cluster) -> None:
     job, node = begin(cluster, "net-drop", TRAIN)
+    cluster.slow_down(cluster.client.job(job).nodes, SLOW)
     knows_the_heartbeats_of(cluster, node)
     cluster.client.kill(node, "net-drop", seconds=STOPPED_S)
     in_state(cluster, node, "lost")
     in_state(cluster, node, "standby", "active")
+    cluster.hurry(each.name for each in cluster.usable(NODES))
     finish(cluster, job, node, "silent")
 
 
@@ -147,7 +152,7 @@ wait = "whole"
 def test_a_drill_passes_and_says_what_it_did(cluster: Cluster, tmp_path: Path) -> None:
     cluster.heal()
     # A copy on each node: two can be lost one after the other, however soon.
-    job = tiny_job("drill", train=TRAIN, resources={"device_memory": "64MiB"})
+    job = tiny_job("drill", train=TRAIN | {"steps": 60}, resources={"device_memory": "64MiB"})
     (tmp_path / "job.toml").write_text(to_toml(table_of(job)))
     (tmp_path / "drill.toml").write_text(DRILL)
     said = cluster.ctl("drill", str(tmp_path / "drill.toml"), "--seed", "5", "-o", "json")

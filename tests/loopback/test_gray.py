@@ -66,12 +66,8 @@ def test_a_node_that_takes_three_times_as_long(cluster: Cluster, times: Path) ->
     slow, began = view.nodes[0], cluster.client.job(job).step
     cluster.ctl("kill-node", slow, "--how", f"slow={TIMES:g}")
 
-    def named() -> int | None:
-        paces = [change.data for change in cluster.client.events(0, follow=False)]
-        found = [pace for pace in paces if isinstance(pace, DevicePace) and pace.device == f"{slow}/0"]
-        return cluster.client.job(job).step if any(pace.slow for pace in found) else None
-
-    assert cluster.until(named, f"{slow} named", WAIT_S) - began <= NAMED_WITHIN
+    cluster.told(DevicePace, lambda pace: pace.slow and pace.device == f"{slow}/0", f"{slow} named", WAIT_S)
+    assert cluster.client.job(job).step - began <= NAMED_WITHIN
     cluster.until(lambda: slow not in cluster.client.job(job).nodes or None, f"{slow} to leave", WAIT_S)
     live = (NODES - 1 + 1 / TIMES) / NODES
     assert healthy_s / pace_s(cluster, job) >= KEPT * live

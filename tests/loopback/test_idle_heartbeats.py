@@ -83,7 +83,7 @@ def until(check: Callable[[], bool], what: str) -> None:
         with contextlib.suppress(ClientError):
             if check():
                 return
-        pause.wait(0.02)
+        pause.wait(0.1)
     raise AssertionError(f"{what}: not so within {WAIT_S:g} s")
 
 

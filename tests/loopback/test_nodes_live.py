@@ -10,6 +10,8 @@ from oobleckd.protocol.jobviews import JobView
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 6
+SLOW, SLOW_S = 6, 3.0
+"""Times as long as layers take, nearly all of it asleep, and for how many seconds where not to the end."""
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,10 @@ def settled(cluster: Cluster, job: str, count: int) -> JobView:
 
 
 def test_six_down_to_two_and_back_without_losing_a_step(cluster: Cluster) -> None:
-    spec = tiny_job("tide", train={"steps": 80}, fault_tolerance={"f": 2})
+    spec = tiny_job("tide", train={"steps": 40}, fault_tolerance={"f": 2})
     job = cluster.client.submit(spec).id
     view = settled(cluster, job, 6)
+    cluster.slow_down(view.nodes, SLOW)
     assert view.tolerance == 2
     gone = []
     for count, tolerance in ((5, 1), (4, 1), (3, 0)):
@@ -69,14 +72,17 @@ def test_six_down_to_two_and_back_without_losing_a_step(cluster: Cluster) -> Non
     cluster.client.control(job, "resume")
     view = settled(cluster, job, 6)
     assert view.tolerance == 2
+    cluster.hurry(view.nodes)
     done = cluster.job_in(job, "done")
     assert done.steps_lost == 0
     cluster.verify(job)
 
 
 def test_a_node_with_notice_is_out_of_the_plan_before_it_goes(cluster: Cluster) -> None:
-    job = cluster.client.submit(tiny_job("notice", train={"steps": 40})).id
-    leaving = cluster.at_step(job, 5).nodes[0]
+    job = cluster.client.submit(tiny_job("notice", train={"steps": 20})).id
+    nodes = cluster.at_step(job, 5).nodes
+    cluster.slow_down(nodes, SLOW, SLOW_S)
+    leaving = nodes[0]
     cluster.terminate(leaving)
     settled(cluster, job, NODES - 1)
     cluster.until(lambda: leaving not in cluster.home.alive() or None, f"{leaving} has left")
@@ -90,12 +96,13 @@ def test_a_node_with_notice_is_out_of_the_plan_before_it_goes(cluster: Cluster) 
 
 def test_all_of_a_cluster_with_notice_leave_their_state_in_a_checkpoint(cluster: Cluster) -> None:
     """What a batch system does that wants its machines back; they return, and nothing was lost."""
-    job = cluster.client.submit(tiny_job("preempted", train={"steps": 40})).id
+    job = cluster.client.submit(tiny_job("preempted", train={"steps": 20})).id
     nodes = cluster.at_step(job, 5).nodes
+    cluster.slow_down(nodes, SLOW, SLOW_S)
     for node in nodes:
         cluster.terminate(node)
     waiting = cluster.job_in(job, "waiting")
-    assert 5 <= waiting.step < 40
+    assert 5 <= waiting.step < 20
     cluster.until(lambda: not set(nodes) & cluster.home.alive().keys() or None, "all have left")
     for node in nodes:
         cluster.ctl("start-node", node)

@@ -20,7 +20,7 @@ SEQUENCE, STEPS, BRANCHED, BAD = 32, 24, 20, 22
 """``BAD``: the round, from 0, of the step that has the poison."""
 RECIPE = {"lr": 0.003, "warmup_steps": 4, "schedule": "wsd"}
 LOOK = {"on_spike": "skip", "spike_factor": 1.5, "spike_window": 4}
-RAMP, RAMPED, GROWS = {"start": 4, "increment": 4, "samples": 200}, 44, 25
+RAMP, RAMPED, GROWS = {"start": 4, "increment": 4, "samples": 96}, 24, 12
 """``GROWS``: the first step, from 0, that is larger than the one before."""
 SIGN_SGD = """
 import torch
@@ -47,7 +47,7 @@ def poisoned(tmp_path: Path) -> Job:
     return tiny_job(
         "recipe",
         data={"source": "tokens", "path": str(tmp_path / "tokens.bin")},
-        train={"steps": STEPS, "seed": 2, **LOOK},
+        train={"steps": STEPS, "global_batch": 12, "seed": 2, **LOOK},
         optimizer=RECIPE,
         checkpoint={"every": 10, "keep": 4},
         resources={"device_memory": "12MiB"},
@@ -77,7 +77,7 @@ def ramps_up_under_a_rule_of_its_own(cluster: Cluster) -> None:
     assert [hit["round"] for hit in cluster.fired()[before:]] == [GROWS]
     cluster.usable(4)
     sizes = [step.samples for step in cluster.client.steps(job)]
-    assert sizes == [4] * GROWS + [8] * 13 + [12] * 6
+    assert sizes == [4] * GROWS + [8] * 6 + [12] * 6
     assert (done.steps_lost, done.incidents) == (0, 1)
     assert done.progress is not None
     assert done.progress.tokens == done.progress.total_tokens == sum(sizes) * done.spec.train.sequence

@@ -85,7 +85,7 @@ def test_an_order_follows_a_loss(cluster: Cluster, manner: Manner) -> None:
     cluster.heal()
     cluster.usable(cluster.num_nodes)
     tables = manner.tables() | {"resources": {"min_pipeline_nodes": 3, "device_memory": 0}}
-    train = {"steps": 25, "global_batch": 16, "micro_batch": 1}
+    train = {"steps": 18, "global_batch": 16, "micro_batch": 1}
     job = cluster.client.submit(tiny_job(f"ordered-{manner.name}", train=train, **tables)).id
     before = cluster.at_step(job, 3)
     victim = before.pipelines[0].nodes[1]
@@ -148,7 +148,7 @@ def test_deaths_where_sums_lie_in_shared_memory(cluster: Cluster) -> None:
     config = {"n_layer": 4, "n_embd": 160, "n_head": 4, "n_positions": 32, "vocab_size": 256}
     tables = {
         "model": {"config": config | {"bos_token_id": 0, "eos_token_id": 0}},
-        "train": {"steps": 24, "global_batch": 12, "micro_batch": 1, "sequence": 8},
+        "train": {"steps": 16, "global_batch": 12, "micro_batch": 1, "sequence": 8},
         "resources": {"device_memory": 0, "min_pipeline_nodes": 2},
     }
     job = cluster.client.submit(tiny_job("lent", **tables)).id

@@ -38,7 +38,7 @@ def test_one_pipeline_alone_survives_a_kill(
     job = cluster.client.submit(
         tiny_job(
             f"alone-{place}-{backward}",
-            train={"steps": 28},
+            train={"steps": 18},
             fault_tolerance={"policy": "bamboo", "f": 0},
             schedule={"backward": backward, "redundant_memory": "16MiB"},
             resources={"device_memory": 0, "min_pipeline_nodes": 4},

@@ -23,7 +23,7 @@ from oobleckd.host import urgency
 from oobleckd.host.needs import ClusterSize
 from oobleckd.host.starts import failed_starts
 from oobleckd.protocol.changes import JobWentBack
-from tests.helpers.cluster import tiny_job
+from tests.helpers.cluster import tiny_job, with_base
 from tests.helpers.family import members
 from tests.helpers.nvidia import Machine, needs_cc
 
@@ -33,9 +33,12 @@ WORKER = Path(sys.executable).with_name("oobleck-worker")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A folder for a cluster, and the command line on it."""
+    """A folder for a cluster, and the command line on it. ``based``: on the tests' base, which has torch
+    loaded; else on one of its own.
+    """
 
     home: Home
+    based: bool = True
 
     def ctl(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -44,16 +47,18 @@ class Cluster:
 
     @property
     def environ(self) -> dict[str, str]:
-        return {**os.environ, "OOBLECK_STATE": str(self.home.state)}
+        more = with_base() if self.based else {}
+        return {**os.environ, **more, "OOBLECK_STATE": str(self.home.state)}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    cluster = Cluster(Home(tmp_path / "c"))
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    cluster = Cluster(Home(tmp_path / "c"), getattr(request, "param", True))
     yield cluster
     cluster.ctl("down", "--grace", "5")
 
 
+@pytest.mark.parametrize("cluster", [False], indirect=True)
 def test_a_cluster_from_up_to_down(cluster: Cluster) -> None:
     up = cluster.ctl("up", "--nodes", "2", "--no-spare")
     assert up.returncode == 0, up.stderr

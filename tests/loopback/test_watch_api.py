@@ -20,6 +20,9 @@ from oobleckd.worker.telemetry.figures import rss_bytes
 from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.daemons import Daemon, daemon
 
+SLOW, SLOW_S = 8, 6.0
+"""Times as long as layers take, and for how many seconds: while much is asked the job lasts without work."""
+
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
@@ -104,9 +107,10 @@ def figures_and_log(cluster: Cluster, node: str) -> None:
 def test_a_job_in_training_and_a_loss(cluster: Cluster, tmp_path: Path) -> None:
     client = cluster.client
     cluster.usable(cluster.num_nodes)
-    train = {"steps": 40, "global_batch": 16, "micro_batch": 1}
+    train = {"steps": 24, "global_batch": 8, "micro_batch": 1}
     job = client.submit(tiny_job("watched", train=train)).id
     before = cluster.at_step(job, 3)
+    cluster.slow_down(before.nodes, SLOW, SLOW_S)
     with pytest.raises(ApiProblem, match="only what is over is deleted"):
         client.delete(job)
     measured = cluster.until(lambda: newest(client, job), "op times")

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +43,13 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A model on the meta device and where it is cut."""
+    """A model on the meta device and where it is cut. ``places``: of its modules, by their id."""
 
     model: PreTrainedModel
     body: nn.Module
     blocks: nn.ModuleList
     tail: tuple[nn.Module, ...]
+    places: Mapping[int, _Place]
 
     @property
     def num_layers(self) -> int:
@@ -152,21 +153,41 @@ class Split:
 
     def layer_of(self, name: str) -> int:
         """The layer that computes with the parameter or buffer called ``name`` in the undivided model."""
-        owner = self.model.get_submodule(name.rpartition(".")[0])
-        for index, block in enumerate(self.blocks):
-            if _within(owner, block):
-                return index + 1
-        in_front = _within(owner, self.body) and not any(_within(owner, module) for module in self.tail)
-        return 0 if in_front else self.num_layers - 1
+        place = self._place(name)
+        if place.block is not None:
+            return place.block + 1
+        return 0 if place.in_front else self.num_layers - 1
 
     def root_of(self, name: str) -> str:
         """The module whose initialization decides the parameter ``name``: its block, or else its owner."""
-        owner = self.model.get_submodule(name.rpartition(".")[0])
-        for block in self.blocks:
-            if _within(owner, block):
-                owner = block
-        names: dict[int, str] = {id(module): dotted for dotted, module in self.model.named_modules()}
-        return names[id(owner)]
+        return self._place(name).root
+
+    def _place(self, name: str) -> _Place:
+        return self.places[id(self.model.get_submodule(name.rpartition(".")[0]))]
+
+
+class _Place(NamedTuple):
+    """Of a module: the block that it is in, if any; whether it is in front of them; the name of that block,
+    or else its own.
+    """
+
+    block: int | None
+    in_front: bool
+    root: str
+
+
+def _places(
+    model: PreTrainedModel, body: nn.Module, blocks: nn.ModuleList, tail: Sequence[nn.Module]
+) -> dict[int, _Place]:
+    """Of all modules at once: a model has thousands of parameters, each of which would look through them."""
+    names = {id(module): name for name, module in model.named_modules()}
+    behind = {id(part) for module in tail for part in module.modules()}
+    front = {id(part) for part in body.modules()} - behind
+    found = {key: _Place(None, key in front, name) for key, name in names.items()}
+    for index, block in reversed([*enumerate(blocks)]):
+        place = _Place(index, in_front=False, root=names[id(block)])
+        found |= {id(part): place for part in block.modules()}
+    return found
 
 
 def split(config: PretrainedConfig) -> Split:
@@ -181,7 +202,8 @@ def split(config: PretrainedConfig) -> Split:
         body, blocks = _find_blocks(model, config.num_hidden_layers)
         recorder = CallRecorder(model, body, blocks, torch.device("cpu"))
         recorder((1, 2))
-    return Split(model, body, blocks, tuple(body.get_submodule(name) for name in recorder.after))
+    tail = tuple(body.get_submodule(name) for name in recorder.after)
+    return Split(model, body, blocks, tail, _places(model, body, blocks, tail))
 
 
 @contextmanager
@@ -374,7 +396,3 @@ def mapped(value: Any, of: Callable[[Tensor], Tensor]) -> Any:
 def _on_meta(value: Any) -> Any:
     """``value`` with tensors that have no numbers."""
     return mapped(value, lambda tensor: tensor.to("meta"))
-
-
-def _within(module: nn.Module, outer: nn.Module) -> bool:
-    return any(module is part for part in outer.modules())
