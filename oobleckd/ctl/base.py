@@ -3,7 +3,8 @@ it.
 
 Owns that conversation, and where there is no base to be had: the caller starts the agent by exec then, which
 takes longer and is otherwise the same. ``OOBLECK_FORK=0`` does without. Who starts many clusters has another
-base run all the time and names its folder in ``OOBLECK_BASE``: theirs are forks of it.
+base run all the time and names its folder in ``OOBLECK_BASE``: theirs are forks of it, and where no cluster
+runs, programs of a verb are.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ class Base:
 
     def _begun_by_another(self, wanted: Mapping[str, str]) -> bool:
         """Whether it could be forked from the base that ``OOBLECK_BASE`` names, which has torch loaded."""
-        folder = os.environ.get("OOBLECK_BASE")
-        if not folder or (other := Base(Path(folder))).process() is None:
+        other = _named()
+        if other is None:
             return False
         words = (*MODULE, _MODULE, str(self._socket), _ROOM)
         birth = Birth(words, {**wanted}, str(Path.cwd()), standing(wanted), _MODULE)
         try:
-            return isinstance(other._forked(NAME, birth, self._folder, self._folder), ClusterProcess)
+            return isinstance(other.forked(NAME, birth, self._folder, self._folder), ClusterProcess)
         except (OSError, EOFError, ValueError):
             return False
 
@@ -98,7 +99,7 @@ class Base:
         birth = Birth(tuple(command), wanted, str(Path.cwd()), standing(wanted))
         try:
             self.begin(environ)
-            forked = self._forked(name, birth, run, logs)
+            forked = self.forked(name, birth, run, logs)
         except (OSError, EOFError, ValueError) as error:
             forked = str(error)
         if isinstance(forked, ClusterProcess):
@@ -107,32 +108,33 @@ class Base:
         return None
 
     def run(self, module: str, words: Sequence[str], environ: Mapping[str, str]) -> Done | None:
-        """Run a program of ``PROGRAMS`` to its end; None where it has to be done without, or was cut short by
-        the base's end.
+        """Run a program of ``PROGRAMS`` to its end, by this base or, where it does not run, by the one that
+        ``OOBLECK_BASE`` names; None where it has to be done without, or was cut short by the base's end.
         """
-        if not is_wanted() or self.process() is None:
+        base = self if self.process() is not None else _named()
+        if not is_wanted() or base is None:
             return None
         wanted = {**os.environ, **environ}
         birth = Birth(
             (*MODULE, module, *words), wanted, str(Path.cwd()), standing(wanted), module, attended=True
         )
         try:
-            with self._connect() as base, TemporaryFile() as out, TemporaryFile() as err:
-                if not _ask(base, birth, [out.fileno(), err.fileno()]).pid:
+            with base.connect() as link, TemporaryFile() as out, TemporaryFile() as err:
+                if not _ask(link, birth, [out.fileno(), err.fileno()]).pid:
                     return None
-                base.settimeout(None)
-                code = msgspec.json.decode(_frame(base), type=Ended).code
+                link.settimeout(None)
+                code = msgspec.json.decode(_frame(link), type=Ended).code
                 out.seek(0)
                 err.seek(0)
                 return Done(code, out.read().decode(), err.read().decode())
         except (OSError, EOFError, ValueError):
             return None
 
-    def _forked(self, name: str, birth: Birth, run: Path, logs: Path) -> ClusterProcess | str:
+    def forked(self, name: str, birth: Birth, run: Path, logs: Path) -> ClusterProcess | str:
         """The program, noted in ``run`` with its log in ``logs``; or why there is none. Raises OSError,
         EOFError, ValueError.
         """
-        with self._connect() as base, processes.undisturbed():
+        with self.connect() as base, processes.undisturbed():
             logs.mkdir(parents=True, exist_ok=True)
             with (logs / f"{name}.log").open("ab") as log:
                 born = _ask(base, birth, [log.fileno()])
@@ -142,8 +144,8 @@ class Base:
             processes.remember(name, process, run)
             return process
 
-    def _connect(self) -> socket.socket:
-        """A connection, once it has loaded what it is for. Raises OSError."""
+    def connect(self) -> socket.socket:
+        """A connection to it, once it has loaded what it is for. Raises OSError."""
         deadline = time.monotonic() + _LOAD_S
         while self.process() is not None and time.monotonic() < deadline:
             base = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -156,6 +158,13 @@ class Base:
                 base.settimeout(_ANSWER_S)
                 return base
         raise OSError(f"the base of the agents does not answer; its log: {self._folder / NAME}.log")
+
+
+def _named() -> Base | None:
+    """The one that ``OOBLECK_BASE`` names, if it runs."""
+    folder = os.environ.get("OOBLECK_BASE")
+    other = Base(Path(folder)) if folder else None
+    return other if other is not None and other.process() is not None else None
 
 
 def _ask(base: socket.socket, birth: Birth, outputs: Sequence[int]) -> Born:

@@ -65,8 +65,10 @@ PROGRAMS = frozenset(
         "oobleckd.worker.fork.base",
         "oobleckd.worker.tools.export",
         "oobleckd.worker.tools.look",
+        "oobleckd.worker.tools.parameters",
         "oobleckd.worker.tools.reference",
         "oobleckd.worker.tools.samples",
+        "oobleckd.worker.tools.slots",
     }
 )
 """What may be started so."""

@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.mark.parametrize("phase", ["backward", "reduce"])
 def test_a_kill_does_not_show(cluster: Cluster, phase: str, precision: str) -> None:
     cluster.heal()
-    train = {"steps": 30, "precision": precision}
+    train = {"steps": 12, "precision": precision}
     job = cluster.client.submit(tiny_job(f"gpu-{phase}-{precision}", train=train)).id
     view = cluster.at_step(job, 2, START_S)
     victim = next(node for p in view.pipelines for node in p.nodes if survivable(view, {node}))

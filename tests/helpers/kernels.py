@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -33,10 +35,27 @@ def build(folder: Path, **environment: str) -> Path:
 
 @functools.cache
 def _built() -> Path:
-    """Where the libraries of rooms are, until the tests of this process end."""
-    folder = tempfile.mkdtemp(prefix="oobleckd-kernels-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return build(Path(folder)).parent
+    """Where the libraries of rooms are, until the tests end. Processes of one run share them, as a compiler
+    takes seconds: who has them holds a lock, and the last one takes them away.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    folder = Path(tempfile.gettempdir()) / f"oobleckd-kernels-{run}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    done = folder / "done"
+    if not done.exists():
+        build(folder)
+        done.touch()
+    fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def leave() -> None:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(leave)
+    return folder / "oobleckd" / "worker"
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from tests.helpers.unitcluster import UnitCluster, installation
 
 NUM_HOSTS = 4
 PARTED_S = 3.0
-STEPS, SLOW, SLOW_S = 40, 8, PARTED_S + 2.0
+STEPS, SLOW, SLOW_S = 28, 8, PARTED_S + 2.0
 """For as long as a host is away, and more: whoever trains sleeps most of that time. The same where it can be:
 one run without failures serves all.
 """
@@ -168,7 +168,7 @@ def test_loss_and_delay_kill_nobody(hosts: Hosts) -> None:
 
 
 def test_a_slow_network_kills_nobody(hosts: Hosts) -> None:
-    job = hosts.job("slow", 15)
+    job = hosts.job("slow", 10)
     hosts.switch.weather = Weather(rate_bytes_s=1_000_000.0)
     hosts.ends_as_ever(job)
     assert hosts.incidents(job) == []

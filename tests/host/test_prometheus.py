@@ -17,6 +17,8 @@ from tests.helpers.unitcluster import CHECKOUT, HOME, UnitCluster, installation
 EXAMPLES = CHECKOUT / "examples" / "observability"
 NODES = ("node-1", "node-2")
 ADDRESS = "127.0.0.1:9464"
+ASK_EVERY_S = 0.3
+"""By a program, which takes a tenth of a second."""
 _FETCH = (
     "import sys, urllib.request; sys.stdout.write(urllib.request.urlopen(sys.argv[1], "
     "timeout=10).read().decode())"
@@ -32,6 +34,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnitCluster]:
         pytest.fail(f"{error}; OOBLECK_NO_HOST_TESTS=1 leaves the host tests out")
     with installation(tmp_path_factory.mktemp("prometheus"), binds={debs.INSIDE: packages}) as box:
         cluster = UnitCluster(box, len(NODES))
+        cluster.ask_every_s = ASK_EVERY_S
         cluster.configure(f'[daemon]\nmetrics = "{ADDRESS}"\n[worker]\nspare = false\n')
         cluster.ctl("install-systemd", "--now")
         cluster.ctl("keygen", *NODES)

@@ -307,13 +307,12 @@ def test_devices_of_a_stage_read_each_others_memory(services: UnitCluster) -> No
     job = services.client.submit(tiny_job("together", resources=resources)).id
     done = services.job_in(job, "done")
     assert done.state == "done"
-    services.no_drop_in(*two)
-    services.systemctl("restart", *WORKERS)
 
 
 def test_stopping_the_target_ends_all_workers(services: UnitCluster) -> None:
-    services.usable(len(NODES))
-    pids = [pid for node in services.pids().values() for pid in node]
+    """Two are there, with two devices each."""
+    pids = [pid for node in services.pids().values() for pid in node if pid]
+    assert len(pids) >= 2 * 3
     services.systemctl("stop", "oobleck-workers.target")
     assert {services.unit_state(unit) for unit in WORKERS} == {"inactive"}
     assert _gone(services, *pids)

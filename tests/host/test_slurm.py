@@ -21,7 +21,7 @@ from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.switch import Switch
 from tests.helpers.unitcluster import CHECKOUT, HOME, installation
 
-WORKERS = 4
+WORKERS = 2
 STEPS = 60
 ASLEEP_S, AWAKE_S = (0.0, 0.02, 0.0), (0.0, 0.0, 0.0)
 """Of a pass of embedding, block and head: until it is preempted the job lasts without work."""
@@ -125,7 +125,7 @@ def toml_of(job: Job) -> str:
         },
         "optimizer": {"lr": 0.003, "warmup_steps": 4},
         "fault_tolerance": {"f": 1},
-        "resources": {"device_memory": "10MiB"},
+        "resources": {"device_memory": "64MiB"},
         "checkpoint": {"every": 0},
     }  # fmt: skip
     for table, values in raw.items():

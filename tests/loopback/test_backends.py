@@ -13,7 +13,7 @@ from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.matrix import survivable
 
 NODES = 4
-STEPS = 60
+STEPS = 40
 
 
 class Logs:

@@ -182,9 +182,11 @@ def base(tmp_path: Path) -> Iterator[Base]:
     base.end(10.0)
 
 
-def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tmp_path: Path) -> None:
-    """Their exit code and output are those of exec. The base is killed at last: then there is nothing to
-    tell.
+def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their exit code and output are those of exec; without a cluster they are forks of the base that is
+    named, if any is. The base is killed at last: then there is nothing to tell.
     """
     file = tmp_path / "job.toml"
     assert base.run("shutil", [], ONE_THREAD) is None
@@ -200,6 +202,13 @@ def test_programs_of_a_verb_are_forks_that_end_with_whoever_waits(base: Base, tm
         '{"notes":[],"data":[],"attention":{"cpu":[],"cuda":[]}}\n',
         "",
     )
+    elsewhere = Base(tmp_path / "elsewhere")
+    assert elsewhere.run("oobleckd.worker.tools.look", ["--job", str(file)], ONE_THREAD) is None
+    monkeypatch.setenv("OOBLECK_BASE", str(tmp_path / "base"))
+    forked = elsewhere.run("oobleckd.worker.tools.look", ["--job", str(file)], ONE_THREAD)
+    assert forked is not None
+    assert forked.returncode == 0
+    monkeypatch.delenv("OOBLECK_BASE")
     process = base.process()
     assert process is not None
     words = ["--job", str(file), "--out", str(tmp_path)]

@@ -21,7 +21,7 @@ BLOCK_S = 0.012
 TIMES = 3.0
 NAMED_WITHIN = 20
 KEPT = 0.85  # of the throughput, for what is alive
-STEPS, MEASURED = 50, 8
+STEPS, MEASURED = 42, 8
 WAIT_S = 300.0
 AWAKE = (0.0, 0.0, 0.0)
 

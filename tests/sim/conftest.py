@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,17 +13,15 @@ SHARE = 10
 """Of the time in which orders are sought: a third of all that worlds took, and none of them asks how good the
 orders are (``tests/unit/planner`` does).
 """
+_WHOLE = routed.best_orders
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _orders_are_sought_briefly() -> Iterator[None]:
-    whole = routed.best_orders
+def _brief(
+    shop: Shop, effort: int, begun: Sequence[Orders], *, staggered: bool
+) -> tuple[float, Orders | None]:
+    return _WHOLE(shop, effort // SHARE, begun, staggered=staggered)
 
-    def brief(
-        shop: Shop, effort: int, begun: Sequence[Orders], *, staggered: bool
-    ) -> tuple[float, Orders | None]:
-        return whole(shop, effort // SHARE, begun, staggered=staggered)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routed, "best_orders", brief)
-        yield
+@pytest.fixture(autouse=True)
+def _orders_are_sought_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routed, "best_orders", _brief)

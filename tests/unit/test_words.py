@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import io
 import re
 import tokenize
@@ -114,9 +113,11 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def found_in(text: str) -> set[str]:
     """Retired words in ``text``: alone, in the plural, and as parts of names."""
+    lower = text.lower()
+    here = [word for word in RETIRED if word.partition(" ")[0] in lower]  # a look that takes no time
     return {
         word
-        for word in RETIRED
+        for word in here
         if re.search(rf"(?<![a-z]){word.replace(' ', '[ _]')}(s|ed|ing)?(?![a-z])", text, re.IGNORECASE)
         or re.search(rf"(?<![A-Z]){word.title()}s?(?![a-z])", text)
     }
@@ -131,24 +132,12 @@ def test_no_class_name_is_in_two_modules_without_a_reason() -> None:
     assert {name: places for name, places in where.items() if len(places) > 1 and name not in SAME_NAME} == {}
 
 
-@functools.cache
-def found_everywhere() -> dict[str, set[str]]:
-    """Retired words of every file; to look takes seconds."""
-    return {name: found_in(text) for name, text in texts()}
-
-
-def test_no_retired_word_comes_back() -> None:
-    found = {name: words - EXEMPT.get(name, set()) for name, words in found_everywhere().items()}
-    assert {name: words for name, words in found.items() if words} == {}
-
-
-def test_exempt_is_only_who_needs_it() -> None:
-    found = found_everywhere()
-    assert {
-        name: words - found.get(name, set())
-        for name, words in EXEMPT.items()
-        if words - found.get(name, set())
-    } == {}
+def test_no_retired_word_comes_back_and_exempt_is_only_who_needs_it() -> None:
+    """To look through all files takes seconds."""
+    found = {name: found_in(text) for name, text in texts()}
+    assert {name: more for name in found if (more := found[name] - EXEMPT.get(name, set()))} == {}
+    needless = {name: EXEMPT[name] - found.get(name, set()) for name in EXEMPT}
+    assert {name: words for name, words in needless.items() if words} == {}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from oobleckd.ctl import look
 from oobleckd.ctl.main import main
 from tests.helpers.api_server import Api, serving, status_view
+from tests.helpers.cluster import with_base
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,13 @@ def ctl(tmp_path: Path) -> Iterator[Ctl]:
 def _trainable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node would take every job: nobody asks a worker's program."""
     monkeypatch.setattr(look, "run_worker", lambda *_words: "{}")
+
+
+@pytest.fixture
+def based(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of the worker are forks, which do not load torch."""
+    for name, value in with_base().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

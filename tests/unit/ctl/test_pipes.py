@@ -49,6 +49,7 @@ def test_an_error_that_nobody_reads_keeps_its_exit_code(tmp_path: Path, verb: st
         assert shell(f"{CTL} {verb} {ends}", tmp_path, tmp_path / "s").returncode == code
 
 
+@pytest.mark.usefixtures("based")
 def test_a_job_that_failed_says_so_by_its_exit_code_whoever_reads(ctl: Ctl, tmp_path: Path) -> None:
     """``submit --wait`` is asked how the job ended."""
     ctl.api.jobs = [job_view(state="failed", cause="not-finite")]

@@ -74,6 +74,7 @@ def test_text() -> None:
     assert golden() == GOLDEN.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("based")
 def test_parameters_are_listed_with_group_rule_and_bytes(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text(

@@ -462,6 +462,7 @@ def test_what_set_says_wrong_is_named_by_its_flag(
     assert not ctl.api.asked
 
 
+@pytest.mark.usefixtures("based")
 @pytest.mark.parametrize(("more", "code", "said"), [("", 0, ""), ("[trai]\n", 2, "error: -: trai: unknown")])
 def test_a_job_comes_by_stdin(
     ctl: Ctl, job_file: Callable[..., Path], more: str, code: int, said: str

@@ -12,7 +12,7 @@ from oobleckd.protocol.job import Job, parse_job, table_of
 from oobleckd.protocol.jobtable import JobError
 from tests.helpers.cluster import tiny_job
 
-PLAIN = tiny_job("plain", resources={"device_memory": "10MiB"})
+PLAIN = tiny_job("plain", train={"global_batch": 12}, resources={"device_memory": "10MiB"})
 
 
 def with_sinks(*sinks: dict[str, Any]) -> Job:

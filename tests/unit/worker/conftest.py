@@ -4,6 +4,7 @@ closed at the end.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from oobleckd.worker.models import spec, weights
 from tests.helpers.engine import World
 from tests.helpers.engine_jobs import STAGES, Reference, job
 from tests.helpers.transports import Device, MakeDevice
+
+_DRAWN = functools.lru_cache(maxsize=64)(weights.fresh)
+
+
+@pytest.fixture(autouse=True)
+def _first_weights_are_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all devices of a world: a tenth of what a world took."""
+    monkeypatch.setattr(spec, "fresh", _DRAWN)
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +51,9 @@ def clipped(request: pytest.FixtureRequest, reference, tmp_path_factory: pytest.
 @pytest.fixture(scope="session")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     tmp_path = tmp_path_factory.mktemp("deep")
-    spec = job(tmp_path)
-    model = msgspec.structs.replace(spec.model, config={**spec.model.config, "n_layer": 4})
-    world = World(msgspec.structs.replace(spec, model=model), {"x": [(0, 6)]}, 0, tmp_path)
+    usual = job(tmp_path)
+    model = msgspec.structs.replace(usual.model, config={**usual.model.config, "n_layer": 4})
+    world = World(msgspec.structs.replace(usual, model=model), {"x": [(0, 6)]}, 0, tmp_path)
     world.run()
     return world.job, world.losses, world.weights()
 
