@@ -307,6 +307,7 @@ def test_devices_of_a_stage_read_each_others_memory(services: UnitCluster) -> No
     job = services.client.submit(tiny_job("together", resources=resources)).id
     done = services.job_in(job, "done")
     assert done.state == "done"
+    services.no_drop_in(*two)
 
 
 def test_stopping_the_target_ends_all_workers(services: UnitCluster) -> None:
