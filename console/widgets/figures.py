@@ -171,10 +171,11 @@ def _memory(each: DeviceFigures, room: int) -> Line:
     if not each.used_bytes:
         return (("RSS ", "dim"), (size(each.rss_bytes), "")) if each.rss_bytes else ()
     parts: list[Span] = [(size(each.used_bytes), "strong")]
-    if each.planned_bytes:
-        parts.append((f" of {size(each.planned_bytes)} planned", "dim"))
+    # As ``oobleckctl describe node`` has it: a process on the host is never "of" what is planned of it.
     if each.total_bytes:
-        parts.append((f", {size(each.total_bytes)} in all", "dim"))
+        parts.append((f" of {size(each.total_bytes)}", "dim"))
+    if each.planned_bytes:
+        parts.append((f", planned {size(each.planned_bytes)}", "dim"))
     return _wide((*_memory_bar(each, room), (" ", ""), *parts), room + _MEMORY)
 
 

@@ -36,22 +36,24 @@ def build(folder: Path, **environment: str) -> Path:
 @functools.cache
 def _built() -> Path:
     """Where the libraries of rooms are, until the tests end. Processes of one run share them, as a compiler
-    takes seconds: who has them holds a lock, and the last one takes them away.
+    takes seconds: one builds, and the last one that has them takes them away.
     """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
     folder = Path(tempfile.gettempdir()) / f"oobleckd-kernels-{run}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    done = folder / "done"
-    if not done.exists():
-        build(folder)
-        done.touch()
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    # Two locks: who waits for a build must not wait for those that have what was built.
+    used = (folder / "used").open("w")
+    with (folder / "building").open("w") as building:
+        fcntl.flock(building, fcntl.LOCK_EX)
+        fcntl.flock(used, fcntl.LOCK_SH)
+        done = folder / "done"
+        if not done.exists():
+            build(folder)
+            done.touch()
 
     def leave() -> None:
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(leave)

@@ -95,7 +95,7 @@ def test_device_by_device_the_one_of_the_cursor_first() -> None:
     assert "RSS 3 GiB" in lines[0]
     text = "\n".join(lines)
     for said in (
-        "70 GiB of 60 GiB planned, 80 GiB in all",
+        "70 GiB of 80 GiB, planned 60 GiB",
         "busy  93%",
         "650 of 700 W",
         "1,410 of 1,980 MHz",
@@ -137,5 +137,6 @@ def test_a_process_on_the_host_may_hold_more_than_what_is_planned_of_it() -> Non
     (drawn, role), (percent, _) = figures.columns()[0].said(node(of(two=host), "node-2"))
     assert (role, percent.strip()) == ("bar", "4%")
     (line,) = figures.paint(View(), 150, 5, [node(of(two=host), "node-2")], 0)
+    assert "1 GiB of 24 GiB, planned 10 MiB" in plain(line)
     assert "RSS" not in plain(line), "it is the same"
     assert drawn.strip()
