@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import sys
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,10 +19,15 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from oobleckd.host.standing import standing
+
 # Before anything imports torch or transformers. Started programs inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Torch's compiler says there where its files are once anything of it is imported, and a cluster of another
+# environment than the base of all clusters had is no fork of it, which takes some seconds more.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}")
 # A fault of ours is to be seen where it is.
 os.environ["OOBLECK_TRACEBACK"] = "1"
 # A user's own cluster must not be what a test talks to.
@@ -195,24 +201,37 @@ def bare_names(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.partition(".")[0] in {"console", "planner", "worker"})
 
 
+def of_programs() -> set[str]:
+    """Of the environment what programs read when they are loaded."""
+    return set(standing(os.environ)["environment"].splitlines())
+
+
+_BEGAN = of_programs()
+
+
+def left_behind() -> list[str]:
+    """What no test may leave in this process, for people."""
+    bare = [f"imported by a bare name, not as oobleckd.…: {name}" for name in bare_names(sys.modules)]
+    changed = sorted(_BEGAN ^ of_programs())
+    return bare + [f"the environment is another one than at first: {each}" for each in changed]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that imported them fails, wherever it did."""
-    found = bare_names(sys.modules)
+    """A run that left something behind fails, wherever it did."""
+    found = left_behind()
     if hasattr(session.config, "workeroutput"):  # a process of xdist: the one that started it says so
-        session.config.workeroutput["bare_names"] = found
-    elif found or (found := sorted(session.config.stash.get(_BARE, set()))):
+        session.config.workeroutput["left_behind"] = found
+    elif found or (found := sorted(session.config.stash.get(_LEFT, set()))):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        session.config.get_terminal_writer().line(
-            f"\nimported by a bare name, not as oobleckd.…: {' '.join(found)}", red=True
-        )
+        session.config.get_terminal_writer().line("\n" + "\n".join(found), red=True)
 
 
-_BARE = pytest.StashKey[set[str]]()
+_LEFT = pytest.StashKey[set[str]]()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: WorkerController) -> None:
-    """What a process of xdist has imported."""
-    found = getattr(node, "workeroutput", {}).get("bare_names", [])
-    node.config.stash.setdefault(_BARE, set()).update(found)
+    """What a process of xdist has left behind."""
+    found = getattr(node, "workeroutput", {}).get("left_behind", [])
+    node.config.stash.setdefault(_LEFT, set()).update(found)

@@ -27,7 +27,7 @@ _SLOW, _SLOW_S = 4.0, 6.0  # while the daemon is away the job lasts, without wor
 _BLOCKS, _WIDTH = 6, 128
 _BYTES = 12  # of a parameter: weight and two moments
 _NODES = 4
-_SHARE = 4  # micro-batches of a pipeline
+_SHARE = 2  # micro-batches of a pipeline
 _names = count(1)
 
 

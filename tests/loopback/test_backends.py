@@ -13,7 +13,7 @@ from tests.helpers.cluster import Cluster, tiny_job
 from tests.helpers.matrix import survivable
 
 NODES = 4
-STEPS = 40
+STEPS = 28
 
 
 class Logs:

@@ -33,7 +33,7 @@ def begin(cluster: Cluster, name: str, nodes: int, f: int) -> tuple[str, str]:
     """
     cluster.heal()
     sections: dict[str, Any] = {
-        "train": {"steps": STEPS, "global_batch": 12},
+        "train": {"steps": STEPS, "global_batch": 8},
         "fault_tolerance": {"f": f},
         "resources": {"device_memory": "14MiB", "max_nodes": nodes, "min_pipeline_nodes": 2},
         "checkpoint": {"every": 4},

@@ -25,7 +25,7 @@ from oobleckd.protocol.parts import LossCause
 from tests.helpers.cluster import Cluster, tiny_job
 
 NODES = 4
-TRAIN, SLOW = {"steps": 40, "global_batch": 6}, 8
+TRAIN, SLOW = {"steps": 28, "global_batch": 6}, 12
 """Of jobs that train on while something happens to them, so many times as slow, and nearly always asleep."""
 STANDING_STILL = {"steps": 20, "global_batch": 6}
 """Of jobs that wait for what happens to them: nothing is to come while they train on."""

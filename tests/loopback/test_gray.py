@@ -14,10 +14,10 @@ import pytest
 
 from benchmarks.sleeping import environment_asleep
 from oobleckd.protocol.changes import DevicePace
-from tests.helpers.cluster import Cluster, tiny_job
+from tests.helpers.cluster import TINY, Cluster, tiny_job
 
 NODES, STAGES, MICRO_BATCHES = 6, 2, 12
-BLOCK_S = 0.012
+BLOCKS, BLOCK_S = 4, 0.018
 TIMES = 3.0
 NAMED_WITHIN = 20
 KEPT = 0.85  # of the throughput, for what is alive
@@ -54,6 +54,7 @@ def test_a_node_that_takes_three_times_as_long(cluster: Cluster, times: Path) ->
     wait.
     """
     sections: dict[str, Any] = {
+        "model": {"config": TINY | {"n_layer": BLOCKS}},
         "train": {"steps": STEPS, "global_batch": MICRO_BATCHES, "micro_batch": 1},
         "fault_tolerance": {"f": 1, "slow": "drain"},
         "resources": {"device_memory": 0, "min_pipeline_nodes": STAGES},

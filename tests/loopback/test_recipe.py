@@ -41,13 +41,13 @@ class SignSgd:
 
 def poisoned(tmp_path: Path) -> Job:
     """The same token everywhere, which is learnt at once, and in one place noise of others."""
-    tokens = np.full(SEQUENCE * 12 * STEPS + 1, 7)
+    tokens = np.full(SEQUENCE * 8 * STEPS + 1, 7)
     tokens[SEQUENCE * 40 : SEQUENCE * 41] = np.random.default_rng(0).integers(128, 256, SEQUENCE)
     tokens.astype("<u2").tofile(tmp_path / "tokens.bin")
     return tiny_job(
         "recipe",
         data={"source": "tokens", "path": str(tmp_path / "tokens.bin")},
-        train={"steps": STEPS, "global_batch": 12, "seed": 2, **LOOK},
+        train={"steps": STEPS, "global_batch": 8, "seed": 38, **LOOK},
         optimizer=RECIPE,
         checkpoint={"every": 10, "keep": 4},
         resources={"device_memory": "12MiB"},

@@ -1,11 +1,10 @@
 """What a worker does not import."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from oobleckd.worker.models.light import _without_a_look_at_all_families
 
@@ -59,40 +58,49 @@ assert load_spec(small_job("llama")).num_layers
 """
 
 
-def run(program: str, *args: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": f"{path or ''}{os.pathsep}{Path.cwd()}"}
-    command = [sys.executable, "-c", program, *args]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+_FORKS = """
+import json, os, sys
+import torch
+sys.stdout.flush()
+for name, program, arguments in json.load(sys.stdin):
+    if not os.fork():
+        sys.argv[1:] = arguments
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), 2)
+        exec(compile(program, name, "exec"), {"__name__": "__main__"})
+        break
+    print(name, os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+"""Each program in a fork of one process that has torch, as a worker's is, and nothing else of it."""
+_BESIDE = "import sys; sys.path.insert(0, sys.argv[2])\n"
+_PROGRAMS = (
+    ("without them, and whoever wants them finds them", _SPLIT + _WANTS_THEM, ["gpt2"]),
+    ("of experts", _SPLIT, ["qwen3_moe"]),
+    ("libraries that a GPU machine has are left alone", _BESIDE + _SPLIT + _WANTS_THEM, ["llama", "beside"]),
+    ("where that does not work it comes as it is", _BREAKS_ONCE, []),
+)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "qwen3_moe"])
-def test_a_worker_imports_no_compiler_and_no_scipy(family: str) -> None:
-    done = run(_SPLIT, family)
-    assert done.returncode == 0, done.stderr
-
-
-def test_whoever_wants_them_finds_them() -> None:
-    done = run(_SPLIT + _WANTS_THEM, "bert")
-    assert done.returncode == 0, done.stderr
-
-
-def test_libraries_that_a_gpu_machine_has_beside_transformers_are_left_alone(tmp_path: Path) -> None:
-    """Some of which need the compiler or scipy as soon as they are imported."""
+def test_a_worker_imports_no_compiler_and_no_scipy_and_whoever_wants_them_finds_them(tmp_path: Path) -> None:
+    """Also beside libraries of which some need the compiler or scipy as soon as they are imported; and where
+    it does not work, transformers comes with all its parts.
+    """
     for library in ("torchvision", "sklearn", "accelerate", "peft", "timm", "librosa"):
-        (tmp_path / library).mkdir()
-        (tmp_path / library / "__init__.py").write_text(_NEEDS_THE_COMPILER)
-        (tmp_path / f"{library}-99.0.dist-info").mkdir()
-        metadata = f"Metadata-Version: 2.1\nName: {library}\nVersion: 99.0\n"
-        (tmp_path / f"{library}-99.0.dist-info" / "METADATA").write_text(metadata)
-    done = run(_SPLIT + _WANTS_THEM, "llama", path=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-
-
-def test_where_that_does_not_work_transformers_comes_as_it_is() -> None:
-    done = run(_BREAKS_ONCE)
-    assert done.returncode == 0, done.stderr
-    assert "imported with all its parts, which takes longer: without them, no scipy, no loss" in done.stderr
+        folder = tmp_path / "beside" / library
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(_NEEDS_THE_COMPILER)
+        info = folder.with_name(f"{library}-99.0.dist-info")
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {library}\nVersion: 99.0\n")
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS],
+        input=json.dumps(_PROGRAMS), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    said = {name: (tmp_path / name).read_text() for name, _, _ in _PROGRAMS}
+    assert done.stdout.splitlines() == [f"{name} 0" for name in said], said
+    without = said.pop("where that does not work it comes as it is")
+    assert "imported with all its parts, which takes longer: without them, no scipy, no loss" in without
+    assert not any(said.values()), said
 
 
 def test_what_is_imported_may_scan_other_folders_in_any_way(tmp_path: Path) -> None:
