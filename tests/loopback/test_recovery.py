@@ -117,7 +117,7 @@ def test_copies_begin_in_the_step_that_is_mended(cluster: Cluster) -> None:
     tables = {
         "model": {"config": config | {"bos_token_id": 0, "eos_token_id": 0}},
         "fault_tolerance": {"policy": "adaptive"},
-        "train": {"steps": 25, "global_batch": 12, "micro_batch": 1, "sequence": 8},
+        "train": {"steps": 25, "global_batch": 8, "micro_batch": 1, "sequence": 8},
         "resources": {"device_memory": 0, "min_pipeline_nodes": 2, "link": 1_000_000},
     }
     job = cluster.client.submit(tiny_job("at-once", **tables)).id
@@ -148,7 +148,7 @@ def test_deaths_where_sums_lie_in_shared_memory(cluster: Cluster) -> None:
     config = {"n_layer": 4, "n_embd": 160, "n_head": 4, "n_positions": 32, "vocab_size": 256}
     tables = {
         "model": {"config": config | {"bos_token_id": 0, "eos_token_id": 0}},
-        "train": {"steps": 16, "global_batch": 12, "micro_batch": 1, "sequence": 8},
+        "train": {"steps": 16, "global_batch": 8, "micro_batch": 1, "sequence": 8},
         "resources": {"device_memory": 0, "min_pipeline_nodes": 2},
     }
     job = cluster.client.submit(tiny_job("lent", **tables)).id
