@@ -25,9 +25,10 @@ from oobleckd.host.standing import standing
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Torch's compiler says there where its files are once anything of it is imported, and a cluster of another
-# environment than the base of all clusters had is no fork of it, which takes some seconds more.
+# Torch's compiler writes both into the environment, once it is imported or compiles; and a cluster of another
+# environment than the base of all clusters is no fork of it, which takes some seconds more.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor-{os.getuid()}")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # A fault of ours is to be seen where it is.
 os.environ["OOBLECK_TRACEBACK"] = "1"
 # A user's own cluster must not be what a test talks to.
