@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -173,16 +174,20 @@ def _interruptible() -> Iterator[None]:
 
 
 def wait_for_interrupt() -> None:
-    """Wait for SIGINT or SIGTERM. Raises KeyboardInterrupt."""
-    # Not signal.pause: a signal that comes as it begins is noted for Python to see after it, which is never.
-    # Blocked ones wait to be taken; those from before are heard where they are blocked.
-    ends = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-        signal.sigwait(ends)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    """Wait for SIGINT or SIGTERM, in the main thread. Raises KeyboardInterrupt."""
+    # Neither signal.pause nor blocked signals and sigwait: another thread may take the signal as the waiting
+    # begins, and this one would hear of it after its call, which never ends. What Python has a handler for is
+    # written to this socket, whichever thread took it; earlier ones raise in the line that sets it.
+    read, write = socket.socketpair()
+    with read, write:
+        write.setblocking(False)
+        before = signal.set_wakeup_fd(-1)
+        try:
+            signal.set_wakeup_fd(write.fileno())
+            while read.recv(1)[0] not in {signal.SIGINT, signal.SIGTERM}:
+                pass
+        finally:
+            signal.set_wakeup_fd(before)
     raise KeyboardInterrupt
 
 

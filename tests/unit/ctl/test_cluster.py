@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -173,25 +172,41 @@ def test_the_socket_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("thread", ["any thread", "another thread"])
 @pytest.mark.parametrize("when", ["before", "as it begins", "later"])
 def test_an_interrupt_ends_the_waiting_whenever_it_comes(
-    when: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    when: str, thread: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that came as the waiting began was noted and never heard."""
-    block = signal.pthread_sigmask
+    """One that came as the waiting began was noted and never heard; so was one that another thread took."""
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
 
-    def blocked(how: int, mask: Iterable[int]) -> set[int | signal.Signals]:
-        wanted = number in {*mask}
-        if wanted and when == "before":
+    def interrupt() -> None:
+        if thread == "any thread":
             os.kill(os.getpid(), number)
-        found = block(how, mask)
-        if wanted and when == "as it begins":
-            os.kill(os.getpid(), number)
-        elif wanted:
-            threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
-        return found
+        else:
+            signal.pthread_kill(other.ident or 0, number)
 
-    monkeypatch.setattr(signal, "pthread_sigmask", blocked)
-    with cluster._interruptible(), pytest.raises(KeyboardInterrupt):
-        cluster.wait_for_interrupt()
-    assert not block(signal.SIG_BLOCK, ()) & {signal.SIGINT, signal.SIGTERM}
+    set_wakeup_fd = signal.set_wakeup_fd
+
+    def begins(fd: int) -> int:
+        if fd < 0:
+            return set_wakeup_fd(fd)
+        if when == "before":
+            interrupt()
+        before = set_wakeup_fd(fd)
+        if when == "as it begins":
+            interrupt()
+        elif when == "later":
+            threading.Timer(0.05, interrupt).start()
+        return before
+
+    monkeypatch.setattr(signal, "set_wakeup_fd", begins)
+    try:
+        with cluster._interruptible(), pytest.raises(KeyboardInterrupt):
+            cluster.wait_for_interrupt()
+    finally:
+        over.set()
+        other.join()
+    assert set_wakeup_fd(-1) == -1
