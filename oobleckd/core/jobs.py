@@ -15,7 +15,7 @@ from oobleckd.core.context import Core
 from oobleckd.core.entries import ProfileMeasured, TemplatesMade
 from oobleckd.core.events import Discard
 from oobleckd.core.memory import held_besides, min_device_bytes
-from oobleckd.core.run import PlannerRequest, Preparation, Run
+from oobleckd.core.run import PlannerRequest, Preloads, Preparation, Run
 from oobleckd.core.state import JobRecord
 from oobleckd.planner.costs.sharded import UNKNOWN, NodeLink, Sharding, possible, sharded, sharded_setup
 from oobleckd.planner.plan import Template, node_of
@@ -243,7 +243,7 @@ def release(core: Core, run: Run) -> None:
     if run.candidate is not None:
         devices |= set(run.candidate.deploys)
     devices |= run.guests
-    run.guests, run.pre_copy = set(), None
+    run.guests, run.preloads, run.pre_copy = set(), Preloads(), None
     known = (info for node in core.members.nodes.values() for info in node.devices)
     devices |= {info.device for info in known if info.job == run.job.id}
     for device in sorted(devices):

@@ -1,5 +1,5 @@
 """Pre-copies: state on its way to where a plan that is to come wants it, while training goes on
-(docs/mechanisms/precopy.md).
+(docs/mechanisms/precopy.md); and where all of it is copied in the stop, what can be loaded before that.
 
 Owns when they begin, for how long they are waited for, and when they are given up. They are nothing but a
 faster transfer: no layout, journal or decision knows of them, a daemon that restarts has forgotten them, and
@@ -39,6 +39,7 @@ def over(core: Core, run: Run, proposal: Proposal) -> bool:
     not be; begins with it if need be.
     """
     if not proposal.begins:
+        _preload(core, run, proposal)
         return True
     waits, found = proposal.precopy_s > 0, run.pre_copy
     if found is None or found.transfers != proposal.transfers:
@@ -99,6 +100,29 @@ def _begin(core: Core, run: Run, proposal: Proposal, incarnations: dict[str, str
             devices_per_stage=job.layout.devices_per_stage,
         )
         core.tell(device, message)
+
+
+def _preload(core: Core, run: Run, proposal: Proposal) -> None:
+    """Have devices that are to join load the job now, so that the stop has only the copies."""
+    # All waited 160 ms in the stop for a device that had waited for the end of the step. (D-precopy-016)
+    preloads, turns = run.preloads, core.members.turns
+    # This comes after every event; where nobody came since, nobody looks at thousands of devices.
+    if preloads.proposal is proposal and preloads.turns == turns:
+        return
+    preloads.proposal, preloads.turns = proposal, turns
+    job, survivors = run.job, frozenset(run.job.survivors())
+    precopied = run.pre_copy.targets if run.pre_copy is not None else frozenset()
+    for device in sorted({copy.target for copy in proposal.transfers} - survivors - precopied):
+        info = core.members.device(device)
+        if info is None or not core.members.living(device, info.incarnation):
+            continue  # a spare says Hello when it has the place
+        has_it = info.job == job.id and not info.layout
+        if has_it or preloads.told.get(device) == info.incarnation:
+            continue
+        preloads.told[device] = info.incarnation
+        run.guests.add(device)
+        spec = core.compared(core.spec_of(job), survivors.union({device}))
+        core.tell(device, PreCopy(device, 0, job.id, spec, (), 0, {}, "", preload=True))
 
 
 def on_precopied(core: Core, message: PreCopied) -> None:

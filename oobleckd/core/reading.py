@@ -177,7 +177,12 @@ def _without(core: Core, run: Run, device: str, why: str) -> None:
         return  # one whose text has changed says so itself
     node = core.members.nodes.get(node_of(device))
     for info in node.devices if node is not None else ():
-        if info.device not in inside and (deployed or info.job):
+        if info.device in inside:
+            continue
+        run.preloads.told.pop(info.device, None)
+        # A guest has opened what lies there now, and would say that for ever; its agent's last Hello may be
+        # older than that.
+        if deployed or info.job or info.device in run.guests:
             core.release(info.device, run.job.id)
     if deployed:
         _begin_anew(core, run, device, why)

@@ -71,6 +71,17 @@ class PreCopyUnderWay:
 
 
 @dataclass(slots=True)
+class Preloads:
+    """Devices that were told to load the job before they join, with their incarnations. It was last looked at
+    for ``proposal``, when the members had changed so many ``turns``.
+    """
+
+    told: dict[str, str] = field(default_factory=dict)
+    proposal: Proposal | None = None
+    turns: int = -1
+
+
+@dataclass(slots=True)
 class PlannerRequest:
     """A question to the planner. ``situation`` is None for ``prepare``."""
 
@@ -207,19 +218,19 @@ class Run:
     that it has sent, and their bytes; ``in_stage``: what it had of the others of its stage, where there are
     any. ``flags``: what was last put into the votes. ``stumbled``: joining
     devices a link of which broke in the deployment before this one. ``guests``: devices that were ever told
-    to prepare. ``broken``: links of which was heard while it was adrift. ``weighed_steps``: for so many steps
-    the policy made the plan that is in force, or left it as it is. ``forgotten``: the journal has lost its
-    end, so nothing that devices hold is known. ``told_of``: in what its devices differ, as people were told.
-    ``seen_alive``: by what of the members, and of those who take part, all incarnations were last seen to go
-    on. ``trouble``: with the disk of its checkpoints. ``waits``: device or node -> what is waited for
-    (``lastcopy``); ``ending``: stopped devices whose agents were told to end them, with their incarnations.
-    ``restarted``: it was active when another daemon stopped. ``kept_out``: nodes with another text.
-    Incarnation -> the first round that it read for (``reads_since``), and the last one before which it is
-    known to have read the right text (``checked``). ``wholes``: device -> what it said when it had read all
-    of it, until all agree. ``moved``: path -> what people were last told of it. ``unread``: the first word
-    that a device cannot use the text; ``lacking_since``: too few nodes have it. ``preparation``: of the data.
-    ``sized``: the nodes for which the number of devices a stage is the best, ``sizing``: for which that is
-    asked, ``resharding``: what came of it.
+    to pre-copy or preload (``preloads``). ``broken``: links of which was heard while it was adrift.
+    ``weighed_steps``: for so many steps the policy made the plan that is in force, or left it as it is.
+    ``forgotten``: the journal has lost its end, so nothing that devices hold is known. ``told_of``: in what
+    its devices differ, as people were told. ``seen_alive``: by what of the members, and of those who take
+    part, all incarnations were last seen to go on. ``trouble``: with the disk of its checkpoints. ``waits``:
+    device or node -> what is waited for (``lastcopy``); ``ending``: stopped devices whose agents were told to
+    end them, with their incarnations. ``restarted``: it was active when another daemon stopped. ``kept_out``:
+    nodes with another text. Incarnation -> the first round that it read for (``reads_since``), and the last
+    one before which it is known to have read the right text (``checked``). ``wholes``: device -> what it said
+    when it had read all of it, until all agree. ``moved``: path -> what people were last told of it.
+    ``unread``: the first word that a device cannot use the text; ``lacking_since``: too few nodes have it.
+    ``preparation``: of the data. ``sized``: the nodes for which the number of devices a stage is the best,
+    ``sizing``: for which that is asked, ``resharding``: what came of it.
     """
 
     job: JobRecord
@@ -233,6 +244,7 @@ class Run:
     proposal: tuple[Situation, Proposal] | None = None
     pre_copy: PreCopyUnderWay | None = None
     guests: set[str] = field(default_factory=set)
+    preloads: Preloads = field(default_factory=Preloads)
     refused: Situation | None = None
     refusal: str = ""
     satisfied: tuple[str, ...] | None = None

@@ -310,7 +310,8 @@ class PreCopy(Message, frozen=True, tag="Prepare"):
     ``transfers`` there is none any more. A source sends targets the state of the last boundary, and then, for
     so many ``rounds``, what every update is made from. ``peers`` are those that ``device`` does not know from
     its layout; ``secret`` (hex) opens links to them. ``devices_per_stage``: of the job, of whose state each
-    holds its shard.
+    holds its shard. ``preload``: nothing is pre-copied, and nothing ends; ``device``, which is to join, loads
+    the job's model, text and compiled layers, and has only the copies left to do at the ``Deploy``.
     """
 
     device: str
@@ -322,6 +323,7 @@ class PreCopy(Message, frozen=True, tag="Prepare"):
     peers: dict[str, Peer]
     secret: str
     devices_per_stage: int = 1
+    preload: bool = False
 
 
 class Deploy(Message, frozen=True):

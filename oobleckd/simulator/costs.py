@@ -58,8 +58,9 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     says; ``commit_s``: by which time, whatever the plan (tensor messages, votes, the way to the next step);
     ``sums_bytes_per_s``: how fast a device sends what it exchanges of gradients with other holders of its
     layers, while it waits, on top of what the plan has of that (``resources.link``). ``begin_s``: of a
-    deployment where the process of a device has just started, and nothing was pre-copied to it: its model and
-    data are opened, links are made. ``precopy``: copies are made while training goes on, where that pays.
+    deployment where the process of a device has just started: its model and data are opened, links are made;
+    less what it was told to do before the stop. ``precopy``: copies are made while training goes on, where
+    that pays.
     """
 
     detect_s: _Seconds = 0.003
@@ -103,13 +104,13 @@ OURS = Costs()
 
 # Ours on one machine of two cores, where each device is a process (`benchmarks/simulated.py`, in whose
 # journals these stand). deploy_s: 4 to 5 ms from the decision to a
-# layout in force where nothing is copied and nobody is new. begin_s: 0.40 to 0.48 s with one process that has
-# just started. init_s, restart_s: 0.14 s from a way
+# layout in force where nothing is copied and nobody is new. begin_s: 0.16 s of one process that was just
+# forked. init_s, restart_s: 0.14 s from a way
 # back to the layout in force, with weights made anew or 20 MB a device loaded. plan_s: 4 to 5 ms. detect_s:
 # the daemon's loop shares the cores with the devices. Its commit_s and
 # sums_bytes_per_s depend on how many devices share them: the benchmark measures both.
 ONE_MACHINE = msgspec.structs.replace(
-    OURS, detect_s=0.012, plan_s=0.005, deploy_s=0.005, begin_s=0.4, init_s=0.12, restart_s=0.12
+    OURS, detect_s=0.012, plan_s=0.005, deploy_s=0.005, begin_s=0.16, init_s=0.12, restart_s=0.12
 )
 
 # The published systems. What several of them have in common, assumed:

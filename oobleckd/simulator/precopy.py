@@ -8,7 +8,7 @@ Owns which pre-copy is under way and whether it is complete. How long it takes i
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from oobleckd.planner.placement.precopy import caught_up_s, last_update, still_share
@@ -30,7 +30,8 @@ class PreCopyShell(Protocol):
 @dataclass(slots=True)
 class SimulatedPreCopy:
     """``number`` of the pre-copy under way (0: none is), which began at ``began_at`` in the step after
-    ``began_step``; that which is ``complete``; ``gone``: devices that are dead.
+    ``began_step``; that which is ``complete``; ``gone``: devices that are dead; ``preloads``: device -> since
+    when it loads the job.
     """
 
     world: PreCopyShell
@@ -40,10 +41,13 @@ class SimulatedPreCopy:
     began_at: float = 0.0
     began_step: int = 0
     complete: int = 0
+    preloads: dict[str, float] = field(default_factory=dict)
 
     def prepare(self, message: PreCopy, step: int, step_s: float) -> None:
         """Sources and targets are told, in the step after ``step``; steps take ``step_s`` by now."""
-        if not message.transfers:
+        if message.preload:
+            self.preloads[message.device] = self.world.clock.now
+        elif not message.transfers:
             self.number = 0
         elif message.number > self.number:
             self.number, self.began_at, self.began_step = message.number, self.world.clock.now, step
@@ -78,6 +82,12 @@ class SimulatedPreCopy:
     def begun_s(self, message: Deploy) -> float:
         """For how long its targets have known of it."""
         return self.world.clock.now - self.began_at if self._is_under_way(message) else 0.0
+
+    def loaded_s(self, message: Deploy, device: str) -> float:
+        """For how long ``device`` has loaded the job, or could have."""
+        since = self.preloads.get(device)
+        preloaded_s = self.world.clock.now - since if since is not None else 0.0
+        return max(preloaded_s, self.begun_s(message))
 
     def _is_under_way(self, message: Deploy) -> bool:
         return message.precopied > 0 and message.precopied == self.number

@@ -209,6 +209,8 @@ class Training:
         """
         self.gone.difference_update(devices)
         self.new.update(devices)
+        for device in devices:
+            self.precopy.preloads.pop(device, None)
 
     def release(self) -> None:
         """No device holds anything any more."""
@@ -233,8 +235,9 @@ class Training:
         """Seconds of a deployment, and of what is copied or read in it."""
         costs = self.costs
         fixed_s = costs.deploy_s
-        if not self.new.isdisjoint(message.layout.holdings):
-            fixed_s += max(0.0, costs.begin_s - self.precopy.begun_s(message))
+        joining = self.new.intersection(message.layout.holdings)
+        loaded_s = (self.precopy.loaded_s(message, device) for device in joining)
+        fixed_s += max((max(0.0, costs.begin_s - since_s) for since_s in loaded_s), default=0.0)
         if message.source == "copy":
             return fixed_s, self.precopy.copies_s(message)
         if message.source == "init":

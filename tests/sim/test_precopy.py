@@ -23,6 +23,7 @@ from oobleckd.protocol.messages import Deploy, PreCopy
 from oobleckd.protocol.requests import Control, Drain
 from tests.helpers.simdevice import SimDevice
 from tests.helpers.simjobs import make_job, profile
+from tests.helpers.simtext import WRONG
 from tests.helpers.storm import Storm
 from tests.helpers.world import World
 from tests.sim.test_detours import until_closed, written
@@ -247,6 +248,22 @@ def test_what_is_not_wanted_any_more_is_dropped() -> None:
     assert all(device.executor is None or device.executor.precopy_source is None for device in devices)
     world.ask(Drain("n02", undo=True))
     world.run(lambda: "n02" in world.view().nodes)
+    finish(world)
+
+
+def test_a_target_with_another_text_may_be_used_once_the_right_one_is_back() -> None:
+    """It had opened the wrong one for the copies, and said so for ever."""
+    world = running(steps=120)
+    right = world.texts.at("n02")
+    world.texts.put(WRONG)
+    world.kill("n02")
+    world.run(lambda: bool(world.incidents()))
+    until_closed(world)
+    world.add("n02")
+    world.run(lambda: "n02" in world.machine.core.run.kept_out)
+    world.texts.put_back(right)
+    world.run(lambda: "n02" in world.view().nodes)
+    assert deployments(world)[-1][1] > 0
     finish(world)
 
 

@@ -6,6 +6,7 @@ and what a failure there comes to, is the device process's (``device``).
 
 from __future__ import annotations
 
+import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -38,7 +39,7 @@ from oobleckd.worker.device.context import (
     give_back_memory,
 )
 from oobleckd.worker.device.measure import bind
-from oobleckd.worker.device.reading import Reading
+from oobleckd.worker.device.reading import Reading, Unread
 from oobleckd.worker.device.traits import traits
 from oobleckd.worker.groups.manager import GroupManager
 from oobleckd.worker.messaging.messenger import TransportMessenger
@@ -48,12 +49,15 @@ from oobleckd.worker.reconfigure.precopy_source import PreCopySource
 from oobleckd.worker.reconfigure.precopy_target import PreCopyTarget, is_of
 from oobleckd.worker.round_machine.tasks import order_of
 from oobleckd.worker.runtime.activity import ActivityPage
+from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.faults import Faults
 from oobleckd.worker.runtime.yielding_lock import YieldingLock
 from oobleckd.worker.state.store import Store
 from oobleckd.worker.training.executor import Executor
 from oobleckd.worker.transport.mailbox import Mailbox
 from oobleckd.worker.transport.transport import Transport
+
+_log = logging.getLogger(__name__)
 
 
 class JobHolder(ABC):
@@ -148,7 +152,10 @@ class JobHolder(ABC):
             self._ready()
 
     def _precopy(self, message: PreCopy) -> None:
-        """Pre-copy, from now on; or no more."""
+        """Pre-copy, from now on; or no more; or preload."""
+        if message.preload:
+            self._preload(message.job, message.spec)
+            return
         if self.deployment is not None:
             if self.executor is not None and self.executor.layout.epoch:
                 return
@@ -174,6 +181,22 @@ class JobHolder(ABC):
         missing = {bucket: source for bucket, source in sources.items() if bucket not in store.buckets}
         if sources:
             self.precopy_target = PreCopyTarget(message.number, executor.job, store, self.messenger, missing)
+
+    def _preload(self, job_id: str, job: Job) -> None:
+        """Load what a ``Deploy`` of the job needs before its copies. Raises Unread: then the node is kept out
+        of the plan.
+        """
+        if self.deployment is not None or self.executor is not None:
+            return
+        try:
+            self._begin_job(job_id, job)
+        except Unread:
+            raise
+        except UserError as error:
+            # A Deploy would end the job with it; until there is one the job does without this device.
+            # (D-precopy-016)
+            _log.warning("%s cannot load %s: %s", self.context.device, job_id, error.problem)
+            self._release()
 
     def _strangers(self, peers: Collection[str]) -> frozenset[str]:
         """Those of ``peers`` who are not in a layout with this device. Links to them may be left of a plan of

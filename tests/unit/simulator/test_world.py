@@ -20,6 +20,7 @@ from oobleckd.planner.policy import WITH_REDUNDANT_LAYERS, Action
 from oobleckd.protocol.job import Checkpoint, Job, PolicyName
 from oobleckd.protocol.jobeval import Eval
 from oobleckd.protocol.jobschedule import Schedule
+from oobleckd.protocol.messages import Deploy, PreCopy, ToWorker
 from oobleckd.simulator.failures import memoryless
 from oobleckd.simulator.outcome import Outcome, SimulationError
 from oobleckd.simulator.runs import apart, run_all
@@ -403,12 +404,27 @@ def test_who_goes_on_alone_exchanges_with_nobody() -> None:
     assert run.losses == 1
 
 
-def test_a_process_that_has_just_started_begins_the_job_and_all_wait() -> None:
+@pytest.mark.parametrize("begin_s", [0.05, 1.5])
+def test_all_wait_for_what_a_process_that_has_just_started_did_not_load_before_the_stop(
+    begin_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_at: dict[type, list[float]] = {PreCopy: [], Deploy: []}
+    tell = World._tell
+
+    def noted(world: World, node: str, message: ToWorker) -> None:
+        if isinstance(message, PreCopy | Deploy) and message.device == "node-2/0":
+            told_at[type(message)].append(world.clock.now)
+        tell(world, node, message)
+
     events = (TraceEvent(10.0, "fail", "node-2"), TraceEvent(12.0, "join", "node-2"))
-    slow = msgspec.structs.replace(FREE, begin_s=1.5)
-    runs = [simulate(question("oobleck", trace_of(4, *events), costs=costs)) for costs in (FREE, slow)]
-    quick_s, slow_s = (run.lost_device_s["reconfigure"] for run in runs)
-    assert slow_s - quick_s == pytest.approx(
-        2 * 4 * 1.5
-    )  # the first plan, and that with the one that is back
-    assert runs[0].plans == runs[1].plans == 3
+    slow = msgspec.structs.replace(FREE, begin_s=begin_s)
+    quick = simulate(question("oobleck", trace_of(4, *events)))
+    monkeypatch.setattr(World, "_tell", noted)
+    run = simulate(question("oobleck", trace_of(4, *events), costs=slow))
+    (preload,), (_, joined) = told_at[PreCopy], told_at[Deploy]
+    assert 0.05 < joined - preload < 1.5
+    left_s = max(0.0, begin_s - (joined - preload))
+    # The first plan, and that with the one that is back.
+    waited_s = run.lost_device_s["reconfigure"] - quick.lost_device_s["reconfigure"]
+    assert waited_s == pytest.approx(4 * begin_s + 4 * left_s)
+    assert quick.plans == run.plans == 3

@@ -20,9 +20,12 @@ import torch
 
 from oobleckd.planner.plan import Layers, Layout, Range, Route, Segment, Transfer
 from oobleckd.protocol import codec
+from oobleckd.protocol.datamessages import Identified
+from oobleckd.protocol.job import Job
 from oobleckd.protocol.jobeval import Eval
 from oobleckd.protocol.messages import (
     Deploy,
+    DeviceFailed,
     Emptied,
     Flag,
     Held,
@@ -35,10 +38,12 @@ from oobleckd.protocol.messages import (
 )
 from oobleckd.protocol.parts import Counters, Flags, Peer
 from oobleckd.worker.agent.outbox import peek
-from oobleckd.worker.device import device
+from oobleckd.worker.device import device, layouts
 from oobleckd.worker.device.agent_link import DeviceLink
 from oobleckd.worker.device.context import DeviceContext
+from oobleckd.worker.models import ModelSpec, load_spec
 from oobleckd.worker.runtime.activity import ActivityPage
+from oobleckd.worker.runtime.errors import UserError
 from oobleckd.worker.runtime.framing import read_frame
 from tests.unit.worker.test_device import TIMEOUT_S, Agent, job
 
@@ -246,3 +251,80 @@ def test_links_to_strangers_are_made_anew_but_for_the_plan_that_is_precopied(
     pair.deploy(4, [SOURCE, TARGET], pair.hold(3, [SOURCE, TARGET]), "copy")
     assert pair.agents[SOURCE].hear(Ready).epoch == 4
     assert named[-1] == set()
+
+
+def preload(pair: Pair, spec: Job) -> None:
+    pair.agents[TARGET].say(PreCopy(TARGET, 0, "job", spec, (), 0, {}, "", preload=True))
+
+
+def test_who_has_preloaded_has_only_the_copies_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    begin = device.DeviceProcess._begin_job
+
+    def noted(process: device.DeviceProcess, *args: Any) -> Any:
+        begun.append(process.context.device)
+        return begin(process, *args)
+
+    monkeypatch.setattr(device.DeviceProcess, "_begin_job", noted)
+    preload(pair, pair.processes[SOURCE].executor.job)
+    said = pair.agents[TARGET].hear(Identified)
+    assert said.inputs == pair.processes[SOURCE].reading.inputs
+    assert said.canary
+    pair.agents[SOURCE].hear(StepDone)  # it goes on
+    preload(pair, pair.processes[SOURCE].executor.job)  # said twice, it is done once
+    counters = pair.hold(1, [SOURCE])
+    pair.deploy(2, [SOURCE, TARGET], counters, "copy")
+    ready = pair.agents[TARGET].hear(Ready)
+    assert ready.copied_bytes > 0
+    assert ready.canary == said.canary
+    assert begun == [TARGET]
+    pair.agents[SOURCE].hear(Ready)
+    pair.resume(2, [SOURCE, TARGET])
+    pair.agents[TARGET].hear(StepDone)
+    pair.hold(2, [SOURCE, TARGET])
+    pair.check_equal()
+
+
+def test_what_is_pre_copied_is_not_ended_by_a_preload(pair: Pair) -> None:
+    pair.prepare(7)
+    pair.agents[TARGET].hear(PreCopied)
+    preload(pair, pair.processes[SOURCE].executor.job)
+    counters = pair.hold(1, [SOURCE])
+    pair.deploy(2, [SOURCE, TARGET], counters, "copy", precopied=7)
+    ready = pair.agents[TARGET].hear(Ready)
+    assert ready.copied_bytes == 0
+    assert ready.staged_bytes > 0
+
+
+def test_who_cannot_load_the_job_yet_ends_it_only_where_it_is_deployed(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, tries = pair.processes[SOURCE].executor.job, []
+
+    def load(job: Job) -> ModelSpec:
+        tries.append(job)
+        if len(tries) != 2:
+            raise UserError("model.checkpoint: /m: not readable", "make it readable")
+        return load_spec(job)
+
+    monkeypatch.setattr(layouts, "load_spec", load)
+    preload(pair, spec)
+    preload(pair, spec)  # of the first nothing is left
+    first = pair.agents[TARGET].hear(Identified, DeviceFailed)
+    assert isinstance(first, Identified)
+    pair.agents[TARGET].say(Release(TARGET, "job", "d.0"))
+    pair.agents[TARGET].hear(Emptied)
+    counters = pair.hold(1, [SOURCE])
+    pair.deploy(2, [SOURCE, TARGET], counters, "copy")
+    failed = pair.agents[TARGET].hear(Ready, DeviceFailed)
+    assert (failed.error, len(tries)) == ("model.checkpoint: /m: not readable", 3)
+
+
+def test_who_cannot_read_the_text_says_so_before_it_is_deployed(pair: Pair) -> None:
+    spec = pair.processes[SOURCE].executor.job
+    gone = msgspec.structs.replace(spec.data, path=str(pair.tmp_path / "none"))
+    preload(pair, msgspec.structs.replace(spec, data=gone))
+    failed = pair.agents[TARGET].hear(Identified, DeviceFailed)
+    assert isinstance(failed, DeviceFailed)
+    assert failed.unread
+    assert pair.processes[TARGET].executor is None
