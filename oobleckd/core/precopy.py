@@ -105,24 +105,33 @@ def _begin(core: Core, run: Run, proposal: Proposal, incarnations: dict[str, str
 def _preload(core: Core, run: Run, proposal: Proposal) -> None:
     """Have devices that are to join load the job now, so that the stop has only the copies."""
     # All waited 160 ms in the stop for a device that had waited for the end of the step. (D-precopy-016)
-    preloads, turns = run.preloads, core.members.turns
-    # This comes after every event; where nobody came since, nobody looks at thousands of devices.
+    job, preloads, turns = run.job, run.preloads, core.members.turns
     if preloads.proposal is proposal and preloads.turns == turns:
-        return
-    preloads.proposal, preloads.turns = proposal, turns
-    job, survivors = run.job, frozenset(run.job.survivors())
+        return  # this comes after every event, and there may be thousands of devices
     precopied = run.pre_copy.targets if run.pre_copy is not None else frozenset()
-    for device in sorted({copy.target for copy in proposal.transfers} - survivors - precopied):
-        info = core.members.device(device)
-        if info is None or not core.members.living(device, info.incarnation):
-            continue  # a spare says Hello when it has the place
-        has_it = info.job == job.id and not info.layout
-        if has_it or preloads.told.get(device) == info.incarnation:
-            continue
-        preloads.told[device] = info.incarnation
-        run.guests.add(device)
-        spec = core.compared(core.spec_of(job), survivors.union({device}))
+    joining = {copy.target for copy in proposal.transfers}.difference(precopied, job.survivors())
+    preloads.proposal, preloads.turns = proposal, turns
+    told = [device for device in sorted(joining) if _is_to_load(core, run, device)]
+    if not told:
+        return
+    run.guests.update(told)
+    spec = core.compared(core.spec_of(job), (*job.survivors(), *told))
+    for device in told:
         core.tell(device, PreCopy(device, 0, job.id, spec, (), 0, {}, "", preload=True))
+
+
+def _is_to_load(core: Core, run: Run, device: str) -> bool:
+    """Whether a device has not got the job and was not told to load it, in its present incarnation; a spare
+    has one when it has taken the place.
+    """
+    info = core.members.device(device)
+    if info is None or not core.members.living(device, info.incarnation):
+        return False
+    has_it = info.job == run.job.id and not info.layout
+    if has_it or run.preloads.told.get(device) == info.incarnation:
+        return False
+    run.preloads.told[device] = info.incarnation
+    return True
 
 
 def on_precopied(core: Core, message: PreCopied) -> None:

@@ -16,7 +16,7 @@ from oobleckd.planner.placement import precopy
 from oobleckd.planner.plan import Layout, Transfer
 from oobleckd.planner.policy import Proposal
 from oobleckd.protocol.job import Job
-from oobleckd.protocol.messages import Deploy, FromWorker, PreCopied, PreCopy
+from oobleckd.protocol.messages import Deploy, FromWorker, PreCopied, PreCopy, ToWorker
 from oobleckd.protocol.parts import Counters
 from oobleckd.simulator.clock import VirtualClock
 from oobleckd.simulator.outcome import Outcome
@@ -89,6 +89,34 @@ def test_what_looks_at_every_device_is_done_once_for_all_of_them(monkeypatch: py
     run(*JOINS)
     assert begun == [(6, 1)]
     assert after == [(False, 0), (True, 1)]
+
+
+def test_all_who_join_at_once_are_told_to_preload_with_one_look_at_all_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    told: list[str] = []
+    preload, spec_of, tell = core_precopy._preload, Core.spec_of, Core.tell
+
+    def counted(core: Core, run: Run, proposal: Proposal) -> None:
+        specs: list[str] = []
+        with monkeypatch.context() as within:
+            within.setattr(Core, "spec_of", lambda core, job: specs.append(job.id) or spec_of(core, job))
+            preload(core, run, proposal)
+        looked.append(len(specs))
+
+    def heard(core: Core, to: str, message: ToWorker, **how: bool) -> None:
+        if isinstance(message, PreCopy):
+            assert message.preload
+            told.append(to)
+        tell(core, to, message, **how)
+
+    monkeypatch.setattr(precopy, "MAX_STEPS", 0.0)
+    monkeypatch.setattr(core_precopy, "_preload", counted)
+    monkeypatch.setattr(Core, "tell", heard)
+    run(*JOINS)
+    assert sorted(told) == ["node-5/0", "node-6/0"]
+    assert sum(looked) == 1
 
 
 class Still:
