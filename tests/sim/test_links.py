@@ -79,7 +79,7 @@ def test_a_hello_that_was_said_before_a_deployment_takes_nothing_back() -> None:
     world.add("n03")
     world.run(lambda: phase(world) == "deploy")
     device = world.nodes["n03"].devices["n03/0"]
-    assert device.job == ""
+    assert not device.layout.epoch
     hello = []
     to_daemon, world.network.to_daemon = world.network.to_daemon, lambda node, message: hello.append(message)
     device.known = msgspec.structs.replace(device.known, job="job-1", layout=1)

@@ -253,7 +253,7 @@ def test_what_is_not_wanted_any_more_is_dropped() -> None:
 
 def test_a_target_with_another_text_may_be_used_once_the_right_one_is_back() -> None:
     """It had opened the wrong one for the copies, and said so for ever."""
-    world = running(steps=120)
+    world = running(steps=80)
     right = world.texts.at("n02")
     world.texts.put(WRONG)
     world.kill("n02")
